@@ -1,7 +1,4 @@
-"""Compute other losses on recorded batches: python compare_losses.py outputs/run loss=gspo,dapo
-
-`python compare_losses.py --help` lists the keys; docs/compare-losses.md explains each number.
-"""
+"""Compute other losses on recorded batches: python compare_losses.py outputs/run loss=gspo,dapo"""
 
 import sys
 

@@ -1,7 +1,4 @@
-"""Evaluate a model: python evaluate.py env=arithmetic model.path=<folder or name on the hub>
-
-`python evaluate.py --help` lists the choices of every group and all keys.
-"""
+"""Evaluate a model: python evaluate.py env=arithmetic model.path=<folder or name on the hub>"""
 
 from lab.cli.launch import Job, run_program
 from lab.evaluation.standalone import evaluate

@@ -1,7 +1,4 @@
-"""Search for a better system prompt: python optimize_prompt.py env=gsm8k model.path=<folder>
-
-`python optimize_prompt.py --help` lists the choices of every group and all keys.
-"""
+"""Search for a better system prompt: python optimize_prompt.py env=gsm8k model.path=<folder>"""
 
 from lab.cli.launch import Job, run_program
 from lab.prompts.optimize import optimize_prompt

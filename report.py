@@ -1,7 +1,4 @@
-"""Compare runs with confidence intervals: python report.py outputs/sweeps/<time> baseline=loss=grpo
-
-`python report.py --help` lists the keys; docs/report.md explains each number.
-"""
+"""Compare runs with intervals: python report.py outputs/sweeps/<time> baseline=loss=grpo"""
 
 import sys
 

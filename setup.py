@@ -1,7 +1,4 @@
-"""Adds the configuration, the sweeps, the shipped policy and the entry points to the wheel.
-
-pyproject.toml has all other settings. A checkout and an editable install use the files in place.
-"""
+"""Add the configuration, the sweeps, the shipped policy and the entry points to the wheel."""
 
 from pathlib import Path
 from shutil import copytree, ignore_patterns, rmtree

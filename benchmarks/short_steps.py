@@ -2,9 +2,12 @@
 
     pip install --no-deps trl        once, because it is not in the locks
     python -m benchmarks.short_steps [--tokens 5] [--rounds 3] [--steps 15] [k=v ...]
+    python -m benchmarks.short_steps --lengths geometric:65:256        answers of uneven length
 
 Both train the same weights in float32 on the same prompts, 256 completions a step and one update,
-in alternating rounds. TRL generates with transformers' `generate`. One JSON line of medians:
+in alternating rounds. TRL generates with transformers' `generate`. With `--lengths` each of the 16
+groups of a step has another limit of tokens, a quantile of the geometric distribution with this
+mean and maximum. One JSON line of medians:
 
     {"tokens": 5, "ours": ..., "generation": ..., "update": ..., "single": ..., "of_single": ...}
 
@@ -13,6 +16,7 @@ in alternating rounds. TRL generates with transformers' `generate`. One JSON lin
 
 import argparse
 import json
+import math
 import statistics
 import subprocess
 import sys
@@ -23,6 +27,8 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+import yaml
+
 from rl.runtime.folder import RunFolder
 from rl.runtime.metrics import column, read_metrics
 
@@ -31,9 +37,39 @@ _BATCH, _GROUP = 256, 16
 _FIRST = 3  # steps that do not count, because they compile kernels and fill caches
 
 
+def limits_of(lengths: str) -> list[int]:
+    """Return the token limit of each group, such as for geometric:65:256."""
+    _, mean, most = lengths.split(":")
+    count = _BATCH // _GROUP
+    shares = [(number + 0.5) / count for number in range(count)]
+    exact = [math.log1p(-share) / math.log1p(-1 / float(mean)) for share in shares]
+    return [min(max(math.ceil(one), 1), int(most)) for one in exact]
+
+
+def write_environment(folder: Path, limits: list[int]) -> None:
+    """Write env=ragged: one environment for each limit, all equally frequent."""
+    names = [f"limit{number}" for number in range(len(limits))]
+    content = {
+        "defaults": [*(f"reverse-text@envs.{name}" for name in names), "_self_"],
+        "_target_": "envs.mixture.Mixture",
+        "weights": dict.fromkeys(names, 1.0),
+        "sampling": {
+            name: {"max_tokens": limit} for name, limit in zip(names, limits, strict=True)
+        },
+        "system_prompt": None,
+    }
+    (folder / "env").mkdir(exist_ok=True)
+    (folder / "env" / "ragged.yaml").write_text(yaml.safe_dump(content, sort_keys=False))
+
+
 def ours(folder: Path, arguments: argparse.Namespace, name: str) -> dict[str, float]:
     """Train with the real vLLM; return the median seconds of a step and of its stages."""
+    ragged = []
+    if arguments.limits:
+        write_environment(folder, arguments.limits)
+        ragged = ["--config-dir", str(folder), "env=ragged"]
     settings = [
+        *ragged,
         *(f"output_dir={folder}", f"run_name={name}", f"max_steps={arguments.steps}"),
         *(f"batch_size={_BATCH}", f"group_size={_GROUP}", "optim.learning_rate=1e-6"),
         *(f"sampler.max_tokens={arguments.tokens}", "model.dtype=float32", "model.warm_start=null"),
@@ -55,6 +91,7 @@ def single(folder: Path, arguments: argparse.Namespace, name: str) -> float:
         "prompts": list({one["group"]: one["messages"][:-1] for one in first}.values()),
         "tokens": arguments.tokens,
         "steps": arguments.steps,
+        "limits": arguments.limits,
     }
     settings = folder / "peer.json"
     settings.write_text(json.dumps(peer))
@@ -63,7 +100,27 @@ def single(folder: Path, arguments: argparse.Namespace, name: str) -> float:
     return float(done.stdout.splitlines()[-1])
 
 
-def peer(model: str, prompts: list[Any], tokens: int, steps: int) -> float:
+def end_rows(model: Any, limits: list[int], eos: int) -> None:
+    """Let `generate` end the rows of each group at the group's limit."""
+    import torch
+
+    generate, rows = model.generate, torch.tensor(limits).repeat_interleave(_GROUP)
+
+    def ending(**given: Any) -> Any:
+        start = given["input_ids"].shape[1]
+
+        def force(ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
+            ended = (rows <= ids.shape[1] - start + 1)[:, None]
+            only = torch.full_like(scores, -torch.inf)
+            only[:, eos] = 0.0
+            return torch.where(ended, only, scores)
+
+        return generate(**given, logits_processor=[force])
+
+    model.generate = ending
+
+
+def peer(model: str, prompts: list[Any], tokens: int, steps: int, limits: list[int]) -> float:
     """Train with TRL in this process; return the median seconds of a step."""
     import torch
     from datasets import Dataset
@@ -94,9 +151,13 @@ def peer(model: str, prompts: list[Any], tokens: int, steps: int) -> float:
             report_to="none",
             disable_tqdm=True,
         )
+        policy = AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32)
+        tokenizer = AutoTokenizer.from_pretrained(model, padding_side="left")
+        if limits:
+            end_rows(policy, limits, tokenizer.eos_token_id)
         GRPOTrainer(
-            model=AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32),
-            processing_class=AutoTokenizer.from_pretrained(model, padding_side="left"),
+            model=policy,
+            processing_class=tokenizer,
             args=config,
             train_dataset=Dataset.from_list([{"prompt": prompt} for prompt in prompts * steps]),
             reward_funcs=lambda completions, **_: [float(len(str(c)) % 7) for c in completions],
@@ -111,9 +172,12 @@ def main() -> None:
     parser.add_argument("--tokens", type=int, default=5)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--steps", type=int, default=15)
+    parser.add_argument("--lengths", default="", help="geometric:MEAN:MAXIMUM instead of --tokens")
     parser.add_argument("--peer", type=Path, help=argparse.SUPPRESS)
     parser.add_argument("overrides", nargs="*")
     arguments = parser.parse_args()
+    arguments.limits = limits_of(arguments.lengths) if arguments.lengths else []
+    arguments.tokens = max([arguments.tokens, *arguments.limits])
     if arguments.peer:
         with redirect_stdout(sys.stderr):
             took = peer(**json.loads(arguments.peer.read_text()))

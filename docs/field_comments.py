@@ -9,7 +9,6 @@ class FieldComments(griffe.Extension):
     """Adds a table of the fields to the docstring of each class that has fields."""
 
     def on_class_members(self, *, cls: griffe.Class, **_: Any) -> None:
-        """Add the section "Attributes" to a class that has none."""
         public = [a for name, a in cls.attributes.items() if name[0] != "_" and not a.docstring]
         if public and cls.docstring and "Attributes:" not in cls.docstring.value:
             fields = [f"    {a.name}: {_comment(a) or '-'}" for a in public]

@@ -1,4 +1,4 @@
-"""A hook of mkdocs that turns each path of a page, such as docs/losses.md, into a link."""
+"""A hook of mkdocs that turns each mention of a page, such as docs/losses.md, into a link."""
 
 import re
 

@@ -4,9 +4,8 @@
     OPENAI_BASE_URL, OPENAI_API_KEY              an endpoint on 127.0.0.1, whose model is the policy
     rewards                                      functions that read the agent's files and output
 
-All episodes share the endpoint. Each episode has its own key, so an agent cannot add turns to
-another episode. At the end of an episode, `Agent` kills all processes whose environment variables
-contain the key. The agent is not confined: it can do on this machine what the run can do.
+All episodes share the endpoint. Each has its own key, so the endpoint knows which episode sends a
+request. The agent is not confined: it can do on this machine all that the run can do.
 """
 
 import asyncio
@@ -35,7 +34,7 @@ _INHERITED = ("PATH", "LANG", "TZ")  # no other variables, because some contain 
 
 
 class Agent(Composed):
-    """An environment whose episodes a command plays. conf/env/agent.yaml explains the options.
+    """A command plays this environment's episodes. conf/env/agent.yaml explains the options.
 
     For rewards, `episode.memory` has `folder` (the Path in which the agent worked), `status` (its
     exit status, negative if a signal ended it) and `output` (the end of what it printed).
@@ -117,16 +116,12 @@ class Agent(Composed):
         if self._url is None:
             serving = self._servers.enter_async_context(self._endpoint.serving())
             self._url = asyncio.ensure_future(serving)
-        # Without the shield, one cancelled episode would cancel the endpoint's start for all.
+        # Without the shield, one cancelled episode would cancel the endpoint's start for others.
         return await asyncio.shield(self._url)
 
 
 async def _kill_all(key: str) -> None:
-    """Kill the processes whose environment variables contain `key`, until none is left.
-
-    If the rollouts process dies first, the supervisor kills the agents, because they belong to the
-    process group of the rollouts process.
-    """
+    """Kill all processes whose environment contains `key`. Give up after _KILL_ROUNDS rounds."""
     for _ in range(_KILL_ROUNDS):
         alive = False
         for path in Path("/proc").glob("[0-9]*/environ"):
@@ -145,10 +140,7 @@ async def succeeded(episode: Episode) -> float:
 
 
 async def wrote(episode: Episode, *, path: str) -> float:
-    """Return 1 if the text of the file at `path` in the agent's folder is an answer, else 0.
-
-    `exact` in envs/rewards.py compares the whole text with the accepted answers.
-    """
+    """Return 1 if `exact` accepts the text of the file `path` in the agent's folder, else 0."""
     file: Path = episode.memory["folder"] / path
     text = file.read_bytes()[:_KEPT_BYTES].decode(errors="replace") if file.is_file() else ""
     return exact(text, answers_of(episode))

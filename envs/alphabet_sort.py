@@ -3,8 +3,7 @@
     sort: dob an kit   ->   an dob kit          add: fe   ->   an dob fe kit
 
 Every answer is the whole sorted list, with spaces between the names. The names are random strings
-of a-z. Both splits are drawn with fixed seeds. No list of the eval split occurs in training or in
-demonstrations.
+of a-z. Both splits are drawn with fixed seeds. No list of the eval split occurs in training.
 """
 
 from collections.abc import Iterator, Mapping

@@ -10,8 +10,7 @@
 
 YAML sets the parameters after the `*`. The `_target_` of an object is a class, or a function that
 returns the object. Each episode has its own `per_episode` objects: `Objects.get` calls the function
-once per episode (with the `episode` if it has this parameter), or copies the instance of the class.
-At the end of the episode, `Objects.close` calls the method `close` of these objects.
+once per episode (with `episode` if the function takes it), or copies the instance of the class.
 """
 
 import inspect
@@ -129,10 +128,7 @@ class Binder:
         return tool
 
     def reward(self, name: str, function: Function) -> Reward:
-        """Return a reward that takes only `episode`, and passes the objects to `function`.
-
-        Raise ValueError if a parameter has neither an object nor a default.
-        """
+        """Return a reward that takes only `episode`, and passes the objects to `function`."""
         parameters, given = call_parameters(function), self._objects_of(name, function)
         for parameter, declared in parameters.items():
             if parameter not in (EPISODE, *given) and declared.default is declared.empty:

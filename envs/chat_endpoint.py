@@ -32,6 +32,12 @@ class Answer(msgspec.Struct):
     usage: _Usage | None = None
 
 
+def is_context_full(status: int, text: str) -> bool:
+    """Return whether an answer of an OpenAI-compatible server says that the prompt is too long."""
+    said = text.lower().replace("_", " ")
+    return status == 400 and any(words in said for words in ("context length", "context window"))
+
+
 @dataclass(frozen=True, kw_only=True)
 class ChatEndpoint:
     """The address of a chat server, its model and the environment variable with the API key."""
@@ -63,25 +69,20 @@ class ChatEndpoint:
         )
 
     async def check_access(self, client: HttpClient) -> None:
-        """Check the address and the key by a request for the list of models, which costs nothing.
-
-        Raise `raises` if the server does not answer or refuses the key. Ignore other errors,
-        because some servers do not offer this list.
-        """
+        """Ask for the list of models. Raise `raises` if the key is refused or no answer comes."""
         try:
             await client.send_once("GET", f"{self.url.rstrip('/')}/models")
         except HttpError as error:
-            if error.status in (0, 401, 403):
+            if error.status in (0, 401, 403):  # not 404, because some servers lack this list
                 raise self._exception_for(error) from error
 
     async def ask(self, client: HttpClient, **body: Any) -> Answer | None:
-        """Return the completion; None if the conversation is too long."""
+        """Send a request. Return the completion, or None if the conversation is too long."""
         request = {"model": self.model, **body}
         try:
             text = await client.post(f"{self.url.rstrip('/')}/chat/completions", request)
         except HttpError as error:
-            said = error.text.lower().replace("_", " ")
-            if error.status == 400 and "context length" in said:
+            if is_context_full(error.status, error.text):
                 return None
             raise self._exception_for(error) from error
         try:
@@ -105,5 +106,8 @@ class ChatEndpoint:
             f"{self.option} if it does not end in /v1",
             429: f"send fewer requests at once (max_concurrent), or raise {group}.max_retries",
         }
+        if key is None:
+            needs_key = f"set {group}.api_key_variable to the environment variable with the key"
+            remedies[401] = remedies[403] = f"the request had no key: {needs_key}"
         remedy = remedies.get(error.status)
         return self.raises(f"{self.option}={self.url} {error}{f': {remedy}' if remedy else ''}")

@@ -6,16 +6,7 @@
     rewards: {correct: {fn: {_target_: envs.rewards.exact_match}, weight: 1.0}}
 
 Every `_target_` is an import path. Your own modules must be in the current folder or on PYTHONPATH.
-envs/binding.py assigns objects to parameters. Related tools may form a named set:
-
-    toolsets:
-      search:
-        _target_: envs.composed.Toolset
-        tools: [{_target_: my_package.search, limit: 3}]
-        shared: {pages: {_target_: my_package.load_index, path: pages.json}}
-        bindings: {search.index: pages}            # the parameter `index` of search gets `pages`
-
-`~env.toolsets.search` on the command line removes the set.
+envs/binding.py assigns objects to parameters. docs/environments.md has an example with a toolset.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -27,13 +18,14 @@ from envs.binding import Binder, Objects
 from envs.datasets import Dataset
 from envs.episode import Episode, Example, Split
 from envs.messages import Message, assistant
+from envs.options import check_at_least
 from envs.protocol import Environment
 from envs.tools import Function, unwrap
 
 
 @dataclass(frozen=True, kw_only=True)
 class Toolset:
-    """A set of tools with their objects. The fields mean the same as parameters of Composed."""
+    """A set of tools with their objects. The fields mean the same as in Composed."""
 
     tools: Sequence[Function]
     shared: Mapping[str, Any] = field(default_factory=dict)
@@ -70,9 +62,10 @@ class Composed(Environment):
         binder = Binder(_merge(sets, "bindings"), self._objects)
         named = [(getattr(unwrap(tool), "__name__", ""), tool) for tool in tools]
         binder.check([*named, *functions.items()])
+        super().configure(tool_timeout=tool_timeout, max_concurrent=max_concurrent)
+        check_at_least(1, max_turns=max_turns)
         self.name, self.max_turns = name, max_turns
-        self.tool_timeout, self.describe_tools = tool_timeout, describe_tools
-        self.max_concurrent, self._dataset = max_concurrent, dataset
+        self.describe_tools, self._dataset = describe_tools, dataset
         self.tools = [binder.tool(tool) for tool in tools]
         self._rewards = {key: binder.reward(key, reward) for key, reward in functions.items()}
         if (max_turns > 1) != bool(self.toolbox.specs):
@@ -99,8 +92,7 @@ class Composed(Environment):
     def demonstrations(self, rng: Random) -> Iterator[list[Message]]:
         """Yield random training prompts, each with its answer.
 
-        Raise ValueError if the environment has tools or `holds_conversation`, or if the examples
-        have no answers.
+        Raise ValueError if the environment has tools or the examples have no answers.
         """
         examples = self.examples("train")
         if self.tools or self.holds_conversation or "answer" not in examples[0].info:
@@ -118,10 +110,7 @@ class Composed(Environment):
 def _functions_and_weights(
     given: Mapping[str, Any], weights: Mapping[str, float]
 ) -> tuple[dict[str, Function], dict[str, float]]:
-    """Return the reward functions and their weights, by name.
-
-    An entry of `given` that has no weight of its own gets the weight in `weights`, if any.
-    """
+    """Return the reward functions and their weights, by name."""
     if not given:
         raise ValueError("rewards is empty: add one, such as envs.rewards.exact_match")
     functions, own = {}, {}

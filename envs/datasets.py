@@ -5,8 +5,8 @@
 
 A prompt is text or a list of messages. If a data set has no eval split, `Dataset` holds out the
 rows of `num_eval` prompts. It chooses these prompts by their hashes, so the order of the rows does
-not matter, and a repeated prompt is in one split only. envs/composed.py accepts any class with
-`examples`.
+not matter, and a repeated prompt is in one split only. envs/composed.py accepts any class that has
+a method `examples`.
 """
 
 import hashlib
@@ -22,7 +22,7 @@ from envs.loading import LazyExamples, load_rows, read_json_lines, require_reach
 from envs.messages import user
 from envs.options import check_at_least
 
-_CHECKED_BYTES = 100_000_000  # the check before a run does not read larger files
+_CHECKED_BYTES = 100_000_000  # the check before a run skips files larger than this in total
 
 Rows = Any  # a list of mappings or a datasets.Dataset; both support len(rows) and rows[i]
 EVAL, TRAIN = "eval", "train"
@@ -45,13 +45,10 @@ class Dataset:
         raise NotImplementedError
 
     def check(self) -> None:
-        """Raise ValueError if a quick check finds that the rows cannot be read.
-
-        A run calls this before it starts. The base class checks nothing. `load` may still fail.
-        """
+        """Check quickly, before the run, that rows can be read. Raise ValueError if not."""
 
     def examples(self, split: Split, *, env: str) -> Sequence[Example]:
-        """Return the split's examples for the environment `env`, in the order of the rows.
+        """Return the split's examples for the environment named `env`, in the order of the rows.
 
         Raise ValueError if the rows cannot be loaded or lack a column.
         """
@@ -106,11 +103,11 @@ class Dataset:
 
 @dataclass(frozen=True)
 class _Examples(LazyExamples):
-    """A sequence that builds an example at each access, because memory may be too small for all."""
+    """A sequence that builds each example on access, because all together may exceed memory."""
 
     dataset: Dataset
     rows: Rows
-    numbers: Sequence[int]  # index of each example in `rows`
+    numbers: Sequence[int]  # for each example, the index of its row in `rows`
     env: str
 
     def __len__(self) -> int:
@@ -144,10 +141,7 @@ class JsonLines(Dataset):
 
 @dataclass(frozen=True, kw_only=True)
 class Files(JsonLines):
-    """A data set in Parquet or CSV files. The library `datasets` reads them.
-
-    Paths may be file patterns.
-    """
+    """A data set in Parquet or CSV files. The paths may be file patterns."""
 
     format: Literal["parquet", "csv"]
 

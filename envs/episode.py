@@ -53,10 +53,11 @@ class Episode:
     tool_calls: int = 0  # number of answered tool calls, including failed calls
     tool_errors: int = 0  # number of tool calls that were answered with an error
     stop_reason: StopReason | None = None  # None until the episode ends
+    number: int = 0  # number of this rollout in its group
     policy_version: int = 0  # newest version of the policy when the episode's group was started
-    reward: float | None = None  # None until `teacher_messages` is called, and in failed episodes
+    reward: float | None = None  # set only for teacher_messages; None if the episode failed
     memory: dict[str, Any] = field(default_factory=dict)  # data that the environment stores
-    role: str = ""  # name of this episode's role, if several roles play; they share `memory`
+    role: str = ""  # name of the policy's role, if it plays several; their episodes share `memory`
 
     @property
     def text(self) -> str:
@@ -68,10 +69,7 @@ class Episode:
 def rewards_by_name(
     scored: Mapping[str, Any], turns: int
 ) -> tuple[dict[str, float], dict[str, tuple[float, ...]]]:
-    """Return (name -> reward of the episode, name -> numbers per turn if `score` gave a list).
-
-    Raise ValueError if a list does not have exactly `turns` numbers.
-    """
+    """Return (name -> reward of the episode, name -> numbers per turn if `score` gave a list)."""
     rewards: dict[str, float] = {}
     per_turn: dict[str, tuple[float, ...]] = {}
     for name, value in scored.items():
@@ -84,7 +82,7 @@ def rewards_by_name(
                 f"score returned {len(numbers)} numbers for {name!r} after {turns} turns of the "
                 "policy: return one for each turn, or one number for the whole episode"
             )
-        # math.fsum rounds only once: the sum of ten times 0.1 is exactly 1. It may raise for
+        # math.fsum rounds only once, so the sum of ten numbers 0.1 is exactly 1. It may raise for
         # infinities, so a list with an infinity gives NaN.
         rewards[name] = math.fsum(numbers) if all(map(math.isfinite, numbers)) else math.nan
     return rewards, per_turn

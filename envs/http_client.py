@@ -1,8 +1,8 @@
 """The HTTP client for servers that the run did not start.
 
-The judge, client=messages, the reflection model and a teacher (reference=endpoint) use this client.
-A request without an answer, or with the status 408, 429 or 5xx, is sent again. Every other answer
-is final.
+The judge, client=messages, a teacher (reference=endpoint) and optimize_prompt.py use this client.
+If a request gets no answer, or one with the status 408, 429 or 5xx, the client sends it again, at
+most `max_retries` times. Every other answer is final.
 """
 
 import asyncio
@@ -43,11 +43,7 @@ class HttpError(Exception):
 
 @dataclass(kw_only=True)
 class HttpClient:
-    """An HTTP client that retries failed requests.
-
-    Connections belong to an event loop. If the client is used in another loop, it opens new
-    connections. `async with` closes the connections at the end of the block.
-    """
+    """An HTTP client that retries failed requests. It opens new connections in each event loop."""
 
     timeout: float  # maximum seconds from the start of a request to the end of its answer
     max_retries: int
@@ -67,7 +63,7 @@ class HttpClient:
             self._loop = None
 
     async def post(self, url: str, body: dict[str, Any]) -> str:
-        """Send a request with retries and return the answer's text. Raise HttpError if all fail."""
+        """Return the answer's text. Retry temporary errors. Raise HttpError if no try succeeds."""
         attempt = 0
         while True:
             try:
@@ -83,7 +79,7 @@ class HttpClient:
             await asyncio.sleep(wait)
 
     async def send_once(self, method: str, url: str, body: dict[str, Any] | None = None) -> str:
-        """Send one request. Return the answer's text. Raise HttpError if its status is not 200."""
+        """Send one request. Return the answer's text. Raise HttpError unless the status is 200."""
         http, slots = self._connections()
         content = None if body is None else json.dumps(body).encode()
         try:
@@ -137,10 +133,7 @@ class HttpClient:
         return self._http, self._slots
 
     def _seconds_before_retry(self, retry_after: float, attempt: int) -> float:
-        """Return `retry_after`, or a random wait if it is NaN; at most _LONGEST_WAIT_S.
-
-        The wait is random, so that failed requests are not all sent again at the same time.
-        """
+        """Return `retry_after`, or a random wait if it is NaN, so that retries spread out."""
         if math.isnan(retry_after):
             retry_after = self.retry_wait * 2.0 ** min(attempt, 10) * _RANDOM.uniform(0.5, 1)
         return min(max(retry_after, 0.0), _LONGEST_WAIT_S)

@@ -1,13 +1,7 @@
-"""A reward that a language model (a judge) gives, at any OpenAI-compatible endpoint.
+"""A reward that a language model (the judge) at an OpenAI-compatible endpoint gives.
 
-    rewards:
-      judged:
-        _target_: envs.judge.Judge
-        url: http://localhost:8000/v1
-        ...                                  conf/env/wiki-search-judged.yaml has all options
-
-If the judge does not answer, or its answer has no score, `Judge` raises JudgeError. The rollout
-then has no reward (stop reason env_error) instead of a wrong reward of 0.
+If the judge does not answer, or its answer has no valid score, `Judge` raises JudgeError. The
+rollout then has no reward (stop reason env_error) instead of a wrong reward of 0.
 """
 
 import os
@@ -30,12 +24,12 @@ _NUMBER = re.compile(r"[-\u2212]?(?:\d+(?:\.\d+)?|\.\d+)")
 
 
 class JudgeError(RuntimeError):
-    """The error of a judge that gave no score."""
+    """The judge gave no valid score."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Judge(ChatEndpoint):
-    """A reward that a language model gives. conf/env/wiki-search-judged.yaml has its options."""
+    """A reward that a judge gives. conf/env/wiki-search-judged.yaml explains the options."""
 
     option: ClassVar[str] = "judge.url"
     raises: ClassVar[type[Exception]] = JudgeError
@@ -79,7 +73,7 @@ class Judge(ChatEndpoint):
         return await self.score(questions[-1] if questions else "", right, final_text(episode))
 
     async def score(self, question: str, answer: str, text: str) -> float:
-        """Return the judge's score of `text`, in 0..1. Raise JudgeError if there is no score."""
+        """Return the judge's score of `text`, in 0..1. Raise JudgeError without a valid score."""
         prompt = self.prompt.format(question=question, answer=answer, said=text)
         options = {"temperature": self.temperature, "max_tokens": self.max_tokens}
         said = await self.ask(self._http, messages=[user(prompt)], **options)

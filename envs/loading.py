@@ -1,4 +1,4 @@
-"""Loads rows from JSON lines or through the library `datasets`. Every error is a ValueError."""
+"""Loads rows from JSON lines or with the library `datasets`. Unusable data raise ValueError."""
 
 import json
 import os
@@ -48,10 +48,7 @@ def load_rows(source: str, path: str, **options: Any) -> Any:
 
 
 def require_reachable(path: str) -> None:
-    """Raise ValueError if a data set must come from the hub, and the hub does not answer.
-
-    Without this check, the library `datasets` would retry for half a minute.
-    """
+    """Raise ValueError if a data set must come from the hub, and the hub does not answer."""
     if Path(path).expanduser().exists() or (problem := hub_problem()) is None:
         return
     from datasets.load import CachedDatasetModuleFactory
@@ -59,7 +56,7 @@ def require_reachable(path: str) -> None:
     try:
         CachedDatasetModuleFactory(path).get_module()
     except (FileNotFoundError, AssertionError) as error:
-        # A path with two slashes raises AssertionError.
+        # `get_module` raises AssertionError for a path with two slashes.
         raise ValueError(
             f"the data set {path} is neither a local folder nor in the cache, and cannot be "
             f"fetched ({problem}): use local files (docs/environments.md), run once with a "

@@ -41,10 +41,7 @@ def tool_call(name: str, call_id: str = "call_0", content: str = "", **arguments
 
 
 def to_api_format(message: Message, *dropped: str) -> Message:
-    """Return a message as the OpenAI API expects it, without the keys `dropped`.
-
-    The arguments of tool calls become JSON text unless they are text already.
-    """
+    """Return a message as the OpenAI API expects it, without the keys `dropped`."""
     calls = []
     for call in message.get("tool_calls") or []:
         name, given = call["function"]["name"], call["function"]["arguments"]
@@ -106,10 +103,7 @@ def opening_of(messages: list[Any]) -> list[str]:
 
 
 def text_of(message: Any) -> str:
-    """Return the reasoning, the content and the tool calls of a message as one text.
-
-    A message that is not a mapping becomes JSON text.
-    """
+    """Return the reasoning, the content and the tool calls of a message as one text."""
     if not isinstance(message, dict):
         return _as_text(message)
     parts = [message.get("reasoning_content"), message.get("content")]

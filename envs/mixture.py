@@ -49,11 +49,7 @@ class Mixture(Environment):
         system_prompt: str | None = None,
         sampling: Mapping[str, Mapping[str, Any]] | None = None,
     ) -> None:
-        """Set one system prompt for all environments, and sampler options per environment.
-
-        If system_prompt is None, each environment keeps its prompt. `sampling` maps the name of an
-        environment to its sampler options (`parse_limits` in envs/options.py).
-        """
+        """Set one system prompt for all environments, and sampler options per environment."""
         if unknown := set(sampling or {}) - set(self._envs):
             raise ValueError(
                 f"sampling contains {sorted(unknown)}: choose from {', '.join(self._envs)}"
@@ -63,6 +59,10 @@ class Mixture(Environment):
                 env.configure(system_prompt=system_prompt)
             if sampling and name in sampling:
                 env.sampling = parse_limits(sampling[name], f"env.sampling.{name}")
+
+    @property
+    def scores_groups(self) -> bool:
+        return any(env.scores_groups for env in self._envs.values())
 
     @property
     def is_multi_turn(self) -> bool:

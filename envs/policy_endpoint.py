@@ -26,19 +26,16 @@ GetTurn = Callable[[list[Message], Any], Awaitable[PolicyTurn]]  # (messages, to
 
 @dataclass
 class PolicyEndpoint:
-    """A chat endpoint for concurrent episodes.
+    """A chat endpoint for concurrent episodes."""
 
-    `speakers` maps an episode's session id or API key to the function that samples its turns.
-    """
-
-    speakers: dict[str, GetTurn] = field(default_factory=dict)
+    speakers: dict[str, GetTurn] = field(default_factory=dict)  # key: session id or API key
 
     @asynccontextmanager
     async def serving(self) -> AsyncIterator[str]:
-        """Run the server inside the context, and yield its base URL."""
+        """Run the server while the context is open, and yield its base URL."""
         app = web.Application(client_max_size=1 << 30)
         app.router.add_post("/v1/chat/completions", self._answer)
-        # handler_cancellation cancels `_answer` if its client disconnects, so vLLM stops sampling.
+        # handler_cancellation cancels `_answer` if the client disconnects, so vLLM stops sampling.
         runner = web.AppRunner(app, access_log=None, handler_cancellation=True)
         await runner.setup()
         try:

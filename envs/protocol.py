@@ -23,7 +23,7 @@ from envs.tools import Function, Toolbox
 
 
 class ContextFull(Exception):
-    """The error that `speak` raises if the conversation leaves no tokens for the policy's turn."""
+    """`speak` raises this if the conversation leaves no tokens for the policy's turn."""
 
 
 @dataclass(frozen=True)
@@ -51,8 +51,8 @@ class Speak(Protocol):
         """Return the policy's next turn. Raise ContextFull if the prompt fills max_seq_len.
 
         The prompt consists of `messages` and the schemas `tools`. If the policy plays several roles
-        in the episode, `role` names the one whose turn it is. The turn begins with `prefix` (tokens
-        or text). `prefix_trains`: whether the prefix is trained.
+        in the episode, `role` names the role that takes this turn. The turn begins with `prefix`
+        (tokens or text), which is trained only if `prefix_trains` is True.
         """
         ...
 
@@ -67,14 +67,14 @@ class Speak(Protocol):
 
 @dataclass(frozen=True)
 class Pool:
-    """The examples of one environment, and the weight with which they are drawn."""
+    """The examples of one environment, and the weight of the environment in a mixture."""
 
     weight: float
     examples: Sequence[Example]
 
 
 class Environment:
-    """Base class of all environments. Constructors are cheap; `examples` may load data.
+    """Base class of all environments. Constructors must be cheap; `examples` may load data.
 
     Attributes:
         name: name of the environment in metrics and rollout files.
@@ -84,7 +84,7 @@ class Environment:
         tools: functions that the policy may call (envs/tools.py).
         tool_timeout: maximum seconds of one tool call.
         describe_tools: whether the prompt contains the tools' schemas. A policy that was trained
-            with the tools works without the schemas.
+            with the tools may not need the schemas.
         max_concurrent: maximum number of parallel episodes; None: the sampler's limit applies.
         system_prompt: replaces the environment's own system message; None: no change.
         sampling: sampler options for this environment alone: max_tokens, stop, rollout_timeout.
@@ -111,7 +111,7 @@ class Environment:
         tool_timeout: float | None = None,
         max_concurrent: int | None = None,
     ) -> None:
-        """Set options that every environment has, unless its constructor takes the same option.
+        """Set the options common to all environments, except those that the constructor takes.
 
         YAML (`env.<option>`) or the command line (`+env.<option>=...`) gives the values. None
         keeps the class's value. `system_prompt` is a text or a file (envs/options.py).
@@ -140,8 +140,7 @@ class Environment:
     def check_machine(self) -> None:
         """Raise ValueError if this machine cannot run the environment, or its data cannot be read.
 
-        The default checks nothing. A run calls this method once, before it starts any process. The
-        check may take a second and must end every process that it starts.
+        A run calls this method once at its start. The method must end every process that it starts.
         """
 
     def examples(self, split: Split) -> Sequence[Example]:
@@ -153,7 +152,7 @@ class Environment:
         raise NotImplementedError
 
     def state(self) -> dict[str, Any]:
-        """Return the environment's state as JSON values, for a checkpoint. Optional."""
+        """Return the environment's state as JSON values, for a checkpoint. The default is empty."""
         return {}
 
     def load(self, state: dict[str, Any]) -> None:
@@ -174,26 +173,26 @@ class Environment:
         return [await self.toolbox.answer(call, episode) for call in calls] or None
 
     async def play(self, episode: Episode, speak: Speak) -> None:
-        """Control the whole conversation (`holds_conversation`). `speak` samples a turn.
+        """Control the whole conversation, if `holds_conversation` is True. `speak` samples a turn.
 
         `speak` updates the messages and turns of `episode`. Set `episode.stop_reason` if the
         episode ended for another reason than the policy's last turn. With `speak(..., role=name)`
-        each role has its own episode, rollout and reward. Advantages compare rollouts of one role.
+        each role has its own episode, rollout and reward. Advantages never compare two roles.
         """
         raise NotImplementedError
 
     async def score(self, episode: Episode) -> Mapping[str, float | Sequence[float]]:
-        """Return name -> reward of a finished episode. NaN means that it cannot be scored.
+        """Return name -> reward of a finished episode. NaN: the episode cannot be scored.
 
-        A reward is one number, or a list with one number per turn of the policy (`episode.turns`).
-        The sum of a list is the reward. advantage=turn_group_mean uses the number of each turn.
+        A reward may also be a list of `episode.turns` numbers, one per turn of the policy. The list
+        counts as its sum, but advantage=turn_group_mean uses the number of each turn.
         """
         raise NotImplementedError
 
     async def score_group(self, episodes: Sequence[Episode]) -> Sequence[Mapping[str, float]]:
-        """Return name -> further reward for each finished episode of one example. Optional.
+        """Return, for each finished episode of one group, a mapping name -> additional reward.
 
-        Use it for rewards that compare episodes: a judge's ranking, a majority vote, diversity.
+        Use this for rewards that compare episodes: a judge's ranking, a majority vote, diversity.
         The player first calls `score` and `close` for each episode, and omits failed episodes. If
         `score_group` raises, no rollout of the group has a reward. The default adds no rewards.
         """
@@ -210,7 +209,7 @@ class Environment:
         self,
         rng: Random,  # noqa: ARG002 (overriding methods use it)
     ) -> Iterator[list[Message]]:
-        """Yield conversations of an expert, without end, for warm starts. Optional."""
+        """Yield an expert's conversations, endlessly, for warm starts. The default raises."""
         raise ValueError(
             f"the environment {self.name!r} has no scripted expert: give it a demonstrations() "
             "method, or set model.warm_start=null, or sampler=async"
@@ -226,15 +225,15 @@ class Environment:
         """Return the prompt with the hint of an example.
 
         A reference model with `sees_hint` reads this prompt while the policy reads `messages`. The
-        policy reads this prompt itself if its strategy shows the hint (rl/sampling/strategy.py).
+        policy also reads this prompt if the strategy shows the hint (rl/sampling/strategy.py).
 
         `messages` are the example's messages, or the whole conversation if a chat template changed
         earlier turns. The default appends the example's hint to the last message of the example,
         and raises ValueError if the example has no hint.
 
         After the group was played, `episode` is the finished episode, and `group` has all episodes
-        of the example that did not fail, with their `reward`. Calls before that have no episode, so
-        their hint depends on the example alone.
+        of the group that did not fail, with their `reward`. Earlier calls have no episode, so the
+        hint depends on the example alone.
         """
         hint = example.info.get("hint")
         if not isinstance(hint, str) or not hint.strip():

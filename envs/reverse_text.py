@@ -1,10 +1,9 @@
-"""Single-turn environment: the policy writes a word backwards. The default environment.
+"""The default environment: in one turn, the policy writes a word backwards.
 
     reverse: cat   ->   tac
 
-Words are distinct random strings of a-z with fixed seeds. The run's seed changes only their order.
-The eval words depend only on the lengths and num_eval, and never occur in training or in
-demonstrations.
+Words are distinct random strings of a-z, drawn with fixed seeds. The run's seed changes only their
+order. The eval words depend only on the lengths and on num_eval, and never occur in training.
 """
 
 from collections.abc import Iterator, Mapping
@@ -25,7 +24,7 @@ _MAX_NUMBERED = 13  # rng.sample fails for longer words, because len(range(26**1
 
 @dataclass(kw_only=True, eq=False)
 class ReverseText(Environment):
-    """The environment reverse-text. All word lengths are about equally common."""
+    """The environment reverse-text. Word lengths are equally common if enough short words exist."""
 
     name = "reverse-text"
 

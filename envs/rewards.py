@@ -5,8 +5,8 @@
     matches                                        compares the policy's text with a pattern
 
 info["answer"] is a text or a number, or a list of accepted answers. The policy's text is its last
-turn without the reasoning. The text is empty if the reasoning has no end. Rewards of an episode are
-coroutine functions, which run without a thread (envs/threads.py), because they are fast.
+turn without the reasoning. The text is empty if the reasoning has no end. Rewards that take an
+`Episode` are fast, so they are coroutine functions, which run without a thread (envs/threads.py).
 """
 
 import re
@@ -19,7 +19,7 @@ import regex
 
 from envs.episode import Episode
 
-_LONGEST_S = 1.0  # maximum seconds of a regex match, which blocks all other rollouts
+_LONGEST_S = 1.0  # maximum seconds of a regex match, because a match blocks all other rollouts
 _DROPPED = str.maketrans("", "", punctuation)
 _ARTICLES = re.compile(r"\b(a|an|the)\b")
 _TO_DECIMAL = str.maketrans("\u2212", "-", "$€£,")
@@ -51,7 +51,7 @@ def exact(text: str, answers: Sequence[str]) -> float:
 
 
 def f1(text: str, answers: Sequence[str]) -> float:
-    """Return the highest F1 of words, in 0..1, of `text` and an answer, compared as in `exact`."""
+    """Return the highest word F1 (0..1) of `text` and an answer, normalised as in `exact`."""
     return max((_f1(text, answer) for answer in _as_list(answers)), default=0.0)
 
 
@@ -76,12 +76,12 @@ def answers_of(episode: Episode) -> list[str]:
 
 
 async def exact_match(episode: Episode) -> float:
-    """Return 1 if `exact` finds that the policy's text equals an accepted answer, else 0."""
+    """Return 1 if the policy's text equals an accepted answer, as in `exact`, else 0."""
     return exact(final_text(episode), answers_of(episode))
 
 
 async def token_f1(episode: Episode) -> float:
-    """Return the highest F1 of words, in 0..1, of the policy's text and an accepted answer."""
+    """Return the highest word F1 (0..1) of the policy's text and an accepted answer."""
     return f1(final_text(episode), answers_of(episode))
 
 
@@ -99,8 +99,8 @@ async def contains(episode: Episode) -> float:
 async def number_match(episode: Episode, *, tolerance: float) -> float:
     """Return 1 if the text's last number differs by at most `tolerance` from an answer, else 0.
 
-    A number may have a sign (also U+2212), thousands separated by commas, a fraction (.5 or 3/4)
-    and an exponent (1e5). Other text around the digits is ignored: 50 % and 50 km are 50.
+    A number may have a sign (also U+2212), commas between thousands, decimals (.5), and either a
+    denominator (3/4) or an exponent (1e5). Text around it is ignored: 50 % and 50 km count as 50.
     """
     answers, value = answers_of(episode), _last_number(final_text(episode))
     targets = [number for number in map(_last_number, answers) if number is not None]

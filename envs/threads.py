@@ -39,10 +39,7 @@ def _threads_of_loop() -> _Threads:
 
 
 async def call(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-    """Call a plain function or a coroutine function, and return its result.
-
-    Raise the function's exception, or RuntimeError if all threads hang in abandoned calls.
-    """
+    """Call a plain function or a coroutine function, and return its result."""
     inner = function.func if isinstance(function, partial) else function
     if inspect.iscoroutinefunction(inner) or inspect.iscoroutinefunction(type(inner).__call__):
         return await function(*args, **kwargs)

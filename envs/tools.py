@@ -43,7 +43,7 @@ def unwrap(function: Function) -> Function:
 
 
 def call_parameters(function: Function) -> dict[str, inspect.Parameter]:
-    """Return the parameters before the `*`, which each call passes. YAML sets those after it."""
+    """Return the positional parameters, which each call passes. YAML sets keyword-only ones."""
     parameters = inspect.signature(unwrap(function)).parameters
     kinds = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
     return {name: parameter for name, parameter in parameters.items() if parameter.kind in kinds}
@@ -57,7 +57,7 @@ class Tool:
     """A function that the policy can call. `spec` describes the function for chat templates."""
 
     def __init__(self, function: Function) -> None:
-        """Build the schema. Raise ValueError if a parameter has no type, or one that JSON lacks."""
+        """Build the schema. Raise ValueError if a parameter has no type with a JSON schema."""
         self.name: str = function.__name__
         self._function = function
         parameters = inspect.signature(function).parameters
@@ -86,7 +86,12 @@ class Tool:
         self, parameter: inspect.Parameter, hints: dict[str, Any], notes: dict[str, str]
     ) -> tuple[Any, ...]:
         name = parameter.name
-        if name not in hints or parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD):
+        if parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD):
+            raise ValueError(
+                f"the tool {self.name} has the parameter {str(parameter).partition(':')[0]}: use a "
+                "list or named parameters, because the policy passes every argument by its name"
+            )
+        if name not in hints:
             raise ValueError(
                 f"the tool {self.name} has a parameter {name!r} without a type, or with "
                 "* or **: give each parameter a name and a type, because the policy reads both"
@@ -105,7 +110,10 @@ class Tool:
         try:
             schema = msgspec.json.schema(self._arguments)
         except TypeError as error:
-            raise ValueError(f"the tool {self.name}: {error}: use types that JSON has") from error
+            raise ValueError(
+                f"the tool {self.usage} has a parameter whose type has no JSON schema: use str, "
+                "int, float, bool, list, dict, Literal or a dataclass"
+            ) from error
         definitions: dict[str, Any] = schema["$defs"]
         own = definitions.pop(self.name)
         del own["title"]
@@ -150,7 +158,7 @@ class Toolbox:
         self.specs = [tool.spec for tool in self._tools.values()]
 
     async def answer(self, tool_call: Message, episode: "Episode") -> Message:
-        """Run the tool of one entry of `tool_calls`. Return the answer as a `tool` message."""
+        """Run the tool that `tool_call` names. Return the answer as a `tool` message."""
         try:
             content = await self._run_tool(tool_call, episode)
         except ToolError as error:

@@ -1,6 +1,6 @@
 """Variants of reverse-text for the report card of a loss (sweeps/report_card.yaml).
 
-With `turns` above 1 an episode asks for several words, and its rewards are means over the turns.
+With `turns` above 1, each turn of an episode has another word, and rewards are means over turns.
 """
 
 from collections.abc import Iterator
@@ -12,14 +12,15 @@ from envs.messages import Message, assistant, user
 from envs.protocol import check_weights
 from envs.reverse_text import ReverseText
 
-_LONGEST = 32  # an answer of this many characters gets the full reward `length`
-_FLIPS = {"flipped_10": 0.1, "flipped_30": 0.3}  # reward -> probability that it is 1 - exact
+_LONGEST = 32  # an answer with at least this many characters has a `length` of 1
+# Reward name -> probability that the reward is 1 minus `exact` instead of `exact`.
+_FLIPS = {"flipped_10": 0.1, "flipped_30": 0.3}
 _REWARDS = ("exact", "copied", "length", *_FLIPS)
 
 
 @dataclass(kw_only=True, eq=False)
 class Trials(ReverseText):
-    """The environment trials. sweeps/report_card.yaml explains its four options."""
+    """Reverse-text with four more options, which sweeps/report_card.yaml explains."""
 
     name = "trials"
 
@@ -33,7 +34,7 @@ class Trials(ReverseText):
         super().__post_init__()
         self.reward_weights = {name: weight for name, weight in weights.items() if weight}
         check_weights(self.reward_weights, _REWARDS)
-        self.max_turns, self._noise = self.turns, Random("trials/noise")
+        self.max_turns = self.turns
 
     def examples(self, split: Split) -> list[Example]:
         words = self._eval_words if split == "eval" else self._train_words
@@ -48,7 +49,7 @@ class Trials(ReverseText):
         return examples
 
     def _uneven_word(self, index: int, word: str) -> str:
-        """Return `word`. A share `uneven` of the indices gets one letter of it or four copies."""
+        """Return a letter or four copies of `word` for a share `uneven` of indices, else `word`."""
         if index % 10 >= 10 * self.uneven:
             return word
         return word[0] if index % 2 else word * 4
@@ -58,29 +59,27 @@ class Trials(ReverseText):
         return [_question(words[episode.turns])] if episode.turns < self.turns else None
 
     async def score(self, episode: Episode) -> dict[str, float]:
-        """Return the rewards. `kept` is the share of right copies, if the example asks for them."""
+        """Return the rewards. If the example asks for copies, `kept` is the share of right ones."""
         info = episode.example.info
         said = [str(m.get("content")) for m in episode.messages if m["role"] == "assistant"]
         pairs = list(zip(said, info["words"], strict=False))
         backwards = sum(text == word[::-1] for text, word in pairs) / self.turns
         copies = sum(text == word for text, word in pairs) / self.turns
+        # Seed every draw, because episodes end in any order and a resumed run repeats some of them.
+        place = f"{episode.policy_version}:{episode.example.id}:{episode.number}"
         return {
             "exact": backwards,
             "copied": copies,
             "length": min(sum(map(len, said)) / self.turns / _LONGEST, 1.0),
             **{
-                name: 1 - backwards if self._noise.random() < probability else backwards
-                for name, probability in _FLIPS.items()
+                name: 1 - backwards if Random(f"{name}:{place}").random() < share else backwards
+                for name, share in _FLIPS.items()
             },
             **({"kept": copies} if info["is_copy"] else {}),
         }
 
     def demonstrations(self, rng: Random) -> Iterator[list[Message]]:
-        """Yield conversations about `turns` words.
-
-        A share `copy_tasks` of the conversations asks for copies. In the others, the expert wrongly
-        copies a share `copied` of the words.
-        """
+        """Yield conversations with `turns` words, one in each turn."""
         single = super().demonstrations(rng)
         while True:
             conversation: list[Message] = []

@@ -35,7 +35,7 @@ def find_location(error: BaseException, file: str | None = None) -> tuple[str, i
     """Return the file and line that raised an error; None if it has no traceback.
 
     Of the traceback's frames, the innermost one in `file` counts, else the innermost one in the
-    user's code, else the innermost one of all. A syntax error gives its own place.
+    user's code, else the innermost one of all. For a syntax error, return the line that has it.
     """
     if isinstance(error, SyntaxError) and Path(error.filename or "").is_file():
         return str(error.filename), error.lineno or 1
@@ -46,6 +46,6 @@ def find_location(error: BaseException, file: str | None = None) -> tuple[str, i
 
 
 def format_location(error: BaseException, module: str | None = None) -> str:
-    """Format the result of `find_location` for the file of `module`, such as ` (file.py:12)`."""
+    """Return the line that raised the error, if possible one in `module`, as ` (file.py:12)`."""
     found = find_location(error, getattr(sys.modules.get(module or ""), "__file__", None))
     return f" ({Path(found[0]).name}:{found[1]})" if found else ""

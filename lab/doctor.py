@@ -40,7 +40,9 @@ def checks(host: Host) -> Iterator[tuple[str, str, str]]:
     driver = f"{len(host.devices)}, driver {host.driver}" if host.devices else "none: CPU only"
     uses_nccl = len(host.devices) > 1
     yield "GPUs", driver, device_problem(host, needs_vllm=True, uses_nccl=uses_nccl) or ""
-    memory = f"{(host.free_memory or 0) / GIB:.0f} of {(host.memory or 0) / GIB:.0f} GiB are free"
+    memory = "its size is unknown"
+    if host.memory and host.free_memory is not None:
+        memory = f"{host.free_memory / GIB:.0f} of {host.memory / GIB:.0f} GiB are free"
     yield "memory", f"{memory}; offbyone plan shows what a run needs", ""
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     limit = f"at most {hard}" if hard >= 0 else "no limit"

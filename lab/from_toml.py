@@ -3,7 +3,7 @@
 The tables of docs/from-verifiers.md map each TOML key to clauses, separated by semicolons. A clause
 that begins with options, such as "`model=hf` and `model.path`", becomes overrides. An option
 without a value, here model.path, gets the value of the TOML key. A clause "linear: `...`" is used
-only if this value is linear. If no clause becomes an override, all of them are printed as a note.
+only for the TOML value linear. If no clause becomes an override, all of them are printed as a note.
 """
 
 import re
@@ -67,10 +67,7 @@ def translate(text: str) -> str:
 
 
 def _notes_on_hf(name: str, overrides: list[str]) -> list[str]:
-    """Return notes on defaults of model=hf.
-
-    If its default of max_seq_len is too short for max_tokens, append a longer one to `overrides`.
-    """
+    """Return notes on model=hf. Add a longer max_seq_len to `overrides` if max_tokens needs it."""
     chosen = dict(override.split("=", 1) for override in overrides)
     limit, notes = chosen.get("sampler.max_tokens", ""), list[str]()
     most = int(limit) if limit.isdecimal() else 0
@@ -125,7 +122,7 @@ def _translate_key(
             (fixed if "=" in item[1] else named).append(item[1])
             at = item.end()
     if value is False and fixed and not is_condition_met:
-        return [], ""  # these overrides apply only to the value true
+        return [], ""  # the table gives overrides for the value true only
     if len(named) == len(keys):
         named = [named[keys.index(key)]]
     chosen = [*fixed, *(f"{option}={_as_hydra_value(value)}" for option in named[:1])]

@@ -11,7 +11,7 @@ from rl.config.schema import Run, as_config_error
 from rl.config.shipped import SHIPPED
 from rl.dry_call.child import DryCall
 from rl.model.pretrained import local_folder
-from rl.model.shape import GIB, Shape, shape, shape_of
+from rl.model.shape import GIB, Shape, read_sizes, shape
 from rl.runtime.devices import Host
 from rl.runtime.folder import RunFolder
 from rl.supervisor.resolve import resolve
@@ -25,8 +25,7 @@ _USUAL_RATES = {
     (False, False): (1e-6, 1e-5),
     (False, True): (1e-5, 1e-4),
 }
-# Optional keys that describe other machines, with defaults. `hosts` is the number of machines, and
-# the other keys describe each of them.
+# Optional keys, with defaults, that describe the machines to plan for. They are all equal.
 DESCRIBED = {"hosts": 1, "gpus": 0, "gpu_gib": None, "host_gib": None, "cores": 16}
 
 _HOSTS_NOTE = (
@@ -75,11 +74,11 @@ def _described_hosts(
 
 def _model_shape(run: Run) -> Shape | None:
     if checkpoint := initial_checkpoint(vars(run)):
-        return shape_of(RunFolder.export_of(checkpoint))
+        return read_sizes(RunFolder.export_of(checkpoint))
     model = run.model
     if model.path is None:
         with TemporaryDirectory() as folder:
-            return shape_of(build(model)().prepare(Path(folder, "model")))
+            return read_sizes(build(model)().prepare(Path(folder, "model")))
     if sizes := json.loads(_SIZES.read_text()).get(model.path):
         return shape(sizes)
-    return shape_of(local_folder(model.path, model.get("revision"), "model", config_only=True))
+    return read_sizes(local_folder(model.path, model.get("revision"), "model", config_only=True))

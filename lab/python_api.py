@@ -3,7 +3,7 @@
     run = offbyone.train(["loss=cispo", "max_steps=20"])       # python train.py loss=cispo ...
     run.metrics[["step", "train/reward"]]
 
-A function does what its command does, and returns the results.
+`train` does what train.py does, and `sample` what evaluate.py does. Both return the results.
 """
 
 import json
@@ -28,6 +28,7 @@ from lab.cli.launch import as_hydra_config, as_plain_dict
 from lab.evaluation.standalone import evaluate, read_summary
 from lab.evaluation.table import result_lines
 from rl.config.shipped import CONF
+from rl.runtime.files import LineTail
 from rl.runtime.folder import RunFolder, step_of
 from rl.runtime.given_files import load_yaml
 from rl.runtime.metrics import column, read_metrics, steps_done
@@ -43,13 +44,10 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, repr=False)
 class Config(JupyterMixin):
-    """A composed configuration. To change a value, compose again with another override.
-
-    A notebook and `rich.print` show all values as YAML.
-    """
+    """A composed configuration. To change a value, compose again with another override."""
 
     overrides: list[str]
-    values: dict[str, Any]  # nested as the YAML files are, without interpolations
+    values: dict[str, Any]  # nested like the YAML files, with every interpolation resolved
 
     def __getitem__(self, key: str) -> Any:
         """Return the value of a dotted key, such as config["optim.learning_rate"]."""
@@ -67,7 +65,7 @@ class Config(JupyterMixin):
 class Run(JupyterMixin):
     """The results of a run or of an evaluation, which are read from its folder.
 
-    A notebook and `rich.print` show what the command shows at its end: rewards and files.
+    A notebook and `rich.print` show the last lines that train.py or evaluate.py prints.
     """
 
     folder: RunFolder
@@ -82,7 +80,7 @@ class Run(JupyterMixin):
         """One row per rollout, with its step (-1 in an evaluation), messages, reward, ..."""
         files = {step_of(path): path for path in self.folder.rollouts.glob("step_[0-9]*.jsonl")}
         files = dict(sorted(files.items())) or {-1: self.folder.evaluated}
-        lines = ((n, line) for n, path in files.items() if path.is_file() for line in path.open())
+        lines = ((step, line) for step, path in files.items() for line in LineTail(path).read())
         return _as_frame([{"step": step, **json.loads(line)} for step, line in lines])
 
     def tokens(self, step: int) -> "DataFrame":
@@ -96,7 +94,7 @@ class Run(JupyterMixin):
 
     @property
     def checkpoint(self) -> Path | None:
-        """The newest checkpoint in Hugging Face format, None if there is none."""
+        """The folder of the newest checkpoint in Hugging Face format, None if there is none."""
         return next(reversed(self.folder.exports()), None)
 
     def __rich__(self) -> RenderableType:
@@ -117,7 +115,7 @@ class Run(JupyterMixin):
 def compose(overrides: Sequence[str] = (), config_name: str = "train") -> Config:
     """Return the configuration of `conf/<config_name>.yaml` with overrides as on a command line.
 
-    conf/ of the current folder may contain more choices. Raise ConfigError for unknown names.
+    conf/ of the current folder may contain more choices. Raise ConfigError for invalid overrides.
     """
     if os.getcwd() not in sys.path:  # makes modules of the current folder importable
         sys.path.append(os.getcwd())
@@ -134,9 +132,7 @@ def compose(overrides: Sequence[str] = (), config_name: str = "train") -> Config
 def train(config: Config | Sequence[str]) -> Run:
     """Train until the run ends, and return its results. `config` may be a list of overrides.
 
-    Raises:
-        ConfigError: the configuration cannot work. No step was done.
-        RunFailed: the run ended early because of an error.
+    Raise ConfigError if the configuration cannot work, and RunFailed if the run ends early.
     """
     chosen = config if isinstance(config, Config) else compose(config)
     supervise(
@@ -149,19 +145,14 @@ def train(config: Config | Sequence[str]) -> Run:
 
 
 def sample(config: Config | Sequence[str]) -> Run:
-    """Sample rollouts of held-out examples and return them.
-
-    The options are those of evaluate.py, such as
-
-        sample([f"model.path={run.checkpoint}", "num_examples=8"]).rollouts
-    """
+    """Sample rollouts of held-out examples with the options of evaluate.py. Return the results."""
     chosen = config if isinstance(config, Config) else compose(config, "evaluate")
     evaluate(chosen.values, overrides=chosen.overrides)
     return _run_of(chosen)
 
 
 def load_run(path: str | Path) -> Run:
-    """Return the results of the run in the folder `path`. Raise ValueError if it has no run."""
+    """Return the results of the run in the folder `path`. Raise ValueError if there is none."""
     if not RunFolder(Path(path)).is_run:
         raise ValueError(f"{path} is not the folder of a run: use a folder such as outputs/<run>")
     return Run(RunFolder(Path(path)))

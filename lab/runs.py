@@ -12,14 +12,14 @@ from rl.runtime.sweep_folder import SweepFolder
 
 @dataclass(frozen=True)
 class FoundRun:
-    folder: RunFolder | None  # None for a job of a sweep that has not started
+    folder: RunFolder | None  # None for a sweep's job before its first start
     overrides: list[str]
-    error: str | None = None  # error message of a failed job
-    grown: int = 0  # index of the sweep's command that added this job
+    error: str | None = None  # why a sweep's job has no result, None after success
+    grown: int = 0  # 0 if the sweep's first command added this job, 1 if the next one did, ...
 
 
 def runs_at(path: Path) -> list[FoundRun]:
-    """Return the jobs of a sweep, the run in the folder, or the runs directly below the folder."""
+    """Return the jobs if `path` is a sweep, the run if it is one, else the runs directly below."""
     sweep = SweepFolder(path)
     if sweep.jobs.is_dir():
         return [

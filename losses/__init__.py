@@ -1,1 +1,3 @@
-"""Token losses, advantages, token weights, KL estimators and corrections."""
+"""The formulas of training: token losses, advantages, token weights, KL estimators, and
+corrections for the difference between trainer and vLLM.
+"""

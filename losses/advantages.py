@@ -12,8 +12,9 @@ Per turn, where r_t is the reward of turn t (rl/rollouts/credit.py):
                        G_t = r_t + discount * G_{t+1}, the return from turn t on
 
 An unscorable rollout (reward None, NaN or infinite) has advantage 0 and is left out of mean, std
-and K. All formulas except `none` return zeros for a group with fewer than two scorable rollouts or
-with rewards that differ by at most 1e-6, because a z-score would amplify rounding errors.
+and K. All formulas except `none` return zeros for a group with fewer than two scorable rollouts.
+They also return zeros if the rewards differ by at most 1e-6, because a z-score would amplify
+rounding errors.
 """
 
 import math
@@ -64,14 +65,14 @@ def max_rl(group: ScoredGroup) -> list[float]:
                 f"advantage=max_rl needs rewards >= 0, got {min(scorable)}: "
                 "use advantage=group_mean, or add a constant to the rewards"
             )
-        mean = math.fsum(scorable) / len(scorable)  # > 0, because all are >= 0 and some differ
+        mean = math.fsum(scorable) / len(scorable)  # > 0, because rewards are >= 0 and some differ
         return [c / mean for c in _subtract_mean(scorable)]
 
     return _apply_formula(group.rewards, relative)
 
 
 def none(group: ScoredGroup) -> list[float]:
-    """Return each reward unchanged, and 0 for unscorable rollouts."""
+    """Return each reward unchanged. An unscorable rollout gets 0."""
     return [float(r) if _is_scorable(r) else 0.0 for r in group.rewards]
 
 
@@ -80,13 +81,9 @@ def turn_group_mean(
 ) -> list[list[float]]:
     """Return each turn's return minus the group's mean return at this turn.
 
-    A turn's return is the discounted sum of its own and all later rewards. With one turn per
-    rollout the result equals `group_mean`. The result also equals `group_mean` if discount is 1,
-    all rollouts have equally many turns and only last turns have rewards. Turn-level advantages:
-    arXiv:2505.11821. Discounted returns: Sutton and Barto, chapter 13.
-
-    A turn has advantage 0 if fewer than two rollouts have it, or if its returns are all equal.
-    An unscorable rollout gets an empty list.
+    With one turn per rollout the result equals `group_mean`. A turn t has advantage 0 if fewer than
+    two rollouts have a turn t, or if their returns are equal. An unscorable rollout gets an empty
+    list. Turn-level advantages: arXiv:2505.11821. Discounted returns: Sutton and Barto, chapter 13.
     """
     returns = [_returns(turns, discount) for turns in group.turn_rewards]
     longest = max(map(len, returns), default=0)

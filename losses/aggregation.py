@@ -4,17 +4,16 @@
 
     token_mean         w = 1 / sum_j L_j                      every token counts the same
     sequence_mean      w = 1 / (S * L_i)                      every rollout counts the same
-    constant_length    w = 1 / (S * length)                   a constant instead of L_i
-    prompt_mean        w = 1 / (G * tokens of i's prompt)     every prompt counts the same
+    constant_length    w = 1 / (S * length)                   the option `length` instead of L_i
+    prompt_mean        w = 1 / (G * L_g)                      every prompt counts the same
     turn_mean          w = 1 / (U * L_iu)                     every turn counts the same
 
-L_i: completion tokens of rollout i, L_iu: completion tokens of its turn u, S: rollouts, G: prompts,
-U: turns that have a token. All are counted in the *global* batch before it is split, so that value
-and gradient do not depend on micro-batches and ranks. A "sequence" of the papers is one rollout
-here. If a rollout has several rows, L_i counts the tokens of all its rows, so that the number of
-rows does not change its weight. A rollout without tokens (for example after truncation=mask) has
-weight 0 and does not count in S and G. A token that a correction or a loss masks still counts, so
-that the weights of other tokens do not change.
+L counts completion tokens: L_i of rollout i, L_g of all rollouts of i's prompt, L_iu of i's turn u.
+S: rollouts, G: prompts, U: turns that have a token. All are counted in the *global* batch before it
+is split into micro-batches, so that the objective and its gradient do not depend on the split. A
+"sequence" of the papers is a whole rollout here. A rollout without tokens (for example after
+truncation=mask) has weight 0 and does not count in S, and a prompt without tokens does not count
+in G. A token that a correction or a loss masks still counts.
 """
 
 from collections import Counter
@@ -37,7 +36,10 @@ def sequence_mean(
     lengths: Sequence[int],
     group_ids: Sequence[int],  # noqa: ARG001 (all aggregations share one signature)
 ) -> list[float]:
-    """Return token weights [S] that average over tokens, then rollouts. GRPO, arXiv:2402.03300."""
+    """Return token weights [S] that average over each rollout's tokens, then over rollouts.
+
+    GRPO, arXiv:2402.03300.
+    """
     num_rollouts = _num_with_tokens(lengths)
     return [1 / (num_rollouts * length) if length else 0.0 for length in lengths]
 
@@ -48,13 +50,16 @@ def constant_length(
     *,
     length: Annotated[int, Meta(ge=1)],
 ) -> list[float]:
-    """Return token weights [S] that divide each rollout's sum by `length`. arXiv:2503.20783."""
+    """Return token weights [S] that divide a rollout's sum by `length`, then average over rollouts.
+
+    Dr.GRPO, arXiv:2503.20783.
+    """
     num_rollouts = _num_with_tokens(lengths)
     return [1 / (num_rollouts * length) if num_tokens else 0.0 for num_tokens in lengths]
 
 
 def prompt_mean(lengths: Sequence[int], group_ids: Sequence[int]) -> list[float]:
-    """Return token weights [S] that average over all tokens of a prompt, then over prompts."""
+    """Return token weights [S] that average over the tokens of each prompt, then over prompts."""
     tokens_of: Counter[int] = Counter()
     for length, group_id in zip(lengths, group_ids, strict=True):
         tokens_of[group_id] += length
@@ -71,8 +76,7 @@ def turn_mean(
 ) -> list[list[float]]:
     """Return token weights [S][turns] that average over the tokens of each turn, then over turns.
 
-    `lengths` is the number of completion tokens of each turn of each rollout. Use turn_mean with
-    advantages per turn, so that the weight of a turn does not depend on its length.
+    `lengths` is the number of completion tokens of each turn of each rollout.
     """
     num_turns = sum(map(_num_with_tokens, lengths))
     return [[1 / (num_turns * length) if length else 0.0 for length in turns] for turns in lengths]

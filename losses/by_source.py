@@ -3,8 +3,9 @@
     loss_t = policy_loss_t                          the current or an older policy sampled the token
     loss_t = -demonstration_weight * log pi         the token is a demonstration
 
-SRFT, arXiv:2506.19767, and CHORD, arXiv:2508.11408, with a constant weight. The metrics of
-policy_loss are 0 at demonstrations.
+SRFT, arXiv:2506.19767, and CHORD, arXiv:2508.11408, adapt the weight of demonstrations. Here
+the weight is constant. policy_loss also gets the demonstrations, so its loss of a sequence must not
+depend on other sequences. The metrics of policy_loss are 0 at demonstrations.
 """
 
 from collections.abc import Callable
@@ -19,7 +20,7 @@ from losses.tokens import TokenLoss, Tokens
 def by_source(
     tokens: Tokens, *, policy_loss: Callable[[Tokens], TokenLoss], demonstration_weight: float
 ) -> TokenLoss:
-    """Return the loss [N]. `policy_loss` must compute the loss of each sequence separately."""
+    """Return the loss [N]."""
     is_shown = tokens.source == Source.DEMONSTRATION  # [N]
     imitation = -demonstration_weight * tokens.logprobs  # [N]
 

@@ -1,14 +1,14 @@
 """Distributions over the teacher's K most likely tokens and one outcome for all other tokens.
 
-    q_i = ref(token i), p_i = pi(token i)       i: the K candidates at the token's position
+    q_i = ref(token i), p_i = pi(token i)       i = 1..K: the teacher's most likely tokens
     q_0 = 1 - sum q_i,  p_0 = 1 - sum p_i       the rest: all other tokens as one more outcome
 
 p and q are complete distributions over K+1 outcomes. So their divergence is never negative, is zero
 only if p = q, and is at most the divergence over the full vocabulary. If the K probabilities were
 renormalised instead, nothing would keep the policy from moving probability to all other tokens
-(reverse divergence: arXiv:2608.14728). A sum over the K tokens alone is not a divergence and has
-another minimum (forward divergence: arXiv:2503.16870). A rest below 1e-6 counts as 1e-6 without
-gradient, because float32 cannot represent it precisely.
+(arXiv:2608.14728). A sum over the K tokens alone is not a divergence and has another minimum
+(arXiv:2503.16870). A rest below 1e-6 is replaced by 1e-6 and has no gradient, because float32
+sums of the K probabilities are not precise enough for a smaller rest.
 
 N: completion tokens, K: candidates of each token.
 """

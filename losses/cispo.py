@@ -1,6 +1,6 @@
 """CISPO: policy gradient weighted by a clipped, detached importance ratio.
 
-    ratio  = pi / anchor                     pi: policy in training, anchor: policy that sampled
+    ratio  = pi / anchor                     pi: policy in training, anchor: losses/tokens.py
     loss_t = -stop_gradient(clip(ratio, clip_low, clip_high)) * advantage * log pi
 
 Every token keeps a gradient, because only its weight is bounded. The bounds are absolute, not

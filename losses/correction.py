@@ -14,7 +14,7 @@ A weight multiplies its token's loss and has no gradient. Corrections apply only
 pi by old. If a loss divides by mu, its ratio already corrects the difference. The log ratio of a
 token or sequence is clamped to +-20, which is far beyond any cap or bound.
 
-N: completion tokens of a micro-batch, S: its sequences, each with all its tokens.
+N: completion tokens of a micro-batch, S: its sequences, which are never split.
 """
 
 from dataclasses import dataclass
@@ -31,10 +31,10 @@ ORDERED = ("low", "high")
 
 @dataclass(frozen=True, eq=False)
 class Correction:
-    """The result of a correction: a weight for each token's loss, and metrics."""
+    """The weights that a correction gives to the tokens, and its metrics."""
 
-    weights: Tensor  # [N] factor of each token's loss, without gradient
-    metrics: dict[str, Tensor]  # by name: [N], without gradient
+    weights: Tensor  # [N] multiplies each token's loss, without gradient
+    metrics: dict[str, Tensor]  # name -> values [N], without gradient
 
 
 def none(
@@ -69,7 +69,7 @@ def tis_sequence(
     *,
     cap: Annotated[float, Meta(gt=0)],
 ) -> Correction:
-    """Return each sequence's importance weight, at most `cap`. A long sequence makes it noisy."""
+    """Return each sequence's importance weight, at most `cap`. It is noisy for long sequences."""
     product = sum_per_sequence(_log_w(old_logprobs, rollout_logprobs), sequence_ids, num_sequences)
     return _truncate(_clamped_exp(product)[sequence_ids], cap)
 

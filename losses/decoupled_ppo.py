@@ -5,15 +5,14 @@
     w        = sg(min(prox / mu, weight_cap))
     loss_t   = w * max(-A * r, -A * clip(r, 1 - clip_low, 1 + clip_high))
 
-PPO bounds the distance of pi from mu, the policy that sampled. If mu is several versions old, the
-bound stops tokens from learning. Decoupled PPO (AReaL, arXiv:2505.24298) bounds the distance from a
-proximal policy, which is the policy before the update, and corrects for mu by the weight w. The
-logprobs of the proximal policy would need another forward pass, so A-3PO (arXiv:2512.06547)
-interpolates between log mu and log pi. From mu to the end of this update there are `staleness + 1`
-steps, and a is the fraction of them before this update. AReaL's code also divides by
+PPO bounds the distance of pi from mu, the policy that sampled. If mu is several versions old, many
+tokens are beyond the bound and have no gradient. Decoupled PPO (AReaL, arXiv:2505.24298) bounds the
+distance from a proximal policy, which is the policy before the update, and corrects for mu by the
+weight w. The logprobs of the proximal policy would need another forward pass. So this loss, like
+A-3PO (arXiv:2512.06547), interpolates between log mu and log pi. AReaL's code also divides by
 `staleness + 1`, but A-3PO's paper divides by `staleness`. With staleness 0 the loss is PPO's clip.
-If a batch gets several updates, prox is pi before the first of them. If w exceeds weight_cap,
-AReaL's code drops the token. Here the token gets the weight weight_cap.
+If a batch gets several updates, prox is pi before the first of them. If prox / mu exceeds
+weight_cap, AReaL's code drops the token. Here the token gets the weight weight_cap.
 """
 
 from typing import Annotated
@@ -27,7 +26,7 @@ from losses.tokens import TokenLoss, Tokens, is_clamped, ratio_to
 def decoupled_ppo(
     tokens: Tokens, *, clip_low: float, clip_high: float, weight_cap: Annotated[float, Meta(gt=0)]
 ) -> TokenLoss:
-    """Return the loss [N]. Metrics: the weights w, and where a ratio or a weight was bounded."""
+    """Return the loss [N]. Metrics: prox / mu, and where the ratio or the weight was bounded."""
     mu, pi = tokens.rollout_logprobs, tokens.logprobs.detach()  # [N]
     proximal = tokens.old_logprobs  # [N]
     if proximal is None:

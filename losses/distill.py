@@ -2,8 +2,8 @@
 
     loss_t = -stop_gradient(log ref - log pi) * log pi             ref: the teacher
 
-This is a policy gradient with the advantage log ref - log pi. Its expectation over tokens sampled
-from pi is the gradient of KL(pi || ref). It uses no rewards. arXiv:2306.13649.
+This is a policy gradient with the advantage log ref - log pi. The mean gradient of the loss over
+tokens sampled from pi is the gradient of KL(pi || ref). No reward is used. arXiv:2306.13649.
 """
 
 from losses.tokens import TokenLoss, Tokens

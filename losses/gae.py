@@ -24,11 +24,7 @@ def gae(
     gamma: Annotated[float, Meta(ge=0, le=1)],
     gae_lambda: Annotated[float, Meta(ge=0, le=1)],
 ) -> Tensor:
-    """Return advantages [R, L] from rewards [R, L] and values [R, L].
-
-    A shorter rollout must be padded with zeros, because the value after its last step is 0. The
-    padding has advantage 0.
-    """
+    """Return advantages [R, L]. The rewards [R, L] and values [R, L] must be 0 at padding."""
     advantages = torch.empty_like(values)
     next_value = next_advantage = values.new_zeros(len(values))  # [R]
     for step in reversed(range(values.shape[1])):

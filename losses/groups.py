@@ -1,4 +1,4 @@
-"""One group of rollouts with rewards, the input of advantages and of reward shaping.
+"""One group of rollouts with rewards, which is the input of advantage functions and reward shaping.
 
 K: rollouts of the group.
 """
@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from enum import IntEnum
 from typing import Any
 
-SPREAD_TOLERANCE = 1e-6  # numbers that differ by at most this count as equal
+SPREAD_TOLERANCE = 1e-6  # two numbers count as equal if they differ by at most this
 
 
 class Source(IntEnum):
@@ -25,10 +25,10 @@ class ScoredGroup:
 
     rewards: Sequence[float | None]  # [K] None if the environment failed or returned NaN
     turn_rewards: Sequence[Sequence[float] | None]  # [K] each reward divided among the turns
-    named_rewards: Sequence[Mapping[str, float]]  # [K] rewards of the environment, unweighted
+    named_rewards: Sequence[Mapping[str, float]]  # [K] rewards by name, before the weighted sum
     lengths: Sequence[int]  # [K] number of completion tokens
     rollouts: Sequence[Any]  # [K] rl.records.Rollout: messages, turns, rows with the tokens
-    example: Any = None  # envs.episode.Example that the rollouts played
+    example: Any = None  # the envs.episode.Example of the group
 
     @staticmethod
     def by_hand(rewards: Sequence[float | None], **others: Any) -> "ScoredGroup":

@@ -1,11 +1,11 @@
 """GSPO: PPO's clipped surrogate on the sequence's geometric mean ratio.
 
-    ratio_i = exp(mean over the tokens of i of (log pi - log anchor))
+    ratio_i = exp(mean over the tokens of i of (log pi - log anchor))    anchor: losses/tokens.py
     loss_t  = max(-A * ratio_i, -A * clip(ratio_i, 1 - clip_low, 1 + clip_high))   for every t of i
 
 All tokens of a sequence share ratio_i and its gradient, so a sequence is kept or clipped whole.
-The mean moves far less than the ratio of a token, so the bounds are about 1e-4. GSPO needs
-aggregation=sequence_mean, because under token_mean a sequence would count once per token. All
+The mean moves far less than the ratio of a token, so clip_low and clip_high are only about 1e-4.
+GSPO needs aggregation=sequence_mean, because with token_mean long sequences would count more. All
 tokens of a sequence must be in one micro-batch. The mean log ratio is clamped, not the log ratio of
 each token. Qwen, arXiv:2507.18071.
 """

@@ -1,9 +1,10 @@
 """Distillation by the generalised Jensen-Shannon divergence, between forward and reverse KL.
 
     m      = mix q + (1 - mix) p                                       q: teacher, p: policy
-    loss_t = mix KL(q || m) + (1 - mix) KL(p || m)                     i: candidate, 0: the rest
+    loss_t = mix KL(q || m) + (1 - mix) KL(p || m)
     d loss_t / d log p_i = (1 - mix) p_i (log(p_i / m_i) - log(p_0 / m_0))
 
+i = 1..K are the teacher's most likely tokens, and i = 0 is the rest: all other tokens together.
 The loss is bounded, so no single token can dominate. loss / mix tends to the forward KL as mix
 tends to 0, and loss / (1 - mix) tends to the reverse KL as mix tends to 1. So a mix near 0 or 1
 needs a larger learning rate. GKD, arXiv:2306.13649.

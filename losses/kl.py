@@ -1,10 +1,10 @@
 """Estimators of KL(pi || ref) from one token sampled from pi. Schulman 2020, "Approximating KL".
 
     k1 = log pi - log ref                unbiased, of either sign
-    k2 = k1^2 / 2                        its gradient is that of KL(pi || ref)
+    k2 = k1^2 / 2                        biased, but its mean gradient is that of KL(pi || ref)
     k3 = exp(-k1) + k1 - 1               unbiased, never negative
 
-As loss terms they have the gradients 1 (k1), k1 (k2) and 1 - exp(-k1) (k3) with respect to log pi.
+As loss terms, k1, k2 and k3 have the gradients 1, k1 and 1 - exp(-k1) with respect to log pi.
 The gradient of k1 is zero on average, so use k1 only in the reward, without gradient. k3 clamps its
 k1 to +-20 and has no gradient beyond the clamp. k1 and k2 have no exponential and no clamp.
 """

@@ -1,11 +1,11 @@
 """M2PO: drop the tokens that moved most, until the mean squared log ratio of the batch is small.
 
-    m_t    = (log pi - log anchor)^2
-    bound  = the largest b for which those m_t of the batch below b have mean <= max_second_moment
+    m_t    = (log pi - log anchor)^2        pi, anchor: losses/tokens.py, A: advantage
+    bound  = the largest b such that the mean of all m_t < b in the batch is <= max_second_moment
     loss_t = -1[m_t < bound] * ratio * A
 
-A clip masks more tokens the staler they are, but this bound masks only outliers. The tokens are
-counted in bins of |log ratio|, so the square root of the bound is a multiple of a bin's width.
+If tokens are stale, PPO's clip masks many of them, but this bound masks only outliers. The tokens
+are counted in bins of |log ratio|, so the square root of the bound is a multiple of a bin's width.
 arXiv:2510.01161. K: twice the number of bins.
 """
 
@@ -29,15 +29,15 @@ class M2PO:
     max_second_moment: Annotated[float, Meta(gt=0)]
 
     def statistics(self, tokens: Tokens) -> Tensor:
-        """Return the number of tokens in each bin, then the sum of their m_t [K]."""
+        """Return [K]: the number of tokens in each bin, then the sum of m_t in each bin."""
         squares = log_ratio(tokens.anchor, tokens.logprobs).square().double()  # [N]
         ones = torch.stack([torch.ones_like(squares), squares])  # [2, N]
         return ones.new_zeros(2, _NUM_BINS).index_add(1, _bins(tokens), ones).flatten()
 
     def __call__(self, tokens: Tokens, statistics: Tensor) -> TokenLoss:
-        """Return the masked surrogate [N]. masked_fraction [N] is 1 at dropped tokens."""
+        """Return the masked surrogate [N], with `statistics` [K] summed over the global batch."""
         counts, sums = statistics.view(2, _NUM_BINS).cumsum(1)
-        # The mean of m_t over the first k bins never falls with k, so the sum counts the kept bins.
+        # The mean of m_t over the first k bins does not fall as k grows, so `sum` counts kept bins.
         num_kept = (sums <= self.max_second_moment * counts).sum()
         kept = (_bins(tokens) < num_kept).to(tokens.logprobs.dtype)  # [N]
         ratio = log_ratio(tokens.anchor, tokens.logprobs).exp()  # [N]

@@ -1,10 +1,11 @@
-"""Masked importance sampling: the plain surrogate without the tokens whose ratio is out of bounds.
+"""Masked importance sampling: the unclipped surrogate, without tokens whose ratio is out of bounds.
 
-    ratio  = pi / anchor
+    ratio  = pi / anchor        pi, anchor: losses/tokens.py, A: advantage
     loss_t = -1[ratio_low <= ratio <= ratio_high] * ratio * A
 
-Unlike PPO's clip, a token out of bounds is dropped for both signs of the advantage. For all other
-tokens the gradient runs through the ratio. The `verifiers` RLTrainer computes this with [1/8, 8].
+PPO's clip depends on the sign of the advantage, but here every token out of bounds is dropped. For
+all other tokens the gradient runs through the ratio. The RLTrainer of `verifiers` computes this
+loss with the bounds 1/8 and 8.
 """
 
 from losses.tokens import TokenLoss, Tokens, ratio_to

@@ -1,6 +1,6 @@
 """PPO's clipped surrogate, token by token. GRPO, DAPO and Dr.GRPO use this loss.
 
-    ratio  = pi / anchor
+    ratio  = pi / anchor        pi, anchor: losses/tokens.py, A: advantage
     loss_t = max(-A * ratio, -A * clip(ratio, 1 - clip_low, 1 + clip_high))
     with dual_clip, if A < 0:  loss_t = min(loss_t, -A * dual_clip)
 

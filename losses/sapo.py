@@ -1,6 +1,6 @@
 """SAPO: a smooth gate on the ratio instead of PPO's clip.
 
-    ratio  = pi / anchor,   tau = tau_positive if A > 0, else tau_negative
+    ratio  = pi / anchor (losses/tokens.py),   tau = tau_positive if A > 0, else tau_negative
     loss_t = -A * sigmoid(tau * (ratio - 1)) * 4 / tau
     gradient with respect to log pi:  -A * ratio * gate,   gate = 4 * s * (1 - s),  s: the sigmoid
 
@@ -16,7 +16,7 @@ PER_SEQUENCE = True  # makes rl/config/algorithm_rules.py require aggregation=se
 
 
 def sapo(tokens: Tokens, *, tau_positive: float, tau_negative: float) -> TokenLoss:
-    """Return the loss [N]. gate [N] is its gradient divided by PPO's unclipped gradient."""
+    """Return the loss [N]. Metric gate [N]: its gradient divided by PPO's unclipped gradient."""
     advantages = tokens.advantages
     ratio = ratio_to(tokens.anchor, tokens.logprobs)  # [N]
     tau = torch.full_like(ratio, tau_negative).masked_fill(advantages > 0, tau_positive)  # [N]

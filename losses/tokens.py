@@ -1,4 +1,4 @@
-"""The input and output of a token loss, and the importance ratio that all losses share.
+"""The input and output of a token loss, and the importance ratio that most losses use.
 
     log_ratio = clamp(log pi - log anchor, -20, 20)
     ratio     = exp(log_ratio)
@@ -8,8 +8,7 @@ sampled. anchor: mu, or old (pi before the step's first update) if a batch gets 
 
 Beyond the clamp the ratio is constant, so its gradient is zero. A ratio of e^20 shows a broken
 server or a broken update, and its true gradient, 5e8 times that of other tokens, would dominate the
-step. At e^-20 the lost gradient is negligible. `TokenLoss.ratio_clamped` reports the clamped tokens
-to the objective.
+step. At e^-20 the lost gradient is negligible.
 """
 
 from dataclasses import dataclass
@@ -31,7 +30,7 @@ class Tokens:
     sequence_ids: Tensor  # [N] int64, index of each token's sequence, in any order
     num_sequences: int  # S, including sequences without completion tokens
     staleness: Tensor  # [N] int64, version of pi minus version of mu
-    entropies: Tensor  # [N] entropy of pi's distribution of the token, without gradient
+    entropies: Tensor  # [N] entropy of pi at the token's position, without gradient
     positions: Tensor  # [N] int64, index of the token among its rollout's completion tokens
     turns: Tensor  # [N] int64, index of the token's assistant turn in its rollout
     rollout_ids: Tensor  # [N] int64, index of the token's rollout in the global batch
@@ -79,7 +78,7 @@ class Tokens:
 class TokenLoss:
     """The loss and the metrics of each token, before they are weighted and summed."""
 
-    loss: Tensor  # [N] loss of each token, before its weight
+    loss: Tensor  # [N]
     metrics: dict[str, Tensor]  # by name: [N] or one number for all tokens, without gradient
     # [N] 1.0 where the loss clamped its log ratio, or None if the loss uses no ratio. Most losses
     # set this field to Tokens.ratio_clamped.

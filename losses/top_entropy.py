@@ -4,7 +4,7 @@
 
 Few tokens of a chain of thought decide its direction. Training on these tokens alone is at least as
 good as training on all: "Beyond the 80/20 Rule", arXiv:2506.01939. The paper ranks all tokens of a
-batch together. This loss ranks each sequence alone, so that the split of the batch does not matter.
+batch together. This loss ranks each sequence alone, so the split into micro-batches has no effect.
 Tokens with equal entropies at the limit are all kept. The aggregation also counts dropped tokens.
 """
 
@@ -26,7 +26,7 @@ def top_entropy(
     clip_high: float,
     dual_clip: Annotated[float, Meta(gt=1)] | None,
 ) -> TokenLoss:
-    """Return the clipped surrogate [N], 0 at dropped tokens. kept_fraction [N] is 1 if kept."""
+    """Return the clipped surrogate [N], 0 at dropped tokens, where metric kept_fraction is 0."""
     surrogate = ppo_clip(tokens, clip_low=clip_low, clip_high=clip_high, dual_clip=dual_clip)
     kept = is_highest(tokens.entropies, tokens.sequence_ids, tokens.num_sequences, fraction).to(
         surrogate.loss.dtype

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 _API = ("Config", "Run", "compose", "load_run", "sample", "train")
 
 if find_spec("verifiers") is None:
-    __all__ = []  # the names of _API and offbyone.environments work without verifiers
+    __all__ = []  # without verifiers, _API and offbyone.environments still work
 elif find_spec("verifiers.envs"):
     from offbyone.classic import load_environment
 
@@ -26,7 +26,7 @@ else:
 
 
 def __getattr__(name: str) -> Any:
-    """Import lab/python_api.py at the first use of its names, because verifiers uses none."""
+    """Import lab/python_api.py only if a name of _API is used. verifiers uses none of them."""
     if name not in _API:
         raise AttributeError(f"module 'offbyone' has no attribute {name!r}")
     from lab import python_api

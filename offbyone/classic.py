@@ -1,4 +1,4 @@
-"""Exports our environments to the classic API of the library `verifiers` (0.1).
+"""Export our environments to the classic API of the library `verifiers` (0.1).
 
 vf.load_environment("offbyone", env="reverse-text", max_length=8)
 """
@@ -38,7 +38,8 @@ class ExportedEnvironment(vf.MultiTurnEnv):
             eval_dataset=lambda: _make_dataset(env, examples("eval"), "eval"),
             tool_defs=env.tool_specs,
             rubric=ExportedRubric(),
-            # -1: no limit. `env_response` applies max_turns, because `reply` reads the last turn.
+            # No limit, because verifiers would end the rollout before `reply` reads the last turn.
+            # PlayedEpisode applies the limit of the environment after it has called `reply`.
             max_turns=-1,
         )
         self._exported, self._examples = env, examples
@@ -53,7 +54,7 @@ class ExportedEnvironment(vf.MultiTurnEnv):
         state: vf.State,
         **options: Any,  # noqa: ARG002
     ) -> vf.Messages:
-        """Return the environment's reply. Set state["final_env_response"] to end the rollout."""
+        """Return the environment's reply. After the last turn, set state["final_env_response"]."""
         played: PlayedEpisode = state[PLAYED]
         cut_off = state["trajectory"][-1]["is_truncated"]
         try:

@@ -1,4 +1,4 @@
-"""Loads one of our environments by the name of its YAML file, for programs other than train.py.
+"""Load one of our environments by the name of its YAML file, for programs other than train.py.
 
 load("reverse-text", max_length=8)    conf/env/reverse-text.yaml with one option changed
 load("my_package.MyEnv", size=3)      a custom class with all its options
@@ -14,15 +14,12 @@ from rl.config.build import build
 from rl.config.shipped import CONF
 from rl.config.signatures import did_you_mean
 
-# model=hf sets model.describe_tools, so that wiki-search describes its tools to every model.
+# model=hf sets model.describe_tools=true, so the prompts of wiki-search describe its tools.
 MODEL = ("model=hf", "model.path=unknown")
 
 
 def load(name: str, **options: Any) -> Environment:
-    """Return the environment `name` with these options changed.
-
-    Raise ValueError if the environment or an option does not exist, or a needed option is missing.
-    """
+    """Return the environment `name` with changed options. Raise ValueError if a name is wrong."""
     node = {"_target_": name} if "." in name else _env_node(name)
     if "." not in name and (unknown := sorted(set(options) - set(node))):
         raise ValueError(f"{name} has no options {unknown}: use {', '.join(list(node)[1:])}")
@@ -33,7 +30,7 @@ def load(name: str, **options: Any) -> Environment:
 
 
 def load_for_verifiers(name: str, **options: Any) -> Environment:
-    """Return `load(...)`. Raise ValueError if it has `score_group`, which verifiers cannot call."""
+    """Return `load(name, **options)`. Raise ValueError if its class overrides `score_group`."""
     env = load(name, **options)
     if env.scores_groups:
         raise ValueError(

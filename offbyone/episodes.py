@@ -1,4 +1,4 @@
-"""An episode of one of our environments, which the library `verifiers` plays by either API."""
+"""Play one episode of one of our environments for either API of the library `verifiers`."""
 
 import math
 
@@ -18,7 +18,7 @@ class PlayedEpisode:
         self.episode.turns += 1
 
     async def take_turn(self, message: Message, *, cut_off: bool) -> list[Message] | None:
-        """Add a turn of the policy. Return the environment's reply; None after the last turn."""
+        """Add a turn of the policy. Return the environment's reply, or None after the last turn."""
         self.add(message)
         if cut_off:
             self.episode.stop_reason = StopReason.MAX_TOKENS

@@ -1,4 +1,4 @@
-"""Exports our environments as a taskset of `verifiers.v1`, with the harness that plays it.
+"""Export our environments to `verifiers.v1`, as a taskset and a harness that plays its tasks.
 
 vf-eval offbyone --env.taskset.env reverse-text --env.taskset.options '{"max_length": 8}'
 """
@@ -13,6 +13,7 @@ from verifiers.v1.runtimes import (  # pyright: ignore[reportMissingImports]
     SubprocessConfig,
 )
 
+from envs.chat_endpoint import is_context_full
 from envs.episode import Example, StopReason
 from envs.messages import Message
 from envs.protocol import Environment
@@ -21,7 +22,7 @@ from offbyone.episodes import PlayedEpisode
 
 
 class ExportedConfig(vf.TasksetConfig):
-    """The options of the taskset. `options` contains the changed options of the environment."""
+    """The options of the taskset. `options` replaces defaults of the environment `env`."""
 
     env: str = "reverse-text"
     options: dict[str, Any] = {}  # noqa: RUF012 pydantic copies it
@@ -40,7 +41,7 @@ class ExportedTask(vf.Task[vf.TaskData, ExportedState, vf.TaskConfig]):
         trace.state.played = PlayedEpisode(self.played_by, self.example)
 
     async def score(self, trace: vf.Trace, runtime: Any = None) -> None:
-        """Record rewards that have a weight as rewards, and the others as metrics."""
+        """Record each named reward as a reward if it has a weight, else as a metric."""
         await super().score(trace, runtime)
         if self.scoring_deferred:
             return
@@ -81,18 +82,18 @@ class ExportedHarness(vf.Harness[vf.HarnessConfig]):
         mcp_urls: dict[str, str],  # noqa: ARG002
         data: vf.TaskData,  # noqa: ARG002 (the episode contains the prompt)
     ) -> ProgramResult:
-        """Play the episode. Return status 0, or 1 with the error text of a failed request."""
+        """Play the episode. Return status 0, or 1 with the server's text if a request failed."""
         played: PlayedEpisode = trace.state.played
         specs = played.env.tool_specs or []
         tools = [{"type": "function", "function": spec} for spec in specs]
         headers = {"Authorization": f"Bearer {secret}"}
-        # timeout=None, because verifiers limits the time of a rollout.
+        # No timeout of requests, because verifiers limits the time of the whole rollout.
         async with httpx.AsyncClient(base_url=endpoint, headers=headers, timeout=None) as client:
             while True:
                 body = {"model": ctx.model, "messages": played.episode.messages}
                 body |= {"tools": tools} if tools else {}
                 answer = await client.post("/chat/completions", json=body)
-                if answer.status_code == 400 and "context" in answer.text:
+                if is_context_full(answer.status_code, answer.text):
                     played.episode.stop_reason = StopReason.CONTEXT
                     return ProgramResult(0, "", "")
                 if answer.status_code != 200:
@@ -114,7 +115,7 @@ class ExportedHarness(vf.Harness[vf.HarnessConfig]):
 
 
 class ExportedEnvConfig(vf.EnvConfig):
-    """The options of the agent, which needs no container, because the harness starts no program."""
+    """The options of ExportedEnv. The harness starts no program, so it needs no container."""
 
     agent: vf.AgentConfig = vf.AgentConfig(runtime=SubprocessConfig())
 

@@ -98,8 +98,8 @@ class Rollout:
     tool_calls: int = 0
     tool_errors: int = 0  # number of tool calls whose result was an error
     retries: int = 0  # number of earlier attempts that failed in the environment or in vLLM
-    blocked_time: float = 0.0  # seconds in which its environment blocked all other rollouts
-    num_untracked_tokens: int = 0  # number of sampled tokens, if the server returns no token ids
+    blocked_time: float = 0.0  # seconds in which the environment blocked all other rollouts
+    num_untracked_tokens: int = 0  # sampled tokens if the server returned no token ids, else 0
     turn_limit: int | None = None  # maximum number of tokens of one turn, None if there is no limit
     source: Source = Source.POLICY
     # Reward name -> rewards that the environment gave per turn, one number for each of the `turns`.

@@ -48,7 +48,7 @@ MAY_IMPORT = {
     "lab.report": "rl.runtime lab.runs envs",
     "lab.viewer": "rl.runtime lab.runs envs",
     "lab.losses": "rl.records rl.config rl.dry_call rl.rollouts rl.learner rl.runtime lab.cli "
-    "lab.viewer losses",
+    "lab.runs lab.viewer losses",
     "lab.evaluation": "rl.records rl.config rl.runtime rl.placement rl.inference rl.sampling "
     "rl.evaluation rl.terminal lab.viewer envs",
     "lab.prompts": "rl.records rl.config rl.runtime rl.model rl.placement rl.inference rl.sampling "

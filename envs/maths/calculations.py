@@ -61,8 +61,6 @@ KINDS: dict[str, Callable[[Random, int], Question]] = {
 
 
 class Calculations(GeneratedQuestions):
-    """A source of calculations, with about equally many questions of each kind."""
-
     def __init__(self, *, kinds: Sequence[str], digits: int, num_train: int, num_eval: int) -> None:
         if not kinds or set(kinds) - set(KINDS):
             raise ValueError(f"kinds={list(kinds)}: list one or more of {' '.join(KINDS)}")

@@ -18,7 +18,7 @@ class DataQuestions(Questions):
         self._dataset = dataset
 
     def check(self) -> None:
-        if isinstance(self._dataset, Dataset):  # a data set of the user may have no `check`
+        if isinstance(self._dataset, Dataset):  # a user's own data set may have no `check`
             self._dataset.check()
 
     def load(self, split: Split) -> Sequence[Question]:
@@ -34,8 +34,9 @@ class DataQuestions(Questions):
         kept = [question for question in train if question.text not in texts]
         if not kept or not held_out:
             raise ValueError(
-                f"{self._dataset.path} has {len(kept)} questions for training and {len(held_out)} "
-                "for evaluation, but both need at least one: change num_eval"
+                f"{getattr(self._dataset, 'path', 'the data set')} has {len(kept)} questions for "
+                f"training and {len(held_out)} for evaluation, but both need at least one: change "
+                "num_eval"
             )
         return {"train": kept, "eval": held_out}
 
@@ -50,5 +51,5 @@ def question_of(example: Example) -> Question:
     solution, separator, answer = full_answer.rpartition("####")
     if not separator:
         return Question(text, full_answer)
-    solution = re.sub(r"<<[^>]*>>", "", solution).strip()  # remove GSM8K's notes <<1+2=3>>
+    solution = re.sub(r"<<[^>]*>>", "", solution).strip()  # remove GSM8K's notes like <<1+2=3>>
     return Question(text, answer.strip(), solution)

@@ -1,4 +1,4 @@
-r"""Single-turn mathematical questions. Every equivalent form of the answer is correct.
+r"""Single-turn mathematical questions. Every equivalent form of the answer counts as correct.
 
     Fay has 12 shells. ...            ->   12 + 6 = 18 ... The answer is \boxed{18}
 
@@ -75,5 +75,5 @@ class Maths(Environment):
 
 
 def boxed(answer: str) -> str:
-    r"""Return the answer in \boxed{}, as the default instruction requires."""
+    r"""Return the answer in \boxed{}, as `instruction` in conf/env/ requires."""
     return rf"\boxed{{{answer}}}"

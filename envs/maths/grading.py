@@ -14,7 +14,7 @@ from envs.rewards import NUMBER
 from envs.sandbox.sandbox import Limits, Sandbox, check_sandbox
 from envs.tools import ToolError
 
-# The timeout is this multiple of the limit of processor time, because the machine may be busy.
+# The timeout is this multiple of the processor time limit, because the machine may be busy.
 CLOCK_PER_CPU = 20
 MAX_CHARS = 500  # longer answers of the policy are compared as plain text
 _NUMBER = re.compile(r"[-+]?(?:\d{1,3}(?:,\d{3})+|\d+)?(?:\.\d+)?")
@@ -37,11 +37,7 @@ assert same("x + 1", "1 + x")
 
 
 def final_answer(text: str) -> str | None:
-    r"""Return the final answer in a text; None if the text contains none.
-
-    It is the content of the last \boxed{}, else the text after the last ####, else the last number.
-    The reasoning before </think> is ignored.
-    """
+    """Return `marked_answer` of a text without its reasoning, else its last number, else None."""
     text = text.rpartition("</think>")[2]
     marked = marked_answer(text)
     if marked is not None:
@@ -52,7 +48,7 @@ def final_answer(text: str) -> str | None:
 
 def marked_answer(text: str) -> str | None:
     r"""Return the content of the last \boxed{}, else the text after the last ####, else None."""
-    opened: list[tuple[int, bool]] = []  # open braces: (end of the brace, whether it is \boxed{)
+    opened: list[tuple[int, bool]] = []  # per open brace: (position after it, is it \boxed{)
     start, answer = -1, None
     for brace in _BRACE.finditer(text):  # one pass, so that the time is linear for any text
         if brace[0] in ("{", r"\boxed{"):
@@ -68,10 +64,7 @@ def marked_answer(text: str) -> str | None:
 
 
 def normalise(answer: str) -> str:
-    r"""Return the answer in plain notation: \frac{1}{2} becomes 1/2, and \text{cm} becomes cm.
-
-    LaTeX spacing, outer $ signs and a final full stop are removed.
-    """
+    r"""Return the answer in plain notation: \frac{1}{2} becomes 1/2, and \text{cm} becomes cm."""
     answer = re.sub(r"\\(?:text|mathrm|mbox)\{([^{}]*)\}", r" \1", answer)
     answer = re.sub(r"\\[,!;: ]|\\left(?![a-z])|\\right(?![a-z])|~", " ", answer)
     answer = answer.replace("{,}", ",").replace("\\$", "$").replace("\u2212", "-")
@@ -103,7 +96,6 @@ class Grader:
     def __init__(
         self, *, workers: int, cpu_seconds: int, memory_mb: int, allow_without_landlock: bool
     ) -> None:
-        """Create `workers` sandboxes. A comparison may use `cpu_seconds` and `memory_mb` MiB."""
         check_at_least(1, workers=workers)
         self._limits = Limits(
             cpu_seconds=cpu_seconds,
@@ -120,7 +112,7 @@ class Grader:
         check_sandbox(self._limits, _PRELOAD)
 
     async def means_same(self, gold: str, answer: str) -> bool | None:
-        """Return whether both answers mean the same; None if they could not be compared."""
+        """Return whether `gold` and `answer` mean the same; None if this could not be decided."""
         if len(answer) > MAX_CHARS:
             return answer == gold
         gold, answer = normalise(gold), normalise(answer)

@@ -1,8 +1,4 @@
-"""Maths questions, and the base classes of the sources that generate or read them.
-
-word_problems.py and calculations.py generate questions. dataset_questions.py reads them from a data
-set. The environments (environment.py, math_python.py) ask the questions and grade the answers.
-"""
+"""Maths questions, and the base classes of the sources that generate or read them."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -29,10 +25,7 @@ class Questions:
     """Base class of all question sources. Constructors are cheap; `load` may read files."""
 
     def check(self) -> None:
-        """Raise ValueError if a quick check finds that the questions cannot be read.
-
-        A run calls this before it starts. The default checks nothing.
-        """
+        """Check quickly, before the run, that questions can be read. Raise ValueError if not."""
 
     def load(self, split: Split) -> Sequence[Question]:
         """Return all questions of a split, in an order that does not change between runs."""
@@ -48,8 +41,7 @@ class Questions:
 class GeneratedQuestions(Questions):
     """Base class of sources that generate questions. `load` calls `draw` with fixed seeds.
 
-    The eval questions are distinct. They depend on the options of the source, but not on num_train.
-    Neither the train split nor `sample_questions` contains them.
+    Neither the train split nor `sample_questions` contains eval questions.
     """
 
     def __init__(self, *, num_train: int, num_eval: int) -> None:

@@ -3,8 +3,7 @@
     Fay has 12 shells. A friend gives Fay 6 more shells. Fay sorts the shells into 2 equal heaps and
     keeps one heap. How many shells does Fay have now?          12 + 6 = 18, 18 / 2 = 9
 
-Each step changes the number of things that the person has. min_steps and max_steps set how many
-steps a problem has, and so its difficulty.
+min_steps and max_steps set how many steps a problem has, and so its difficulty.
 """
 
 from collections.abc import Callable, Sequence
@@ -16,7 +15,7 @@ from envs.options import check_range
 NAMES = ("Ada", "Ben", "Chen", "Dara", "Emil", "Fay", "Goran", "Hana", "Ivo", "Jun", "Kofi", "Lena")
 THINGS = ("apples", "beads", "books", "coins", "marbles", "pens", "shells", "stamps")
 
-# (current total, rng) -> the numbers {0} and {1} of a step; [] if the step is impossible
+# (current total, rng) -> numbers for {0} and {1} in STEPS; [] if the step is impossible
 Draw = Callable[[int, Random], Sequence[int]]
 
 
@@ -24,7 +23,7 @@ def _divisors(total: int) -> list[int]:
     return [k for k in range(2, 10) if total % k == 0 and total > k]
 
 
-# (sentence, operation, function that draws the numbers of both)
+# (sentence, operation, function that draws the numbers in both texts)
 STEPS: tuple[tuple[str, str, Draw], ...] = (
     (
         "A friend gives {name} {0} more {things}.",
@@ -73,7 +72,7 @@ class WordProblems(GeneratedQuestions):
             if not (numbers := draw(total, rng)):
                 continue
             story.append(sentence.format(*numbers, name=name, things=things))
-            # The code contains the expressions of all earlier steps. A line contains their result.
+            # The code repeats all earlier steps. A line of the solution starts from their result.
             nested = f"({code})" if lines else code
             code = operation.replace("/", "//").format(*numbers, total=nested)
             before, total = total, eval(code)

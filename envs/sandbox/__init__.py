@@ -1,1 +1,1 @@
-"""Package that executes the policy's code in processes without access to the machine."""
+"""Package that runs the policy's code in processes that can only compute."""

@@ -7,13 +7,13 @@
     seccomp           allows a list of system calls: no network, no child or thread, no program,
                       no signal to other processes, no change to any file
 
-No layer needs root, a namespace or a daemon, so all work in an unprivileged container and on a
-laptop. Seccomp is required. Landlock (Linux 5.13 or newer) is required, too, unless
-allow_without_landlock=true. Without Landlock, a Python audit hook refuses to open files elsewhere.
+No layer needs root, a namespace or a daemon, so all layers work in an unprivileged container and on
+a laptop. Seccomp is required. Landlock (Linux 5.13 or newer) is required, too, unless
+allow_without_landlock=true. Without Landlock, a Python audit hook allows only the same files.
 This stops accidents, but not attacks, because the hook does not see files that readline, sqlite3 or
 the C library open.
 
-This module imports only the standard library, because it runs in the sandbox's own process.
+This module imports only the standard library, because the sandbox starts without site-packages.
 """
 
 import ctypes
@@ -29,8 +29,8 @@ from collections.abc import Sequence
 from contextlib import suppress
 from typing import Any
 
-# Name, x86_64 number and aarch64 number of each allowed call. Only old C libraries make the calls
-# of the last line, which aarch64 does not have.
+# Name, x86_64 number and aarch64 number of each allowed call. aarch64 does not have the calls of
+# the last line. On x86_64, old C libraries make these calls.
 ALLOWED = """
     read 0 63, write 1 64, readv 19 65, writev 20 66, pread64 17 67, lseek 8 62, close 3 57,
     fstat 5 80, newfstatat 262 79, statx 332 291, getdents64 217 61, readlinkat 267 78,
@@ -74,7 +74,8 @@ def _call(function: str, *args: object) -> int:
     result = getattr(_libc, function)(*args)
     if result < 0:
         code = ctypes.get_errno()
-        raise OSError(code, f"{function}: {os.strerror(code)}")
+        called = f"system call {args[0]}" if function == "syscall" else function
+        raise OSError(code, f"{called}: {os.strerror(code)}")
     return result
 
 
@@ -128,7 +129,7 @@ def apply_landlock(paths: Sequence[str]) -> bool:
 
 
 def restrict_reading(paths: Sequence[str]) -> None:
-    """Install an audit hook in place of Landlock. It forbids ctypes, and files outside `paths`."""
+    """Install an audit hook in place of Landlock. It forbids ctypes and files outside `paths`."""
     roots = tuple(f"{path.rstrip('/')}/" for path in paths)
     realpath, fsdecode, startswith = os.path.realpath, os.fsdecode, str.startswith
 
@@ -149,7 +150,7 @@ def _seccomp_program(machine: str) -> bytes:
     refuse = (RETURN, 0, 0, REFUSE | errno.EPERM)
     steps = [
         (LOAD, 0, 0, ARCHITECTURE),
-        # Kill the process at a 32-bit call on x86_64, because its number means another call.
+        # Kill the process at a call of another architecture, where a number means another call.
         (EQUAL, 1, 0, architecture),
         (RETURN, 0, 0, KILL),
         (LOAD, 0, 0, NUMBER),
@@ -157,8 +158,8 @@ def _seccomp_program(machine: str) -> bytes:
     for number in numbers:
         if number != "-":
             steps += [(EQUAL, 0, 1, int(number)), (RETURN, 0, 0, ALLOW)]
-    # Refuse ioctl with ENOTTY, because Python calls it for every file that it opens, and expects
-    # this error for regular files.
+    # Refuse ioctl with ENOTTY. Python calls ioctl for every file that it opens, and expects this
+    # error for regular files.
     steps += [(EQUAL, 0, 1, partly["ioctl"]), (RETURN, 0, 0, REFUSE | errno.ENOTTY)]
     # Allow openat for reading only. Landlock checks the path, which a seccomp filter cannot read.
     steps += [
@@ -187,7 +188,7 @@ def apply_seccomp() -> None:
 
 
 def confine(*, memory_mb: int, packages: Sequence[str], allow_without_landlock: bool) -> None:
-    """Apply all restrictions in the order that they need. Raise OSError if one is impossible."""
+    """Apply all restrictions in the necessary order. Raise OSError if a required one fails."""
     # Make the kernel kill this process when the thread that started it ends.
     _call("prctl", PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
     # Make the kernel end this process first if memory runs out. This needs a writable /proc.

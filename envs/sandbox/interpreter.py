@@ -2,9 +2,9 @@
 
     [4 bytes: length][8 bytes: ticket][text]        one message, in both directions
 
-A request has a random ticket, which its answer repeats. Code that finds the socket can forge an
-answer, but gains nothing, because the caller treats the text as output of the code and limits its
-length.
+Each request has a random ticket, and the answer repeats this ticket. Code that finds the socket can
+forge an answer, but gains nothing, because the caller treats every answer as output of the code and
+limits the answer's length.
 """
 
 import ast
@@ -21,7 +21,7 @@ from collections import deque
 from envs.sandbox.confinement import confine
 
 HEADER = struct.Struct(">I8s")
-# The ticket of messages at the start. The text of their answers is an error, or empty.
+# The ticket of messages before the first call. Answers then contain an error, or nothing.
 READY = bytes(8)
 NAME = "<python>"
 MAX_FRAMES = 5  # maximum number of traceback frames in the output
@@ -85,7 +85,7 @@ class Interpreter:
 
 def _traceback_of(error: BaseException) -> str:
     trace, internal = error.__traceback__, True
-    last: deque[types.TracebackType] = deque(maxlen=MAX_FRAMES)  # keeps only the last frames
+    last: deque[types.TracebackType] = deque(maxlen=MAX_FRAMES)
     while trace:
         internal = internal and trace.tb_frame.f_code.co_filename != NAME
         if not internal:
@@ -111,7 +111,7 @@ def send(stream: io.BufferedWriter, ticket: bytes, text: str) -> None:
 
 
 def main() -> None:
-    """Confine this process and answer requests. The last command-line argument has JSON options."""
+    """Confine this process and answer requests. The last argument holds the options as JSON."""
     options = json.loads(sys.argv[-1])
     packages, fd = options["confine"]["packages"], options["fd"]
     requests, answers = os.fdopen(fd, "rb"), os.fdopen(fd, "wb", closefd=False)

@@ -35,8 +35,8 @@ from envs.tools import ToolError
 START_TIMEOUT = 120.0  # maximum seconds for the start of a process
 BOOT = "import sys; sys.path.append({!r}); from envs.sandbox.interpreter import main; main()"
 PROJECT = str(Path(__file__).parents[2])
-# The process has only these environment variables. The last two stop libraries from starting
-# threads, which the sandbox forbids.
+# The process has only these environment variables. The last two tell libraries to start no
+# threads, because the sandbox forbids threads.
 ENVIRONMENT = {"LANG": "C.UTF-8", "OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"}
 
 
@@ -60,7 +60,7 @@ class Limits:
 
 
 class _InvalidAnswer(Exception):
-    """Code has forged an answer. The message follows "the code" in the ToolError."""
+    """Code has forged an answer. In the ToolError, `_ask` writes "the code" before this message."""
 
 
 def check_sandbox(limits: Limits, preload: str = "") -> None:
@@ -102,7 +102,6 @@ class Sandbox:
             raise
 
     def close(self) -> None:
-        """Kill the process without waiting for its end."""
         if self._cpu_timer:
             self._cpu_timer.cancel()
         if self._socket:
@@ -117,8 +116,7 @@ class Sandbox:
     async def _ask(self, code: str) -> str:
         if self._process is None:
             await self._start()
-        # An answer must repeat the ticket of its request. Tickets are random, so that code cannot
-        # forge the answers to later calls.
+        # Answers must repeat this random ticket, so that code cannot forge answers to later calls.
         ticket = secrets.token_bytes(8)
         try:
             async with asyncio.timeout(self._limits.call_timeout):
@@ -139,7 +137,7 @@ class Sandbox:
         """Kill the process when it has used `cpu_seconds` of processor time since this call began.
 
         The limit also applies after the answer, because code can forge an answer and continue. The
-        kernel's limit of processor time is not used, because code can ignore its signal.
+        kernel's own limit (RLIMIT_CPU) counts all calls of the process, so it is not used.
         """
         assert self._process
         process, loop = self._process, asyncio.get_running_loop()
@@ -148,7 +146,7 @@ class Sandbox:
         def check() -> None:
             with suppress(OSError):
                 left = until - _processor_time(process)
-                if left > 0:  # one thread cannot reach the limit earlier than in `left` seconds
+                if left > 0:  # the process has one thread, so it needs at least `left` seconds
                     self._cpu_timer = loop.call_later(left, check)
                 else:
                     self._exceeded_cpu_time = True
@@ -159,7 +157,7 @@ class Sandbox:
         self._cpu_timer = loop.call_later(self._limits.cpu_seconds, check)
 
     async def _kill_and_explain(self) -> str:
-        """Kill the process. Return the words after "the code" in the ToolError."""
+        """Kill the process. Return the words that follow "the code" in the ToolError."""
         assert self._process
         self._process.kill()
         status = await threads.call(self._process.wait)
@@ -186,7 +184,7 @@ class Sandbox:
                 "allow_without_landlock": limits.allow_without_landlock,
             },
         }
-        # Do not start the process in another thread, because the kernel kills it with that thread.
+        # Use no other thread, because the kernel kills the process when the starting thread ends.
         with child_end:
             python = [sys.executable, "-ISB", "-X", "utf8", "-c", BOOT.format(PROJECT)]
             self._process = subprocess.Popen(

@@ -1,1 +1,1 @@
-"""Package that plays environments of the `verifiers` library, of its classic API or its API v1."""
+"""Plays environments that were written for the classic API or the API v1 of `verifiers`."""

@@ -1,4 +1,4 @@
-"""The interface by which our code uses both APIs of the `verifiers` library."""
+"""The interface of our adapters for the two APIs of the `verifiers` library."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
@@ -13,7 +13,7 @@ from envs.protocol import Speak
 @dataclass(frozen=True)
 class Row:
     messages: list[Message]  # opening messages of the conversation
-    data: Any  # row or task object of the library
+    data: Any  # the library's row (classic API) or task (API v1)
 
 
 @dataclass(frozen=True)
@@ -36,12 +36,12 @@ class Adapter(Protocol):
         ...
 
     async def play(self, row: Row, speak: Speak) -> Outcome:
-        """Play one episode. Raise any exception of the environment's code."""
+        """Play one episode. Raise an exception if the environment's code fails."""
         ...
 
 
 def check_text(env_id: str, rows: Iterable[Row]) -> None:
-    """Raise ValueError if a prompt contains an image or anything else except text."""
+    """Raise ValueError if a prompt contains anything except text, such as an image."""
     for message in (message for row in rows for message in row.messages):
         try:
             text_of(message.get("content"))

@@ -1,4 +1,4 @@
-"""The adapter for the classic API of `verifiers`, whose environments have datasets and a rubric.
+"""The adapter for the classic API of `verifiers`: environments with datasets and reward functions.
 
 The library asks a `Client` for every turn. Our PolicyClient gets the turn from the policy.
 """
@@ -27,17 +27,15 @@ _STOPS = {"max_turns_reached": StopReason.MAX_TURNS, "timeout_reached": StopReas
 
 
 class ClassicAdapter:
-    """The adapter for an environment that `load_environment` returns."""
-
-    max_concurrent: int | None = None  # no own limit, because an episode is only a coroutine
+    max_concurrent: int | None = None  # no limit, because an episode is a coroutine, not a process
 
     def __init__(self, name: str, args: dict[str, Any]) -> None:
         with _restore_signal_handlers():
             self._env = vf.load_environment(name, **args)
         if self._env.requires_group_rollouts:
             raise ValueError(
-                f"env.id={name} has rewards that compare the rollouts of a group, but each rollout "
-                "is scored alone: choose another environment"
+                f"env.id={name} has rewards that compare the rollouts of a group, but "
+                "env=verifiers scores each rollout alone: choose another environment"
             )
         rubric = self._env.rubric
         listed = zip(rubric._get_reward_func_names(), rubric._get_reward_weights(), strict=True)
@@ -67,7 +65,7 @@ class ClassicAdapter:
 
 
 class PolicyClient(OpenAIChatCompletionsClient):
-    """A chat client of the library that asks the policy in training for every turn."""
+    """The library's chat client, changed so that the policy in training generates every turn."""
 
     async def to_native_prompt(self, messages: list[Any]) -> tuple[list[Message], dict[str, Any]]:
         return [plain_message(message) for message in messages], {}
@@ -111,7 +109,7 @@ def plain_message(message: Any) -> Message:
 def _first_messages(prompt: Any) -> list[Message]:
     if isinstance(prompt, str):
         return [user(prompt)]
-    # Remove keys with the value None. Arrow adds them, so that all messages have equal keys.
+    # Remove keys with the value None. Arrow adds them, so that all messages have the same keys.
     return [{key: value for key, value in m.items() if value is not None} for m in prompt]
 
 

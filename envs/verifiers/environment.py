@@ -7,8 +7,8 @@ The library controls the conversation, and each of its requests is one turn of t
 tools, stop conditions and rewards come from the library. The run's vLLM samples every token, with
 the options of the run's sampler instead of the library's.
 
-`verifiers` 0.1 has the classic API (a module with `load_environment`). `verifiers` 0.4 has tasksets
-(`verifiers.v1`). The two versions cannot be installed together.
+For `verifiers` 0.1 (classic API) an environment is a module with `load_environment`. For 0.4
+(`verifiers.v1`) it is a taskset. The two versions cannot be installed together.
 """
 
 from dataclasses import dataclass, field
@@ -23,8 +23,8 @@ from envs.options import check_at_least
 from envs.protocol import Environment, Speak
 from envs.verifiers.adapter import Adapter, Row, check_text
 
-_CHECKED_PROMPTS = 64  # this many prompts per split are checked for images
-# Name of a reward: the library's reward minus the weighted sum of the rewards with known weights.
+_CHECKED_PROMPTS = 64  # number of prompts per split that `check_text` checks
+# Reward name. The reward is the library's total reward minus the weighted sum of all others.
 UNLISTED = "unlisted"
 
 
@@ -41,7 +41,7 @@ class Verifiers(Environment):
     max_concurrent: int | None = field()
 
     def __post_init__(self) -> None:
-        check_at_least(1, num_train=self.num_train)
+        check_at_least(1, num_train=self.num_train, max_concurrent=self.max_concurrent)
         check_at_least(0, num_eval=self.num_eval)
         self.name = module_of(self.id).replace("_", "-")
         self.reward_weights = {}  # set by `_rows`, which loads the environment
@@ -66,10 +66,10 @@ class Verifiers(Environment):
         episode.stop_reason = outcome.stop_reason
 
     async def score(self, episode: Episode) -> dict[str, float]:
-        """Return the library's rewards and metrics. Their weighted sum is the library's reward."""
+        """Return rewards and metrics by name. Their weighted sum is the library's reward."""
         outcome = episode.memory.get("outcome")
         if outcome is None:  # the context was full, so `play` did not finish
-            return {}
+            return dict.fromkeys(self.reward_weights, 0.0)
         rewards = {**dict.fromkeys(self.reward_weights, 0.0), **outcome.rewards}
         rest = outcome.reward - sum(w * rewards[name] for name, w in self.reward_weights.items())
         return {**rewards, UNLISTED: 0.0 if abs(rest) < 1e-9 else rest}

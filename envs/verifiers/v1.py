@@ -1,7 +1,7 @@
 """The adapter for tasksets of `verifiers.v1`, which are played by a harness (an agent program).
 
 The harness, often a separate process, asks the endpoint in envs/policy_endpoint.py for every
-turn. Each request identifies its episode by the id of the library's trace.
+turn. Each request contains the id of a trace, the library's record of its episode.
 """
 
 # pyright: reportAttributeAccessIssue=false
@@ -28,8 +28,6 @@ _STOPS = {"max_turns": StopReason.MAX_TURNS, "agent_timeout": StopReason.TIMEOUT
 
 
 class TasksetAdapter:
-    """The adapter for a taskset and the library's environment that plays it."""
-
     def __init__(self, name: str, args: dict[str, Any]) -> None:
         """Load the environment. `args`: the `env` table of the library's TOML files."""
         self._env = loaders.load_environment(env_config(name, args))
@@ -101,9 +99,9 @@ class TasksetAdapter:
 def env_config(name: str, args: dict[str, Any]) -> Any:
     """Return the library's configuration of a taskset's environment.
 
-    If neither the taskset nor `args` chooses a harness, the agent gets the harness without tools.
-    The library's default would give the policy a shell. A harness that executes no code needs none
-    of the library's cloud sandboxes, so by default it runs in a subprocess on this machine.
+    If neither the taskset nor `args` chooses a harness, the agent gets the harness without tools,
+    because the library's default would give the policy a shell. A harness that executes no code
+    needs no cloud sandbox, so by default it runs in a subprocess on this machine.
     """
     config: dict[str, Any] = {**args, "taskset": {**args.get("taskset", {}), "id": name}}
     chosen = loaders.env_config_type(name, config.get("id", ""))
@@ -115,15 +113,15 @@ def env_config(name: str, args: dict[str, Any]) -> Any:
             "one agent here: choose another environment"
         )
     for role, declared in roles.items():
-        seat = dict(config.get(role, {}))
-        harness = dict(seat.get("harness") or {})
+        agent = dict(config.get(role, {}))
+        harness = dict(agent.get("harness") or {})
         pinned = harness.get("id") or (declared.harness.id if declared.harness else None)
         kind = pinned or ("null" if own == "bash" else own)
         if declared.harness is None or harness:
-            seat["harness"] = {**harness, "id": kind}
+            agent["harness"] = {**harness, "id": kind}
         if not loaders.harness_class(kind).EXECUTES_CODE:
-            seat.setdefault("runtime", {"type": "subprocess"})
-        config[role] = seat
+            agent.setdefault("runtime", {"type": "subprocess"})
+        config[role] = agent
     return loaders.resolve_env_config(config)
 
 

@@ -18,6 +18,7 @@ from envs.loading import load_rows, read_json_lines
 
 INTRODUCTION = "Introduction"  # heading of the text before the first Markdown heading
 HEADING = re.compile(r"^#{1,6}\s+(\S.*)$")
+FENCE = re.compile(r"^ {0,3}(`{3,}+(?!.*`)|~{3,})")  # the first or the last line of a code block
 
 
 @dataclass(frozen=True)
@@ -45,7 +46,7 @@ class Question:
     text: str
     answer: str
     level: int = 0  # 0: unknown
-    # (title, heading) of each section that an expert reads, in order; empty: unknown
+    # (title, heading) of each section that the scripted expert reads, in order; empty: unknown
     path: tuple[tuple[str, str], ...] = ()
     query: str = ""  # the expert's first search query; empty: the first title of `path`
 
@@ -65,7 +66,7 @@ def read_pages(source: str, split: str, columns: Mapping[str, str]) -> list[Page
 
 
 def page_of(record: dict[str, Any], where: str) -> Page:
-    """Convert a record to a page. `where`: file and line (or row) of the record, for errors."""
+    """Convert a record to a page. Error messages begin with `where`: file and line (or row)."""
     title, sections, content = (record.get(key) for key in ("title", "sections", "content"))
     if not isinstance(title, str) or not title.strip():
         raise ValueError(f"{where}: the page has no `title`{_row_hint(record)}")
@@ -81,15 +82,22 @@ def page_of(record: dict[str, Any], where: str) -> Page:
 
 
 def _sections_of(markdown: str) -> Iterator[tuple[str, str]]:
-    heading, lines = INTRODUCTION, list[str]()
-    for line in [*markdown.splitlines(), "# end"]:
-        if match := HEADING.match(line):
+    heading, lines, fence = INTRODUCTION, list[str](), ""
+    for line in markdown.splitlines():
+        mark = match[1] if (match := FENCE.match(line)) else ""
+        if not fence:
+            fence = mark
+        elif mark.startswith(fence) and line.strip() == mark:
+            fence = ""
+        if not fence and (match := HEADING.match(line)):
             if text := "\n".join(lines).strip():
                 yield heading, text
             # Strip the closing # signs here, because a regex for them takes quadratic time.
             heading, lines = match[1].rstrip("#").rstrip() or match[1], []
         else:
             lines.append(line)
+    if text := "\n".join(lines).strip():
+        yield heading, text
 
 
 def read_questions(source: str, split: str, columns: Mapping[str, str]) -> list[Question]:

@@ -75,7 +75,7 @@ class WikiSearch(Environment):
         check_weights(self.reward_weights, REWARDS if self.judge else REWARDS[:-1])
 
     def examples(self, split: Split) -> list[Example]:
-        _ = self._index  # read the pages now, so that an error comes before the first episode
+        _ = self._index  # reads the pages now, so that their errors come before the first episode
         return [
             Example(
                 id=number,
@@ -97,11 +97,7 @@ class WikiSearch(Environment):
         return _tools_of(self._index)
 
     async def score(self, episode: Episode) -> dict[str, float | list[float]]:
-        """Return exact (0 or 1), f1, found and, if there is a judge, the judge's score.
-
-        `found` has one value per turn. It is the share of the needed pages that this turn found and
-        no earlier turn had found.
-        """
+        """Return exact (0 or 1), f1, found (`share_found`) and, if there is a judge, its score."""
         text, answer = final_text(episode), [episode.example.info["answer"]]
         opening = len(episode.example.messages)
         pages = episode.example.info.get("pages", [])
@@ -113,11 +109,7 @@ class WikiSearch(Environment):
         return rewards | ({"judge": await self.judge(episode)} if self.judge else {})
 
     def demonstrations(self, rng: Random) -> Iterator[list[Message]]:
-        """Yield conversations of an expert about made-up pages, without end.
-
-        In a share `giving_up` of them, the expert gives up after its search, so that the expert is
-        not perfect and RL can improve the policy that imitates the expert.
-        """
+        """Yield conversations in which a scripted expert answers questions about made-up pages."""
         while True:
             pages, questions = made_up_corpus(rng)
             index = WikiIndex(pages, self.num_results)
@@ -127,7 +119,7 @@ class WikiSearch(Environment):
                 if conversation is None:
                     continue
                 if self.giving_up and rng.random() < self.giving_up:
-                    # The first three messages are the question, the tool call and its result.
+                    # The first three messages are the question, the search and its result.
                     conversation = [*conversation[:3], assistant(GIVEN_UP)]
                 yield conversation
 
@@ -146,7 +138,7 @@ class WikiSearch(Environment):
 
     @cached_property
     def _splits(self) -> dict[Split, list[Question]]:
-        """Return the questions by split. Shipped questions about one page are in the same split."""
+        """Return the questions by split. All shipped questions about a page are in one split."""
         by_page: dict[str, list[Question]] = {}
         for question in self._pages_and_questions[1]:
             if question.level in self.levels:
@@ -154,7 +146,7 @@ class WikiSearch(Environment):
                 by_page.setdefault(page, []).append(question)
         held_out: list[Question] = []
         train: list[Question] = []
-        # Sort by a checksum, because hash() of a text differs between processes.
+        # A checksum gives every process the same random order, but hash() would not.
         for page in sorted(by_page, key=lambda title: (zlib.crc32(title.encode()), title)):
             (held_out if len(held_out) < self.num_eval else train).extend(by_page[page])
         if not train:
@@ -166,7 +158,7 @@ class WikiSearch(Environment):
 
 
 def expert_conversation(question: Question, index: WikiIndex) -> list[Message] | None:
-    """Return a conversation that finds the answer; None if the search misses the page."""
+    """Return a conversation of the scripted expert; None if its search misses the first page."""
     titles = [title for title, _ in question.path]
     turns = [("search_pages", "query", question.query or titles[0])]
     if question.level != 2:  # at level 2 the answer is the page's title, so no section is read

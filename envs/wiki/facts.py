@@ -21,7 +21,7 @@ from envs.wiki.corpus import Page, Question
 Row = Mapping[str, str]  # column -> text of the cell
 NUM_INVENTED_ROWS = 4  # maximum number of countries, and of elements, in a made-up corpus
 LONGEST_NAME = 14
-INVENTED = ("country", "capital", "currency", "language", "element")  # columns of invented names
+INVENTED = ("country", "capital", "currency", "language", "element")  # columns with invented names
 
 
 @dataclass(frozen=True)
@@ -30,7 +30,7 @@ class Fact:
 
     section: str
     sentence: str  # template with {title} and {value}
-    unique: bool = False  # whether a value belongs to only one page and so identifies it
+    unique: bool = False  # whether each value is on one page only and so identifies that page
 
 
 FACTS = {
@@ -54,13 +54,11 @@ NAMES = {"language": "official language", "domain": "internet domain", "number":
 
 @cache
 def shipped_corpus() -> tuple[list[Page], list[Question]]:
-    """Return the pages made from the tables, and all questions about them."""
     tables = {kind: _read_table(f"{table}.csv") for kind, table in TABLES.items()}
     return _make_pages(tables), _make_questions(tables)
 
 
 def made_up_corpus(rng: Random) -> tuple[list[Page], list[Question]]:
-    """Return pages about countries and elements that do not exist, and questions about them."""
     tables: dict[str, list[Row]] = {}
     for kind, table in TABLES.items():
         real = _read_table(f"{table}.csv")
@@ -88,7 +86,6 @@ def _invented_row(kind: str, columns: Mapping[str, list[str]], rng: Random) -> R
 
 
 def _titles(row: Row) -> list[str]:
-    """Return the cells of a row that are titles of pages."""
     return [row[column] for column in ("country", "capital", "element") if column in row]
 
 

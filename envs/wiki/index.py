@@ -1,4 +1,4 @@
-"""The tools of wiki-search, which search pages with BM25 and read them, and its reward `found`."""
+"""The tools of wiki-search, which search (with BM25) and read pages, and the reward `found`."""
 
 import re
 from collections.abc import Sequence
@@ -89,7 +89,7 @@ def share_found(messages: Sequence[Message], wanted: Sequence[str]) -> list[floa
             continue
         before = len(missing)
         calls = message.get("tool_calls") or []
-        # There are fewer answers than calls if the episode ended.
+        # The last calls have no answer if the episode ended before they ran.
         for call, answer in zip(calls, messages[i + 1 :], strict=False):
             if call["function"]["name"] == "search_pages" and answer["role"] == "tool":
                 missing -= set(str(answer["content"]).split("\n"))

@@ -24,8 +24,7 @@ def explain_hydra_error(
 ) -> ConfigError:
     """Return a ConfigError that explains an exception of Hydra.
 
-    `arguments`: the words of the command line. `primary`: name of the program's main file in conf/.
-    `added`: valid keys that this file lacks, so that a user has to write +key=value.
+    `primary`: the program's main file in conf/. `added`: keys that users must write as +key=value.
     """
     if isinstance(error, MissingConfigException) and error.missing_cfg_file and error.options:
         group, _, choice = str(error.missing_cfg_file).rpartition("/")
@@ -70,10 +69,7 @@ def _explain_unknown_key(key: str, arguments: list[str], primary: str, added: Se
 
 
 def known_keys(arguments: list[str], primary: str = "train") -> list[str]:
-    """Return all keys of the chosen configuration, and all groups of conf/.
-
-    This composes the configuration, because Hydra's error does not list the keys.
-    """
+    """Compose the chosen configuration, and return all of its keys and all groups of conf/."""
     groups = sorted(path.name for path in CONF.iterdir() if path.is_dir())
     choices = [a for a in arguments if a.partition("=")[0] in groups and "," not in a]
     own = get_args_parser().parse_known_args(arguments)[0].config_dir

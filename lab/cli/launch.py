@@ -1,6 +1,6 @@
 """Compose the configuration of a program with Hydra, call the program, and print its errors.
 
-The program gets a plain dict, never a DictConfig. Errors are printed without a traceback.
+The program gets a plain dict, never a DictConfig. Expected errors are printed without a traceback.
 HYDRA_FULL_ERROR=1 shows the tracebacks of Hydra's errors. Exit status: 2 for a wrong configuration,
 1 for a failed run, 130 for Ctrl-C.
 """
@@ -43,7 +43,7 @@ def _shipped_path(path: str) -> str:
 def _at_most_positions(length: int, *, _parent_: DictConfig) -> int:
     """Return `length`, or the model's maximum number of positions if that is lower.
 
-    OmegaConf passes the config node of the model as `_parent_`. Its `path` is the model's folder.
+    OmegaConf passes the model's config node as `_parent_`, whose `path` may be the model's folder.
     """
     path = None if OmegaConf.is_missing(_parent_, "path") else _parent_["path"]
     return min(length, positions_of(path) or length)
@@ -98,10 +98,7 @@ def as_hydra_config(config: DictConfig) -> Iterator[None]:
 
 
 def as_plain_dict(config: DictConfig) -> dict[str, Any]:
-    """Return a configuration as a dict without Hydra's keys, with all interpolations resolved.
-
-    Raise ConfigError if an interpolation cannot be resolved.
-    """
+    """Return a configuration as a dict without Hydra's keys, with all interpolations resolved."""
     keys = [str(key) for key in config if key != "hydra"]
     try:
         plain = OmegaConf.to_container(OmegaConf.masked_copy(config, keys), resolve=True)
@@ -145,8 +142,7 @@ def as_hydra_task(function: Callable[[Job], float | None]) -> Callable[[DictConf
             )
             return function(job)
 
-        # Append the job number to run_name, because jobs that start in the same second would share
-        # the name.
+        # Append the job number, because jobs that start in one second have the same run_name.
         if sweep is None:
             has_name = in_sweep and "run_name" in config
             name = {"run_name": f"{config.run_name}-{chosen.job.num}"} if has_name else {}
@@ -216,7 +212,7 @@ def put_options_first(arguments: list[str]) -> list[str]:
 def add_conf_folder(arguments: list[str]) -> list[str]:
     """Return the arguments with ./conf, if it exists, added to Hydra's search path.
 
-    If --config-dir is a folder that only offbyone itself has, such as sweeps, make it absolute.
+    A --config-dir such as `sweeps`, if only offbyone's own folder has it, becomes an absolute path.
     """
     chosen = get_args_parser().parse_known_args(arguments)[0].config_dir
     if chosen and not Path(chosen).is_dir() and (SHIPPED / chosen).is_dir():
@@ -244,7 +240,7 @@ def run_program(
 def launch(main: Callable[[], object], primary: str = "train", added: Sequence[str] = ()) -> None:
     """Call a function decorated with @hydra.main, and print Hydra's errors in a few lines."""
     wants_traceback = os.environ.get("HYDRA_FULL_ERROR") == "1"
-    os.environ["HYDRA_FULL_ERROR"] = "1"  # makes Hydra raise its errors
+    os.environ["HYDRA_FULL_ERROR"] = "1"  # makes Hydra raise its errors instead of printing them
     sys.path.append(os.getcwd())  # makes modules of the current folder importable
     sys.argv[1:] = add_conf_folder(put_options_first(sys.argv[1:]))
     try:

@@ -92,10 +92,7 @@ class SweepCheck(Callback):
 def _problems_of(
     config: DictConfig, overrides: list[str], before: RunFolder | None
 ) -> tuple[list[str], Settings | None]:
-    """Return the problems of the job with these overrides, and its settings (None if invalid).
-
-    `before`: folder of the run that the job resumes, or None if the job starts a new run.
-    """
+    """Return a job's problems and its settings (None if invalid). `before`: the run it resumes."""
     try:
         settings = compose_config(config.hydra, overrides)
         check(settings)
@@ -139,7 +136,7 @@ def overrides_of(config: DictConfig) -> list[str]:
 
 
 def vary_seeds_last(config: DictConfig) -> None:
-    """Sort the overrides so that a sweep that is cut short has run the first seed of every arm."""
+    """Sort the overrides so that the first seed of every arm runs before any second seed."""
     sweeper = config.hydra.sweeper
     if str(sweeper._target_).endswith(".BasicSweeper"):
         lines = overrides_of(config)
@@ -150,11 +147,7 @@ def vary_seeds_last(config: DictConfig) -> None:
 
 
 def use_until(config: DictConfig) -> None:
-    """Make Hydra use UntilDecided as its sweeper.
-
-    Raise ConfigError if an option of `until` is wrong, or if the sweep sets seeds, uses another
-    sweeper or has only one arm.
-    """
+    """Make Hydra use UntilDecided as its sweeper. Raise ConfigError for wrong options."""
     until, sweeper = OmegaConf.to_container(config.until), str(config.hydra.sweeper._target_)
     assert isinstance(until, dict)
     problems = []
@@ -177,10 +170,7 @@ def use_until(config: DictConfig) -> None:
 
 
 def use_card(config: DictConfig) -> None:
-    """Make Hydra use CardSweeper as its sweeper.
-
-    Raise ConfigError if the sweep has several values of a key that a card does not vary.
-    """
+    """Make Hydra use CardSweeper as its sweeper. Raise ConfigError for wrong options."""
     varied = {
         key_of(item) for job in jobs_of(config)[1:] for item in {*job} - {*jobs_of(config)[0]}
     }
@@ -193,8 +183,7 @@ def use_card(config: DictConfig) -> None:
 
 
 def _replace_sweeper(config: DictConfig, subclass: type) -> None:
-    # Hydra creates only sweepers of its own packages. So register our subclass under the name of
-    # the sweeper in the configuration.
+    # Hydra creates only its own sweepers, so register our subclass under the configured name.
     Plugins.instance().class_name_to_class[str(config.hydra.sweeper._target_)] = subclass
 
 
@@ -262,10 +251,7 @@ class SweepStart(Callback):
 
 
 def job_numbers(sweep: SweepFolder, jobs: Sequence[list[str]]) -> list[int]:
-    """Return the number that each job has in the sweep's folder.
-
-    Write a record for each new job, and set the state of unfinished jobs to waiting.
-    """
+    """Write records for new jobs, set unfinished jobs to waiting, and return all job numbers."""
     numbers, earlier = [], [record.grown for record in sweep.records().values()]
     for number, record in sweep.claim_all(jobs, grown=max(earlier, default=-1) + 1):
         numbers.append(number)
@@ -296,7 +282,7 @@ def _prepare_for_parallel_jobs(slots: Sequence[Slot]) -> None:
     # set it to the number of all cores. A value that the user has set stays.
     num_threads = max(len({core_of(cpu) for cpu in slots[0].cores}) - 1, 1)
     os.environ.setdefault("OMP_NUM_THREADS", str(num_threads))
-    # Make signals raise KeyboardInterrupt, because joblib ends its workers only after this error.
+    # Make these signals raise KeyboardInterrupt, because joblib ends workers only on this error.
     for number in (signal.SIGTERM, signal.SIGHUP):
         if signal.getsignal(number) is signal.SIG_DFL:
             signal.signal(number, signal.default_int_handler)

@@ -1,4 +1,4 @@
-"""Run an evaluation: start vLLM if necessary, sample rollouts, write the files. No torch.
+"""Run an evaluation without torch: start vLLM if necessary, sample rollouts, write the files.
 
 outputs/<run_name>/  config.yaml  summary.json  rollouts.jsonl  rollouts.html  logs/inference.log
 """
@@ -41,12 +41,7 @@ _LONGEST_EXPECTED = 500  # maximum number of characters of the right answer in r
 
 
 def evaluate(config: dict[str, Any], *, overrides: list[str]) -> float:
-    """Run an evaluation and return the mean reward.
-
-    Raises:
-        ConfigError: the configuration is not valid. No process was started.
-        RunFailed: the evaluation ended early. The message is for the user.
-    """
+    """Run an evaluation, and return the mean reward. Raise ConfigError or RunFailed."""
     evaluation = prepare_settings(config, check_evaluation)
     console = Console()
     env: Environment = build(evaluation.env)()
@@ -108,8 +103,8 @@ async def _play(
 def write_files(
     run_folder: RunFolder, played: Sequence[PlayedExample], summary: Summary, facts: str
 ) -> None:
-    """Write summary.json, rollouts.jsonl and rollouts.html, a page whose heading has `facts`."""
-    from lab.viewer.export import write_page  # imported late, because this takes a second
+    """Write summary.json, rollouts.jsonl and rollouts.html, a page with `facts` in its heading."""
+    from lab.viewer.export import write_page  # imported late, because the import takes a second
 
     folder = run_folder.path
     (folder / "summary.json").write_text(json.dumps(to_json(asdict(summary)), indent=1) + "\n")
@@ -124,7 +119,7 @@ def write_files(
 
 
 def read_summary(run_folder: RunFolder) -> Summary | None:
-    """Return the summary that `write_files` wrote, None if the folder has none."""
+    """Return the summary that `write_files` wrote; None if the folder has none."""
     path = run_folder.path / "summary.json"
     if not path.is_file():
         return None
@@ -137,10 +132,7 @@ def read_summary(run_folder: RunFolder) -> Summary | None:
 
 
 def _expected_answer(info: Mapping[str, Any]) -> dict[str, str]:
-    """Return {"expected": the right answer as text}, or {} if the example has no `info`.
-
-    The right answer is info["answer"], or all of `info` if that key is missing.
-    """
+    """Return {"expected": text}: the answer in `info`, else all of `info`; {} if it is empty."""
     known = info.get("answer", dict(info))
     if not info:
         return {}

@@ -74,19 +74,21 @@ class Arm:
                     f"{self.name}: the recorded advantages depend on a critic, a KL penalty or "
                     "normalised rewards, not on rewards alone: keep the run's advantage"
                 )
-        sees_batch = hasattr(component(self.run.loss), "statistics")
-        is_whole = self.base.record.get("num_groups", 0) is None
-        if (sees_batch or not self._is_unchanged("aggregation")) and not is_whole:
-            raise ValueError(
-                f"{self.name}: this arm depends on the whole batch, but the run recorded only some "
-                "of its groups: train with record=all"
-            )
 
     def _is_unchanged(self, key: str) -> bool:
         return getattr(self.run, key) == getattr(self.base, key)
 
     def with_credit(self, batch: RecordedBatch, folder: RunFolder) -> tuple[Tokens, Tensor]:
-        """Return the tokens with this arm's advantages, and the weight of each token [N]."""
+        """Return the tokens with this arm's advantages, and the weight of each token [N].
+
+        Raise ValueError if the arm depends on the whole batch and not all of it was recorded.
+        """
+        sees_batch = self.has_model or hasattr(component(self.run.loss), "statistics")
+        if (sees_batch or not self._is_unchanged("aggregation")) and not batch.is_whole:
+            raise ValueError(
+                f"{self.name}: this arm depends on the whole batch of step {batch.step}, but the "
+                "run recorded only some of its groups: train with record=all"
+            )
         tokens, weights = batch.tokens, batch.weights
         if not self._is_unchanged("advantage"):
             tokens = _recompute_advantages(batch, folder, self.run, self.name)
@@ -193,10 +195,7 @@ def _weights(run: Run, batch: RecordedBatch) -> Tensor:
 
 
 def _recompute_advantages(batch: RecordedBatch, folder: RunFolder, run: Run, name: str) -> Tokens:
-    """Return the tokens with the advantages that `run` computes from the recorded rewards.
-
-    These are the rewards after truncation and shaping. `name`: the arm, for error messages.
-    """
+    """Return the tokens with the advantages that `run` computes from recorded, shaped rewards."""
     lines = rollout_lines(folder, batch.step)
     groups: dict[Any, list[Mapping[str, Any]]] = defaultdict(list)
     trained = {lines[id]["group"] for id in batch.rollout_ids}

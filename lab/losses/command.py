@@ -13,6 +13,7 @@ from torch import Tensor
 from lab.losses.arms import CHANGEABLE, Arm, arms_of
 from lab.losses.page import write_page
 from lab.losses.recorded import RecordedBatch, recorded_batches, recorded_steps, token_table
+from lab.runs import start_command
 from lab.viewer.token_record import tokenizer_of
 from rl.config.schema import ConfigError
 from rl.runtime.folder import RunFolder, step_of
@@ -40,14 +41,14 @@ _OPTIONS = ("steps=", "tokens=", "out=", "step=")
 
 def main(words: list[str]) -> int:
     if not words or {"-h", "--help"} & set(words):
-        print(USAGE)  # noqa: T201
+        print(USAGE.replace("python compare_losses.py", start_command("compare-losses")))  # noqa: T201
         return 0 if words else 2
     folder, *rest = words
     options = dict(word.split("=", 1) for word in rest if word.startswith(_OPTIONS))
     arms = [word for word in rest if not word.startswith(_OPTIONS)]
     console = Console(highlight=False)
     if not console.is_terminal:
-        # In a file, rich assumes 80 columns and would cut numbers.
+        # If stdout is no terminal, rich assumes 80 columns and would cut numbers.
         console = Console(highlight=False, width=160)
     try:
         _compare(RunFolder(Path(folder)), arms, options, console)
@@ -120,7 +121,7 @@ def _print_steps(
 ) -> None:
     """Print how an optimizer step with each loss changes the logprobs of the next batch's answers.
 
-    The steps start from the newest checkpoint whose batch and next batch were recorded.
+    Each optimizer step starts from the newest checkpoint whose batch and next batch were recorded.
     """
     from lab.losses.step import COLUMNS, take_steps  # imports DeepSpeed
 
@@ -142,10 +143,7 @@ def _print_steps(
 
 
 def difference(base: Tensor, arm: Tensor) -> list[str]:
-    """Compare two gradients [N] of the same tokens. Return the values of `COLUMNS` from cosine on.
-
-    If a gradient is zero, some of these numbers are NaN or infinite.
-    """
+    """Compare two gradients [N] of the same tokens. Return the cells of COLUMNS from cosine on."""
     base, arm = base.double(), arm.double()
     norms = base.norm(), arm.norm()
     moved = ((base != 0) | (arm != 0)).sum()
@@ -173,7 +171,7 @@ def _print_tokens(console: Console, arm: Arm, tokens: DataFrame, count: int) -> 
     heads = ("step", "rollout", "turn", "at", "token", "stale", "pi/anchor", "advantage")
     table = Table(*heads, "recorded grad", "grad", box=None, pad_edge=False)
     gaps = (tokens.own - tokens.base).abs().fillna(float("inf"))  # NaN counts as the largest gap
-    for token in tokens.loc[gaps.nlargest(count).index].itertuples():
+    for token in tokens.loc[gaps[gaps > 0].nlargest(count).index].itertuples():
         where = (token.step, token.rollout, token.turn, token.at, printable(repr(token.text)))
         numbers = (token.ratio, token.advantage, token.base, token.own)
         table.add_row(*map(str, (*where, token.stale)), *(f"{x:.3g}" for x in numbers))

@@ -17,10 +17,7 @@ NUM_ROLLOUTS = 5  # rollouts shown per loss
 def write_page(
     path: Path, arms: Sequence[Arm], tokens: DataFrame, grads: Sequence[Tensor], **shown: Any
 ) -> None:
-    """Write the page to `path`. `grads`: one gradient [N] per arm.
-
-    `shown`: further values for the template page.html.
-    """
+    """Fill page.html with `shown`, and write it to `path`. `grads`: one gradient [N] per arm."""
     shown["arms"] = [
         {
             "name": arm.name,
@@ -39,10 +36,7 @@ def write_page(
 
 
 def _rollouts(tokens: DataFrame, names: list[str]) -> list[dict[str, Any]]:
-    """Return the recorded rows whose two gradients differ most, as values for the template.
-
-    `names` are the columns of `tokens` that hold the two gradients.
-    """
+    """Return, for the template, the rows whose two gradients (the columns `names`) differ most."""
     gaps = (tokens[names[1]] - tokens[names[0]]).abs()
     rows = tokens.assign(gap=gaps).groupby(["step", "update", "row"])
     differing = rows.gap.sum().loc[lambda gaps: gaps > 0].nlargest(NUM_ROLLOUTS)

@@ -37,6 +37,7 @@ class RecordedBatch:
     rows: list[RecordedRow]  # [S]
     token_ids: Tensor  # [N] id of each token in the vocabulary
     num_untrained: int  # number of recorded rows that no trainer rank trained
+    is_whole: bool  # whether every trained rollout of the step was recorded
 
     @property
     def rollout_ids(self) -> list[str]:
@@ -44,11 +45,7 @@ class RecordedBatch:
 
 
 def recorded_tokens(path: str | Path, step: int, update: int = 0) -> RecordedBatch:
-    """Return the recorded tokens of a step of the run in folder `path`.
-
-    Raises:
-        ValueError: the run has no token record of this step and update.
-    """
+    """Return the recorded tokens of a step of the run in folder `path`, or raise ValueError."""
     folder = RunFolder(Path(path))
     batches = recorded_batches(folder, step)
     if not 0 <= update < len(batches):
@@ -88,6 +85,7 @@ def _batch(
     for row, length in zip(rows, lengths, strict=True):
         positions.append(torch.arange(seen[row.id], seen[row.id] + length))
         seen[row.id] += length
+    trained = {id for id, line in lines.items() if line["used"] and line["tokens"]}
     has = rows[0].trained.keys()
     tokens = Tokens(
         logprobs=column("pi"),
@@ -114,6 +112,7 @@ def _batch(
         rows=rows,
         token_ids=column("token_ids").long(),
         num_untrained=sum(not row.trained for row in recorded),
+        is_whole=trained <= places.keys(),
     )
 
 

@@ -30,13 +30,20 @@ _NAMES = {column.recorded_as: name for name, column in columns_of(SampledColumns
 
 
 def take_steps(folder: RunFolder, arms: Sequence[Arm], checkpoint: Path) -> Iterator[list[str]]:
-    """Take the step of each arm. Yield its name and mean changes of log pi, a row of COLUMNS.
+    """Train each arm by one step from the checkpoint. Yield the cells of COLUMNS per arm.
 
-    The means are over the better answers, the worse answers and, as absolute values, all answers.
-    An answer is better (worse) than its group if its recorded advantage is above (below) 0.
+    The cells are the arm's name, and the mean change of log pi over the better answers of the next
+    step, over its worse answers, and in absolute value over all. An answer is better (worse) than
+    its group if its recorded advantage is above (below) 0.
     """
     step = step_of(checkpoint)
-    batch, lines = recorded_batches(folder, step)[0], rollout_lines(folder, step + 1)
+    if not (batches := recorded_batches(folder, step)):
+        raise ValueError(
+            f"{folder}: no recorded token of step {step} was trained: choose an earlier "
+            f"checkpoint with steps=0..{step}"
+        )
+    batch, lines = batches[0], rollout_lines(folder, step + 1)
+    credits = [arm.with_credit(batch, folder) for arm in arms]  # first, because this may raise
     answers = {(one.id, one.row): one for one in read_rows(folder, step + 1)}
     ids = {id: number for number, id in enumerate(dict.fromkeys(id for id, _ in answers))}
     signs = torch.tensor([np.mean(lines[id]["advantage"] or 0.0) for id in ids])
@@ -44,10 +51,9 @@ def take_steps(folder: RunFolder, arms: Sequence[Arm], checkpoint: Path) -> Iter
     os.environ |= {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1"}
     with tempfile.TemporaryDirectory() as name:
         ranks = Ranks.join(Path(name) / "rendezvous", 60.0)
-        for arm in arms:
+        for arm, (tokens, weights) in zip(arms, credits, strict=True):
             learner = Learner(arm.run, folder, ranks)
             learner.load(checkpoint)
-            tokens, weights = arm.with_credit(batch, folder)
             trained = []
             for number, row in enumerate(batch.rows):
                 own = tokens.sequence_ids == number

@@ -19,7 +19,7 @@ from lab.evaluation.served import (
 )
 from lab.evaluation.settings import PolicySettings
 from lab.prompts.describe import Task, check_columns, starting_prompt
-from lab.prompts.outputs import PROMPT, Candidate, best_of, closing_lines, write_outputs
+from lab.prompts.outputs import PROMPT, Candidate, closing_lines, index_of_best, write_outputs
 from lab.prompts.settings import PromptOptimization, check_search
 from lab.prompts.teacher import Reflection
 from rl.config.build import build
@@ -46,13 +46,9 @@ def optimize_prompt(
     choices: dict[str, str],
     command: Sequence[str],
 ) -> float:
-    """Run a prompt search and return the validation score of the best prompt.
+    """Run a prompt search, and return the validation score of the best prompt.
 
-    `choices`: config group -> chosen file; `command`: the command line without its `overrides`.
-
-    Raises:
-        ConfigError: the configuration is not valid. No process was started.
-        RunFailed: the search ended early because of an error.
+    The arguments are fields of `Job` (lab/cli/launch.py). Raise ConfigError or RunFailed.
     """
     settings = prepare_settings(config, check_search)
     console = Console()
@@ -84,14 +80,11 @@ def optimize_prompt(
     found, ended = search.candidates, f"{search.ended_by}, {search.progress.done} calls"
     lines = closing_lines(found, ended, search.failures, run_folder, overrides, choices)
     console.print(lines, soft_wrap=True)  # no line breaks inside commands, which users copy
-    return found[best_of(found)].mean
+    return found[index_of_best(found)].mean
 
 
 def _num_played(run_folder: RunFolder) -> int:
-    """Return the number of recorded rollouts.
-
-    If an earlier start was killed while it wrote a line, end this line with a newline.
-    """
+    """Return the number of recorded rollouts. End an incomplete last line with a newline."""
     path = run_folder.evaluated
     content = path.read_bytes() if path.is_file() else b""
     if content and not content.endswith(b"\n"):
@@ -149,7 +142,7 @@ def _search(
     train: list[Task],
     validation: list[Task],
 ) -> "Search":
-    from lab.prompts.search import Search  # imported late, because GEPA takes 0.25 s
+    from lab.prompts.search import Search  # imported late, because importing GEPA takes 0.25 s
 
     reflection: Reflection = build(settings.reflection)()
     teacher, teacher_folder = _reflection_policy(settings), RunFolder(run_folder.path / "teacher")

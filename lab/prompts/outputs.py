@@ -1,8 +1,8 @@
-"""Write the result files of a prompt search, and format the last lines that it prints.
+"""Write the result files of a prompt search, and format the last lines that the search prints.
 
 system_prompt.txt       the best prompt; env.system_prompt accepts the path of this file
-results.jsonl           one candidate per line, first the prompt at the start of the search
-pareto_frontier.jsonl   one validation example per line, with its best candidates
+results.jsonl           one candidate prompt per line; the first is the search's initial prompt
+pareto_frontier.jsonl   one validation example per line, with the candidates that score best on it
 metadata.json           the configuration and the summary
 """
 
@@ -27,36 +27,36 @@ from rl.runtime.start_record import program
 from rl.runtime.text import key_of
 
 PROMPT = "system_prompt.txt"
-# Keys of the policy and the environment. train.py has all of these keys except adapter_path.
+# The printed commands repeat only overrides of these keys. Only evaluate.py has adapter_path.
 _POLICY = ("env", "model", "sampler", "max_seq_len", "inference", "client", "adapter_path")
-_EVALUATION_FACTOR = 10  # the printed evaluate.py command has num_val times this many examples
+_EVALUATION_FACTOR = 10  # the evaluate.py command has this many examples per validation example
 
 
 def prompt_fingerprint(prompt: str) -> str:
-    """Return a short hash of a prompt, by which result files refer to it."""
+    """Return a short hash of the prompt. Result files identify the prompt by this hash."""
     return hashlib.sha256(prompt.encode()).hexdigest()[:16]
 
 
 @dataclass(frozen=True)
 class Candidate:
     prompt: str
-    parents: list[int]  # numbers of the candidates from which the prompt was made
-    calls_before: int  # number of rollouts that were played before the prompt was scored
-    scores: list[float | None]  # reward of each validation example, None if it has none
+    parents: list[int]  # indices of the candidates from which the prompt was made
+    calls_before: int  # number of rollouts in the search before the validation of this prompt
+    scores: list[float | None]  # reward on each validation example, None if it could not be scored
 
     @property
     def mean(self) -> float:
         return average([score for score in self.scores if score is not None])
 
 
-def best_of(candidates: Sequence[Candidate]) -> int:
-    """Return the number of the oldest candidate that has the highest mean score."""
-    return max(range(len(candidates)), key=lambda number: candidates[number].mean)
+def index_of_best(candidates: Sequence[Candidate]) -> int:
+    """Return the index of the candidate with the highest mean score (in a tie: the oldest)."""
+    return max(range(len(candidates)), key=lambda index: candidates[index].mean)
 
 
 def gain(candidates: Sequence[Candidate]) -> tuple[float, float]:
-    """Return the mean and the standard error of (best prompt's score - first prompt's score)."""
-    pairs = zip(candidates[0].scores, candidates[best_of(candidates)].scores, strict=True)
+    """Return by how much the best prompt outscores the first on average, and the standard error."""
+    pairs = zip(candidates[0].scores, candidates[index_of_best(candidates)].scores, strict=True)
     differences = [a - b for b, a in pairs if a is not None and b is not None]
     return average(differences), standard_error([[difference] for difference in differences])
 
@@ -64,7 +64,7 @@ def gain(candidates: Sequence[Candidate]) -> tuple[float, float]:
 def write_outputs(
     folder: Path, candidates: Sequence[Candidate], validation: Sequence[Task], **summary: Any
 ) -> None:
-    best = best_of(candidates)
+    best = index_of_best(candidates)
     rows = []
     for number, one in enumerate(candidates):
         own = {key: value for key, value in vars(one).items() if key != "prompt"}
@@ -104,22 +104,22 @@ def closing_lines(
     overrides: Sequence[str],
     choices: Mapping[str, str],
 ) -> RenderableType:
-    best, count = best_of(candidates), len(candidates[0].scores)
+    best, count = index_of_best(candidates), len(candidates[0].scores)
     before, after = candidates[0].mean, candidates[best].mean
     lines = [Text(), Text(f"ended: {ended}", "dim")]
     if best == 0:
         none = f"none of {len(candidates)} prompts scored higher than the first: {before:.3f}"
         lines.append(Text(f"{none} on {count} validation examples"))
     else:
-        gained = replace_nan("{:+.3f} ± {:.3f}".format(*gain(candidates)))  # NaN if under 2 pairs
+        # The standard error is NaN if fewer than two examples have scores of both prompts.
+        gained = replace_nan("{:+.3f} ± {:.3f}".format(*gain(candidates)))
         result = f"validation score {before:.3f} -> {after:.3f} on {count} examples ({gained})"
         advice = "the prompt was chosen by this score, so evaluate it on other examples, too:"
         lines += [
             Text(f"{result}, prompt {best} of {len(candidates)}", "bold"),
             Text(advice, "dim"),
         ]
-        commands = next_commands(run_folder, overrides, choices, count)
-        lines += [Text(f"  {line}") for line in commands]
+        lines += [Text(f"  {c}") for c in next_commands(run_folder, overrides, choices, count)]
     lines += error_lines(dict(failures.most_common(3)))
     return Group(*lines, Text(f"{run_folder}/  {PROMPT}, results.jsonl, rollouts.jsonl", "dim"))
 
@@ -128,14 +128,14 @@ def next_commands(
     run_folder: RunFolder, overrides: Sequence[str], choices: Mapping[str, str], num_seen: int
 ) -> list[str]:
     """Return the commands that evaluate the prompt and, unless client=messages, train with it."""
-    remote = choices.get("client") == "messages"  # this client gets no token ids for training
+    remote = choices.get("client") == "messages"  # this client returns no token ids for train.py
     names = {item: key_of(item) for item in overrides}
     kept = [
         item
         for item, key in names.items()
         if key.partition("@")[0].partition(".")[0] in _POLICY and key != "env.system_prompt"
     ]
-    # These choices may come from experiment=..., which is not in `kept`, so they are written out.
+    # `kept` lacks experiment=..., which may have chosen env and model, so add these.
     groups = ["env"] if remote else ["env", "model"]
     chosen = [f"{g}={choices[g]}" for g in groups if g in choices and g not in names.values()]
     prompt = f"env.system_prompt={run_folder.path / PROMPT}"

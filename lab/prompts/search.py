@@ -3,8 +3,9 @@
     prompt -> rollouts of a mini-batch -> the reflection model reads them and writes a new prompt
            -> the same mini-batch; if the new prompt scores higher, all validation examples
 
-A round starts from a random candidate. Its probability is proportional to the number of validation
-examples at which it is the best candidate. Only this module imports `gepa`.
+A prompt with validation scores is a candidate. Each round changes a random candidate. The
+probability of a candidate is proportional to the number of validation examples on which it scores
+best. Only this module imports `gepa`.
 """
 
 import asyncio
@@ -53,14 +54,15 @@ class Search:
     progress: Progress  # counts all rollouts of the search, including those of earlier starts
     save: Callable[[list[Candidate]], None]  # called after each validation of a candidate
     candidates: list[Candidate] = field(default_factory=list)
-    failures: Counter[str] = field(default_factory=Counter)  # error -> number of its rollouts
+    failures: Counter[str] = field(default_factory=Counter)  # error -> number of rollouts with it
     ended_by: str = ""
-    propose_new_texts: ProposalFn | None = None  # with None, GEPA asks the reflection model
-    _validated: tuple[int, list[float | None]] = (0, [])  # Candidate.calls_before and scores
+    propose_new_texts: ProposalFn | None = None  # None tells GEPA to get prompts from `reflect`
+    # calls_before and scores of the next Candidate
+    _validated: tuple[int, list[float | None]] = (0, [])
     _num_empty: int = 0  # number of consecutive answers without a prompt
 
     def run(self, start: str, train: Sequence[Task], validation: Sequence[Task]) -> None:
-        """Search from the prompt `start` until the budget is spent. Raise RunFailed on failure."""
+        """Search from the prompt `start` until `_is_over` is true. Raise RunFailed on failure."""
         settings, perfect = self.settings, self.settings.perfect_score
         self._round_calls = 2 * settings.minibatch_size + len(validation)
         try:
@@ -92,17 +94,17 @@ class Search:
     def reflect(self, prompt: str | list[dict[str, Any]]) -> str:
         """Return the reflection model's answer to a question of GEPA, and record both.
 
-        Raises:
-            ValueError: the answer has no prompt. GEPA continues with the next round.
-            SearchEnded: there is no answer, and a further request would not help.
+        Raise ValueError if the answer is empty or cut off, so that GEPA starts the next round.
+        Raise SearchEnded if no answer arrives, or after _MAX_EMPTY such answers in a row.
         """
-        question = str(prompt)  # a text, because GEPA passes a list only with images
+        question = str(prompt)  # always a text, because GEPA passes lists only for images
         try:
             text, cut_off = self.runner.run(self._answer(question))
         except TimeoutError as error:
             timeout = self.reflecting.sampler.rollout_timeout
             raise SearchEnded(
-                f"the reflection model did not answer: raise reflection.timeout={timeout:g}"
+                f"the reflection model did not answer within reflection.timeout={timeout:g} s: "
+                "raise this limit"
             ) from error
         except (RunFailed, ValueError) as error:
             raise SearchEnded(str(error)) from error
@@ -190,7 +192,7 @@ class Search:
         candidate: dict[str, str],
         capture_traces: bool = False,  # noqa: ARG002 traces are always returned
     ) -> EvaluationBatch[Attempt, Attempt]:
-        """Score a prompt on a batch. A rollout without a reward gets the mean of the others."""
+        """Score a prompt on a batch. A rollout without a reward gets the batch's mean reward."""
         num_calls = self.progress.done
         attempts = self.runner.run(self._play(batch, candidate[COMPONENT]))
         rewards = [attempt.reward for attempt in attempts]
@@ -211,13 +213,13 @@ class Search:
         eval_batch: EvaluationBatch[Attempt, Attempt],
         components_to_update: list[str],
     ) -> dict[str, list[dict[str, Any]]]:
-        """Return descriptions, for the reflection model, of the rollouts with a reward."""
+        """Return what the reflection model reads: a description of each rollout with a reward."""
         attempts = [a for a in eval_batch.trajectories or [] if a.reward is not None]
         shown = [describe_rollout(attempt, self.settings.state_columns) for attempt in attempts]
         return dict.fromkeys(components_to_update, shown)
 
     def should_accept(self, proposal: CandidateProposal, state: GEPAState) -> bool:
-        """Return whether the new prompt scores higher on the examples that both prompts scored."""
+        """Return whether the prompt is new and scores higher than the one that it was made from."""
         if proposal.candidate in state.program_candidates:
             return False
         assert proposal.eval_before is not None

@@ -47,14 +47,14 @@ class Reflection:
         if self.path is not None and self.max_tokens >= self.max_seq_len:
             raise ValueError(
                 f"reflection.max_tokens={self.max_tokens}: set it below reflection.max_seq_len="
-                f"{self.max_seq_len}, which also counts the question"
+                f"{self.max_seq_len}, which limits the question and the answer together"
             )
         if lacking := [p for p in PLACEHOLDERS if self.template and p not in self.template]:
             raise ValueError(
-                f"reflection.template lacks {' and '.join(lacking)}: insert it (<curr_param> is "
+                f"reflection.template lacks {' and '.join(lacking)}: insert both (<curr_param> is "
                 "replaced by the prompt, <side_info> by the rollouts and their rewards)"
             )
-        _ = self.client  # raises ValueError at the start if reflection.base_url is invalid
+        _ = self.client  # raises ValueError if reflection.base_url is invalid
 
     @property
     def client(self) -> MessagesClient | None:

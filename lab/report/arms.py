@@ -9,14 +9,14 @@ from rl.runtime.text import printable
 _MAX_KEYS = 3  # maximum number of differing settings in an arm's label
 _MOST_CHARACTERS = 40  # longer names are cut in the middle
 _UNCLEAR = ("true", "false", "null", "none")  # an arm's name shows these values with their key
-DEFAULTS = "(defaults)"  # label of an arm without overrides
+DEFAULTS = "(defaults)"  # label of an arm without overrides of its own
 
 
 @dataclass(frozen=True, eq=False)
 class Arm:
     """One arm: runs with equal settings and different seeds."""
 
-    label: str  # the arm's overrides, such as loss=cispo
+    label: str  # the arm's overrides, such as loss=cispo, without those that all arms share
     name: str  # a short unique label, such as cispo
     runs: tuple[Run, ...]
     choices: Mapping[str, str] = field(default_factory=dict)  # settings in `name`: key -> value
@@ -27,13 +27,13 @@ class Arm:
 
     @property
     def ended_early(self) -> list[Run]:
-        """The runs that began but did not finish, and whose seed no other run has finished."""
+        """The runs that ended early, unless a finished run of the arm has the same seed."""
         seeds = {str(run.seed) for run in self.finished if run.seed is not None}
         return [run for run in self.runs if run.ended_early and str(run.seed) not in seeds]
 
     @property
     def num_looks(self) -> int:
-        """The number of looks at this arm's results: one, and one per extension that added runs."""
+        """The number of looks at this arm's results: one per command that added runs to the arm."""
         return len({run.grown for run in self.runs})
 
 
@@ -55,7 +55,10 @@ def arms_of(runs: Sequence[Run]) -> list[Arm]:
 
 
 def is_same_arm(one: Run, other: Run) -> bool:
-    """Return whether two runs differ only in the seed, as far as their settings are comparable."""
+    """Return whether two runs differ only in the seed.
+
+    A commit may add settings, so runs of different commits are compared by shared settings.
+    """
     if not one.config or not other.config:
         return one.overrides == other.overrides
     if one.commit == other.commit or one.overrides != other.overrides:
@@ -68,7 +71,10 @@ def is_same_arm(one: Run, other: Run) -> bool:
 
 
 def _distinguishing_overrides(firsts: Sequence[Run]) -> list[list[str]]:
-    """Return each arm's own overrides. If these are equal, add the settings that differ."""
+    """Return each arm's overrides, except those that every arm has. `firsts`: a run per arm.
+
+    If several arms have the same overrides, add settings that differ between them.
+    """
     common = set.intersection(*(set(run.overrides) for run in firsts)) if firsts else set()
     items = [[printable(item) for item in run.overrides if item not in common] for run in firsts]
     for its in items[:]:
@@ -81,7 +87,7 @@ def _distinguishing_overrides(firsts: Sequence[Run]) -> list[list[str]]:
 
 
 def _choices(items: Sequence[Sequence[str]]) -> list[dict[str, str]]:
-    """Return {last word of key: value} for each arm's overrides, or {} for all if keys differ."""
+    """Return each arm's overrides as {last word of the key: value}, {} if the arms' keys differ."""
     parts = [dict(item.split("=", 1) for item in of_arm if "=" in item) for of_arm in items]
     differ = any([*its] != [*parts[0]] or not all(its.values()) for its in parts)
     if differ or any(len(its) < len(of_arm) for its, of_arm in zip(parts, items, strict=True)):
@@ -93,7 +99,7 @@ def _choices(items: Sequence[Sequence[str]]) -> list[dict[str, str]]:
 
 
 def _names(choices: Sequence[Mapping[str, str]]) -> list[str]:
-    """Return a name per arm: its values, with their keys where a value alone is unclear."""
+    """Return a name per arm: the values, each with its key if the value alone would be unclear."""
 
     def is_clear(key: str) -> bool:
         return all(its[key][0].isalpha() and its[key] not in _UNCLEAR for its in choices)

@@ -1,7 +1,8 @@
 """The report card of a loss: its scores in small experiments, beside the cards of other losses.
 
-sweeps/report_card.yaml is the sweep. Each file of sweeps/row is a row of the card: an experiment
-that makes one thing harder, at the level easy or hard. docs/report-card.md explains the numbers.
+sweeps/report_card.yaml is the sweep that runs the experiments. Each file of sweeps/row is a row of
+the card. Every row except `basic` makes one thing harder, at the levels easy and hard.
+docs/report-card.md explains the numbers.
 """
 
 import time
@@ -26,8 +27,8 @@ from rl.runtime.sweep_folder import DONE, JobRecord
 from rl.runtime.text import key_of
 
 LADDER_ROW = "basic"  # the first row, whose jobs try several learning rates (the ladder)
-Row: TypeAlias = dict[str, Any]  # title, knob, levels, measure, score: as in sweeps/row/*.yaml
-VARIED = ("row", "card.level", "seed", "optim.learning_rate")  # keys in which jobs differ
+Row: TypeAlias = dict[str, Any]  # the node `card` of a file of sweeps/row, with title, levels, ...
+VARIED = ("row", "card.level", "seed", "optim.learning_rate")  # keys in which a card's jobs differ
 
 
 class Cell(msgspec.Struct, frozen=True):
@@ -36,14 +37,12 @@ class Cell(msgspec.Struct, frozen=True):
     row: str
     level: str
     rate: float
-    starts: list[float]  # the score of the untrained policy by seed
-    scores: list[float]  # the score of the last version by seed
+    starts: list[float]  # score of each run before training
+    scores: list[float]  # score of each run's last evaluated version
     seconds: float  # mean duration of a run, its start included
 
 
 class Card(msgspec.Struct):
-    """All cells of a loss."""
-
     name: str
     day: str
     commit: str
@@ -60,16 +59,16 @@ class Card(msgspec.Struct):
         """The mean score in LADDER_ROW by learning rate."""
         return {one.rate: fmean(one.scores) for one in self.cells if one.row == LADDER_ROW}
 
-    def cells_of(self, row: str) -> list[Cell]:
-        """Return the cells of a row at the chosen learning rate."""
+    def best_cells(self, row: str) -> list[Cell]:
+        """Return the cells of a row at the best learning rate."""
         return [cell for cell in self.cells if (cell.row, cell.rate) == (row, self.rate)]
 
     def interval(self, row: str) -> tuple[float, float]:
-        """Return the mean score of a row and the radius of its 95 % interval over seeds.
+        """Return the mean score of a row, and half the width of its 95 % confidence interval.
 
         The variance between seeds is pooled over the cells of the row at all learning rates.
         """
-        scores = [score for cell in self.cells_of(row) for score in cell.scores]
+        scores = [score for cell in self.best_cells(row) for score in cell.scores]
         pooled = [cell.scores for cell in self.cells if cell.row == row]
         freedom = sum(len(one) - 1 for one in pooled)
         if not freedom or not scores:
@@ -80,13 +79,11 @@ class Card(msgspec.Struct):
 
 
 def read_rows(folder: Path) -> dict[str, Row]:
-    """Return the rows in a folder of YAML files by name."""
     paths = sorted(folder.glob("*.yaml"))
     return {path.stem: yaml.safe_load(path.read_text())["card"] for path in paths}
 
 
 def read_cards(folder: Path) -> list[Card]:
-    """Return the stored cards, in the order of their names."""
     paths = sorted(folder.glob("*.json"))
     return [msgspec.json.decode(path.read_bytes(), type=Card) for path in paths]
 
@@ -94,7 +91,10 @@ def read_cards(folder: Path) -> list[Card]:
 def card_of(
     name: str, records: Iterable[JobRecord], common: Iterable[str], rows: dict[str, Row]
 ) -> Card:
-    """Return the card of the finished jobs whose overrides, without VARIED, are `common`."""
+    """Return the card `name` of the finished jobs.
+
+    Jobs whose overrides, without VARIED and RUN_KEYS, differ from `common` are left out.
+    """
     runs: dict[tuple[str, str, float], list[tuple[float, float, float]]] = defaultdict(list)
     commits: dict[str, None] = {}
     for record in records:
@@ -106,7 +106,7 @@ def card_of(
         means = [_mean(folder, one, rows[row]["measure"]) for one in evaluated_versions(folder)]
         scores = [mean for mean in means if mean is not None]
         if not scores:
-            continue  # not evaluated, or no rollout has this reward
+            continue  # the run has no evaluation, or no rollout has the row's reward
         seconds = (record.ended or 0.0) - (record.started or 0.0)
         key = row, own["card.level"], float(own["optim.learning_rate"])
         runs[key].append((scores[0], scores[-1], seconds))
@@ -121,7 +121,7 @@ def card_of(
 
 
 def _mean(folder: RunFolder, version: int, measure: str) -> float | None:
-    """Return the mean reward `measure` of the held-out rollouts that have it, None if none has."""
+    """Return the mean of the reward `measure` in an evaluation, None if no rollout has it."""
     lines = folder.read(folder.evaluation_of(version)).splitlines()
     rewards = [msgspec.json.decode(line)["rewards"].get(measure) for line in lines]
     known = [reward for reward in rewards if reward is not None]
@@ -132,10 +132,10 @@ def write_page(path: Path, card: Card, stored: Sequence[Card], rows: dict[str, R
     """Write the page and, beside it, the card as JSON. Return the text for the terminal."""
     stored = [one for one in stored if one.name != card.name]
     path.with_suffix(".json").write_bytes(msgspec.json.format(msgspec.json.encode(card)) + b"\n")
-    played = {name: row for name, row in rows.items() if card.cells_of(name)}
+    played = {name: row for name, row in rows.items() if card.best_cells(name)}
     shown, clear = [], []
     for name in sorted(played, key=lambda name: name != LADDER_ROW):
-        own, *others = (_line(c, name, played[name]) for c in (card, *stored) if c.cells_of(name))
+        own, *others = (_line(c, name, played[name]) for c in (card, *stored) if c.best_cells(name))
         shown.append({"row": played[name], "lines": [own, *others]})
         others = [one for one in others if one["played"] == own["played"]]
         lower = [one["name"] for one in others if own["high"] < one["low"]]
@@ -158,11 +158,11 @@ def _line(card: Card, name: str, row: Row) -> dict[str, Any]:
         f"{' '.join(value) if isinstance(value, dict) else value}: "
         f"{fmean(cell.starts):.2f} → {fmean(cell.scores):.2f}"
         for level, value in row["levels"].items()
-        for cell in card.cells_of(name)
+        for cell in card.best_cells(name)
         if cell.level == level
     ]
     low, high = max(mean - radius, 0.0), min(mean + radius, 1.0)
-    played = {cell.level for cell in card.cells_of(name)}
+    played = {cell.level for cell in card.best_cells(name)}
     line = {"name": card.name, "mean": mean, "low": low, "high": high, "levels": levels}
     ends = "one seed" if isnan(radius) else f"{low:.2f}..{high:.2f}"
     only = "" if played == {*row["levels"]} else f", only {' and '.join(sorted(played))}"

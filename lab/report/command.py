@@ -39,7 +39,7 @@ def main(arguments: list[str]) -> int:
     try:
         paths, options = folders_and_options(arguments, ("baseline", "judged", "out", EFFECT))
         if not paths:
-            raise ValueError("name the folder of a sweep or of a run (outputs/...)")
+            raise ValueError("give the folder of a sweep or of a run (outputs/...)")
         page = Path(options.get("out") or paths[0] / "report.html")
         judged, effect = options.get("judged", "1"), options.get(EFFECT, "1")
         if page.suffix != ".html":
@@ -47,9 +47,11 @@ def main(arguments: list[str]) -> int:
         if page.stem in RESERVED_STEMS:
             raise ValueError(f"out={page} would overwrite {page.stem}.json: choose another name")
         if "out" not in options and not paths[0].is_dir():
-            raise ValueError(f"{paths[0]} does not exist: name the folder of a sweep or of a run")
+            raise ValueError(f"{paths[0]} is not a folder: give the folder of a sweep or of a run")
         if not judged.isdecimal() or int(judged) < 1:
-            raise ValueError(f"judged={judged}: give the number of evaluations, 1 or more")
+            raise ValueError(
+                f"judged={judged}: give the number of evaluations to average, 1 or more"
+            )
         if not re.fullmatch(r"\d*\.?\d+(e-?\d+)?", effect) or not float(effect):
             raise ValueError(f"{EFFECT}={effect}: give a difference above 0, such as 0.03")
     except ValueError as problem:
@@ -104,10 +106,10 @@ def show(comparison: Comparison, page: Path, command: str = "") -> bool:
     try:
         page.parent.mkdir(parents=True, exist_ok=True)
         numbers.write_bytes(as_json(comparison))
-        from lab.report.page import write_page  # takes a second, so print the numbers first
+        from lab.report.page import write_page  # a slow import, so the numbers are printed first
 
         write_page(comparison, page, command=command)
-    except OSError as error:  # the disk is full, or a permission is missing
+    except OSError as error:  # such as a full disk or a missing permission
         problem = f"not all files are written ({error}): choose another folder, out=.../report.html"
     except Exception as error:  # noqa: BLE001 a failed drawing must not hide the numbers
         problem = f"{numbers} is written, but not the page: {type(error).__name__}: {error}"

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from math import isfinite, nan
+from math import inf, isfinite, nan
 
 import numpy as np
 
@@ -15,7 +15,7 @@ from lab.report.run import Run
 from lab.report.scoring import ScoredArm, Scoring, score_arms
 from lab.report.sequential import State, decide_arms
 
-SEED = 0  # seed of the bootstrap, so that equal runs give equal pages
+SEED = 0  # fixed seed of the bootstrap, so that equal runs give equal pages
 
 
 class NothingToCompare(ValueError):
@@ -28,17 +28,16 @@ class NoBaseline(ValueError):
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class ArmResult(ScoredArm):
-    """The results of one arm. Unknown numbers are NaN. statistics.LEVEL is the confidence level."""
+    """The results of one arm, compared with the baseline. Unknown numbers are NaN."""
 
     score: st.Interval
     difference: st.Interval  # difference to the baseline's score
-    p_value: float  # p-value of the difference, adjusted for the number of arms
-    decision: str  # BETTER, WORSE, OPEN, BASELINE, or "equal within ..." if sequential
-    undecided_if: str  # assumption about missing data that changes the decision, or ""
+    p_value: float  # adjusted for the numbers of arms and looks; NaN if decisions are sequential
+    decision: str  # BETTER, WORSE, OPEN, BASELINE, or for example "equal within 0.03"
+    undecided_if: str  # assumption about missing data that would change the decision, or ""
     chance_better: float
     visible_difference: float  # smallest true difference that is probably detected (power.py)
-    # seeds per arm that would decide this arm; None: unknown; infinite: no number suffices
-    seeds_needed: float | None
+    seeds_needed: float | None  # seeds per arm for a decision; None: unknown; infinite: impossible
     interquartile: st.Interval | None  # None with a single environment
 
     @property
@@ -61,7 +60,7 @@ class Comparison:
     scoring: Scoring
     results: tuple[ArmResult, ...]
     baseline: ArmResult
-    smallest_effect: float  # of the sequential decisions, 0 if decisions are not sequential
+    smallest_effect: float  # used in sequential decisions, 0 if decisions are not sequential
     left_out: tuple[tuple[Run, str], ...]  # excluded runs and the reasons
     notes: tuple[str, ...]  # warnings for the reader
 
@@ -96,11 +95,12 @@ def compare(
     notes: Sequence[str] = (),
     num_draws: int = st.NUM_DRAWS,
 ) -> Comparison:
-    """Compare arms by their scores on the same questions, else by their training reward.
+    """Compare arms by their scores on the same held-out questions, or else by training reward.
 
     `baseline` is the name or the label of an arm, by default the first arm with evaluations, else
     the first with rewards. The last `num_judged` evaluations of each run are averaged. With a
-    `smallest_effect`, decisions are sequential. Raise NothingToCompare or NoBaseline.
+    `smallest_effect`, decisions are sequential: they stay valid if an arm is judged after every
+    seed. Raise NothingToCompare or NoBaseline.
     """
     control = _baseline(arms, baseline)
     scoring = score_arms(arms, control, num_judged)
@@ -131,8 +131,9 @@ def _states(
 ) -> list[State]:
     """Return the state of each arm, compared with arm number `at`.
 
-    p-values are multiplied by `factors`, then adjusted for the number of arms (Holm). If `effect`
-    is not 0, decisions are sequential. `unscored`: the number of arms without scores.
+    Without an `effect`, each arm's p-value is multiplied by its element of `factors`, and the
+    products are adjusted for the number of arms (Holm). With an `effect`, decisions are sequential
+    and depend on `unscored`, the number of further arms, which have no scores.
     """
     if effect:
         return decide_arms(scores, at, effect, unscored)
@@ -190,9 +191,12 @@ def _results(
                 factor = num_others * st.looks_factor(looks[index] + 1)
                 needed = power.seeds_needed(difference.value, state.spread, factor)
         if decision in (st.BETTER, st.WORSE, st.EQUAL):
-            failing = (name for name, those in others if those[index].decision != decision)
-            if undecided_if := next(failing, ""):
-                decision, needed = st.OPEN, None
+            failing = {name: s[index] for name, s in others if s[index].decision != decision}
+            if undecided_if := next(iter(failing), ""):
+                # An assumption may lead to another sequential decision. No number of seeds changes
+                # that decision, because it is final, so its `seeds_needed` is None.
+                longest = max(one.seeds_needed or inf for one in failing.values())
+                decision, needed = st.OPEN, longest if smallest_effect else None
         several = len(np.unique(scores.strata)) > 1
         results.append(
             ArmResult(
@@ -200,9 +204,7 @@ def _results(
                 score=st.interval(float(scores.y.mean()), draws[index], st.spread_of(scores)),
                 difference=difference,
                 p_value=state.p_value,
-                decision=f"{decision} within {smallest_effect:g}"
-                if decision == st.EQUAL
-                else decision,
+                decision=f"{decision}{f' within {smallest_effect:g}' * (decision == st.EQUAL)}",
                 undecided_if=undecided_if,
                 chance_better=st.chance_better(scores.means, base.means) if knows else nan,
                 visible_difference=visible,
@@ -218,9 +220,9 @@ def _baseline(arms: Sequence[Arm], wanted: str) -> Arm:
     if not counting:
         runs = [run for arm in arms for run in arm.runs]
         raise NothingToCompare(
-            f"none of {len(runs)} runs has finished; the first: {runs[0].name}: {runs[0].cause}"
+            f"none of {len(runs)} runs has finished; the first is {runs[0].name}: {runs[0].cause}"
             if runs
-            else "these folders contain no run: name the folder of a sweep or of runs (outputs/...)"
+            else "these folders contain no run: give the folder of a sweep or of runs (outputs/...)"
         )
     if not wanted:
         known = [

@@ -17,7 +17,7 @@ def conclusion(comparison: Comparison) -> str:
 
 
 def headline(comparison: Comparison) -> str:
-    """Return which arms are better, worse, equal or unclear, or only how many there are."""
+    """Return the better, worse, equal and open arms as text, or counts if the text is too long."""
     baseline = comparison.baseline
     if not comparison.others:
         return f"{baseline.arm.name} scores {baseline.score:.3f}."
@@ -26,15 +26,15 @@ def headline(comparison: Comparison) -> str:
         groups[result.decision.partition(" within")[0]].append(result)
     (better, worse, equal, undecided), name, clauses = groups.values(), baseline.arm.name, []
     if better:
-        clauses.append(f"{_names(better, by=True)} beat{'s' * (len(better) == 1)} {name}")
+        clauses.append(f"{_join_names(better, by=True)} beat{'s' * (len(better) == 1)} {name}")
     if worse:
-        clauses.append(f"{_names(worse, by=True)} {_is_or_are(worse)} worse than {name}")
+        clauses.append(f"{_join_names(worse, by=True)} {_is_or_are(worse)} worse than {name}")
     if equal:
         effect = f"within {comparison.smallest_effect:g}"
-        clauses.append(f"{_names(equal)} {_is_or_are(equal)} equal to {name} {effect}")
+        clauses.append(f"{_join_names(equal)} {_is_or_are(equal)} equal to {name} {effect}")
     if undecided:
         yet = " yet" if comparison.smallest_effect else ""
-        clauses.append(f"{_names(undecided)} cannot be distinguished from {name}{yet}")
+        clauses.append(f"{_join_names(undecided)} cannot be distinguished from {name}{yet}")
     text = f"{'; '.join(clauses)}."
     if len(text) <= _MOST_CHARACTERS:
         return text
@@ -61,7 +61,7 @@ def ended_early(comparison: Comparison) -> str:
 
 
 def basis(comparison: Comparison) -> str:
-    """Return what the scores measure, and the numbers of seeds and of runs, as a sentence."""
+    """Return a sentence about the scores: what they measure, and from how many seeds and runs."""
     results, scoring = comparison.results, comparison.scoring
     seeds = as_range([result.scores.num_seeds for result in results])
     text = f"{seeds} seed{'s' * (seeds != '1')}{' each' * (len(results) > 1)}"
@@ -75,8 +75,8 @@ def basis(comparison: Comparison) -> str:
 
 
 def describe_power(comparison: Comparison) -> str:
-    """Return the smallest visible difference (power.py), and the seeds that a decision needs."""
-    # More seeds do not decide an arm that is undecided because of missing data.
+    """Return sentences on the smallest visible difference (power.py) and on the seeds needed."""
+    # Skip arms that are undecided only because of missing data. A note names these arms.
     unclear = [r for r in comparison.others if r.decision == OPEN and not r.undecided_if]
     known = [result for result in unclear if result.visible_difference >= 0]  # False for NaN
     texts = []
@@ -98,6 +98,6 @@ def describe_power(comparison: Comparison) -> str:
     return " ".join(texts)
 
 
-def _names(results: Sequence[ArmResult], *, by: bool = False) -> str:
+def _join_names(results: Sequence[ArmResult], *, by: bool = False) -> str:
     names = [f"{r.arm.name} (by {abs(r.difference):.3f})" if by else r.arm.name for r in results]
     return names[0] if len(names) == 1 else f"{', '.join(names[:-1])} and {names[-1]}"

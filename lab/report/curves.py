@@ -12,13 +12,13 @@ from lab.report.run import LAST_STEPS, Curve
 from lab.report.scoring import HELD_OUT, TRAINING
 
 MOST_POINTS = 40  # maximum number of points in a run's curve
-COLUMNS, WIDTH = 4, 980  # maximum panels per row, and pixels per row (page.html relies on both)
+COLUMNS, WIDTH = 4, 980  # panels and pixels per row, before page.html adapts them to the window
 COLOUR = "#3b7dd8"
 
 
 def curves(comparison: Comparison) -> dict[str, Any]:
     points, bands = curve_rows(comparison)
-    # The layers of a facet must share one data set, so each row names its layer.
+    # The layers of a facet must share one data set, so each data row names its layer.
     rows = [*points, *bands]
     names = [arm.name for arm in comparison.arms]
     behind = [row for row in bands if row["arm"] == comparison.baseline.arm.name]
@@ -65,12 +65,12 @@ def _layers(measure: str) -> list[Chart]:
 
 
 def curve_rows(comparison: Comparison) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
-    """Return the curve points of every run, and the median and range over the runs of each arm."""
+    """Return the curve points of every run, and each arm's median and range over finished runs."""
     points, bands, measure = [], [], comparison.scoring.measure
     for arm in comparison.arms:
         drawn = [
-            (r, _thin_out(r.held_out if measure == HELD_OUT else r.training.smoothed(LAST_STEPS)))
-            for r in arm.runs
+            (run, run.held_out if measure == HELD_OUT else run.training.smoothed(LAST_STEPS))
+            for run in arm.runs
         ]
         points += [
             {
@@ -85,14 +85,17 @@ def curve_rows(comparison: Comparison) -> tuple[list[dict[str, Any]], list[dict[
                 "view": view_command(run, measure, int(step)),
             }
             for run, curve in drawn
-            for step, seconds, tokens, score in np.stack(curve.columns, 1).tolist()
+            for step, seconds, tokens, score in np.stack(curve.columns, 1)[
+                _spread_out(len(curve.steps))
+            ].tolist()
         ]
         bands += _band(arm.name, [curve for run, curve in drawn if run.finished])
     return points, bands
 
 
 def _band(arm: str, drawn: Sequence[Curve]) -> Iterator[dict[str, Any]]:
-    for step in sorted(set.intersection(*(set(curve.steps) for curve in drawn)) if drawn else ()):
+    shared = sorted(set.intersection(*(set(curve.steps) for curve in drawn))) if drawn else []
+    for step in (shared[index] for index in _spread_out(len(shared))):
         at = np.array([np.stack(curve.columns)[:, curve.steps == step][:, 0] for curve in drawn])
         _, seconds, tokens, score = np.median(at, 0).tolist()
         low, high = at[:, 3].min().item(), at[:, 3].max().item()
@@ -100,6 +103,6 @@ def _band(arm: str, drawn: Sequence[Curve]) -> Iterator[dict[str, Any]]:
                "tokens": tokens, "score": score, "low": low, "high": high}  # fmt: skip
 
 
-def _thin_out(curve: Curve) -> Curve:
-    num_points = min(len(curve.steps), MOST_POINTS)
-    return curve.at(np.linspace(0, len(curve.steps) - 1, num_points).round().astype(int))
+def _spread_out(count: int) -> list[int]:
+    """Return at most MOST_POINTS indices below `count`, at about equal distances."""
+    return np.linspace(0, count - 1, min(count, MOST_POINTS)).round().astype(int).tolist()

@@ -16,7 +16,7 @@ from rl.runtime.text import printable
 
 @dataclass(frozen=True, order=True)
 class Question:
-    """One held-out example. Questions of two runs are equal if their user messages are equal."""
+    """One held-out example. Equal questions have equal environments, ids and user messages."""
 
     env: str
     example: str
@@ -35,7 +35,10 @@ class Evaluation:
         return self.scores_with({})
 
     def scores_with(self, unscored: Mapping[str, float]) -> dict[Question, float]:
-        """Return the scores. Unscored rollouts get the reward `unscored[env]`, or are left out."""
+        """Return the mean reward of each question, NaN if all of its rollouts are left out.
+
+        Unscored rollouts get the reward `unscored[env]`. They are left out if `unscored` lacks env.
+        """
         scores = {}
         for question, rewards in self.rewards.items():
             filled = [unscored.get(question.env) if x is None else x for x in rewards]
@@ -83,7 +86,7 @@ def read_evaluation(folder: RunFolder, version: int) -> Evaluation:
 
 
 def _digest(content: msgspec.Raw) -> str:
-    """Hash only the user messages before the first answer, because system prompts may differ."""
+    """Hash the user messages before the first answer, because no policy can change them."""
     messages, texts = msgspec.json.decode(content), []
     for message in messages if isinstance(messages, list) else []:
         role = message.get("role") if isinstance(message, dict) else None

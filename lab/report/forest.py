@@ -33,13 +33,13 @@ def forest(comparison: Comparison) -> Chart:
     ]
     order = [row["arm"] for row in rows]
     base = alt.Chart(alt.Data(values=rows))
-    dots = alt.Chart(alt.Data(values=_seed_rows(comparison)))
+    dots = alt.Chart(alt.Data(values=_run_rows(comparison)))
     y = alt.Y("arm:N", sort=order, title=None,
               axis=alt.Axis(ticks=False, domain=False, labelPadding=8, labelFontSize=13,
                             labelLimit=260))  # fmt: skip
     scale = alt.Scale(domain=list(DECISIONS), range=list(DECISIONS.values()))
     colour = alt.Color("decision:N", legend=None, scale=scale)
-    # Vega rounds labels by the range of the axis, so it would label a single score of 0.5 with 1.
+    # Vega's default rounds labels by the axis range: if all scores are 0.5, the label would be 1.
     axis = alt.Axis(tickCount=5, title=None, labelExpr="format(datum.value, '~g')")
     x = alt.X("score.value:Q", scale=alt.Scale(zero=False), axis=axis)
     known, own = "isValid(datum.score.low)", "datum.decision == 'baseline'"
@@ -81,7 +81,7 @@ def _differences(comparison: Comparison, base: Chart, hidden: alt.Y, colour: alt
     return drawn.properties(width=330, title=title)
 
 
-def _seed_rows(comparison: Comparison) -> list[dict[str, Any]]:
+def _run_rows(comparison: Comparison) -> list[dict[str, Any]]:
     measure, rows = comparison.scoring.measure, []
     for result in comparison.results:
         for run, score in zip(result.runs, result.run_scores.tolist(), strict=True):
@@ -91,7 +91,7 @@ def _seed_rows(comparison: Comparison) -> list[dict[str, Any]]:
 
 
 def view_command(run: Run, measure: str, step: int) -> str:
-    """Return the command that shows the rollouts of a step, or the evaluation of a version."""
+    """Return the command that shows the rollouts of a step, or the evaluation of version `step`."""
     source = "evaluation" if measure == HELD_OUT else "training"
     folder = relative_path(run.folder) if run.folder else run.name
     return f"{' '.join(program('view'))} {shlex.quote(folder)} source={source} step={step}"

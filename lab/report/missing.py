@@ -54,7 +54,7 @@ def _extreme_rewards(scoring: Scoring) -> tuple[dict[str, float], dict[str, floa
 
 
 def _last_scores(scoring: Scoring, run: Run, lowest: Mapping[str, float]) -> Table:
-    """Return the last scores of a lost run, with the lowest reward for unscored questions."""
+    """Return the last scores of a lost run. A question without a score gets the lowest reward."""
     if scoring.measure == TRAINING:
         reward = run.training_reward
         least = min(table[REWARD] for one in scoring.arms for _, table in one.rows)

@@ -1,4 +1,4 @@
-"""Write the notes of a report, which say what limits its conclusions."""
+"""The notes of a report, which say what limits its conclusions."""
 
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
@@ -33,7 +33,7 @@ def notes_on(
         ]
         yield f"Excluded runs ({len(left_out)}): {'; '.join(shown)}"
     if broken := sum(one.num_broken for run in runs for one in run.evaluations.values()):
-        yield f"Unreadable lines of evaluations/*.jsonl, which are left out: {broken}."
+        yield f"Number of unreadable lines in evaluations/*.jsonl, which are left out: {broken}."
 
 
 def _notes_on_scores(scoring: Scoring) -> Iterator[str]:
@@ -55,7 +55,7 @@ def _notes_on_scores(scoring: Scoring) -> Iterator[str]:
         if shares := [f"{name} {100 * share:.1f} %" for name, share in means if share]:
             yield (
                 f"Training rollouts without a score: {', '.join(shares)}. They are left out, and "
-                "no decision is tested against the rewards that they could have had."
+                "the report does not check whether their rewards could change a decision."
             )
         if any(run.selects_examples for run in runs):
             yield (

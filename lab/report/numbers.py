@@ -15,9 +15,9 @@ from lab.report.conclusion import basis, conclusion, describe_power
 from lab.report.power import MOST_SEEDS
 from lab.report.statistics import BETTER, LEVEL, NUM_DRAWS, WORSE
 
-Record: TypeAlias = dict[str, Any]  # the numbers of one arm by their keys in report.json
+Record: TypeAlias = dict[str, Any]  # the entry of one arm in report.json
 
-COLUMNS = {  # key in report.json: column title, number format
+COLUMNS = {  # key in report.json -> title of the column, and format of its values
     "name": ("arm", ""),
     "decision": ("decision", ""),
     "difference": ("difference", "+.3f"),
@@ -33,7 +33,7 @@ COLUMNS = {  # key in report.json: column title, number format
     "seeds_needed": ("seeds needed", ",.0f"),
     "interquartile": ("interquartile mean", ".3f"),
 }
-NUM_TERMINAL_COLUMNS = 7  # number of columns that the terminal shows
+NUM_TERMINAL_COLUMNS = 7  # the terminal shows only this many of COLUMNS
 
 
 def as_json(comparison: Comparison) -> bytes:
@@ -109,7 +109,7 @@ def as_table(records: Sequence[Record]) -> Table:
 
 
 def as_csv(comparison: Comparison) -> str:
-    scores = {}  # keys are ids, because runs of two folders may share a name
+    scores = {}  # id(run) -> score, because runs in two folders may have the same name
     for result in comparison.results:
         scores |= zip(map(id, result.runs), result.run_scores, strict=True)
     why = {id(run): reason for run, reason in comparison.left_out}

@@ -1,6 +1,7 @@
-"""Write the HTML page of a comparison, which loads no external files, and its figures.
+"""Write the HTML page of a comparison, and its charts as PNG and SVG files.
 
-Colours are CSS variables, so that one chart works in light mode, in dark mode and on paper.
+The page loads no external files. Its charts take their colours from CSS variables, so that a chart
+suits light mode, dark mode and print. The PNG and SVG files have fixed colours.
 """
 
 import time
@@ -28,7 +29,7 @@ from rl.runtime.text import printable
 
 ON_PAGE = ("var(--ink)", "var(--quiet)", "var(--line)")
 ON_PAPER = ("#1c2330", "#5b6472", "#e3e6ea")
-PNG_SCALE = 2  # PNG pixels per unit of the chart
+PNG_SCALE = 2  # PNG pixels per SVG pixel
 
 
 def write_page(comparison: Comparison, path: Path, *, command: str = "") -> None:

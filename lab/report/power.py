@@ -1,4 +1,8 @@
-"""Compute the smallest visible difference, and the seeds that an observed difference needs."""
+"""Compute which differences are visible, and how many seeds make a difference visible.
+
+A difference is detected if its p-value is below ERROR. A true difference is visible if it is
+detected with probability POWER or more.
+"""
 
 from bisect import bisect_left
 from collections.abc import Callable
@@ -6,13 +10,13 @@ from math import inf
 
 from lab.report.statistics import ERROR, FEWEST_SEEDS, Spread, student_quantile
 
-POWER = 0.8  # probability of detecting the smallest visible difference
-MOST_SEEDS = 1000  # a larger number of seeds is shown as "> 1,000"
-_LARGEST_COUNT = 10**7  # if this many seeds do not suffice, no number of seeds does
+POWER = 0.8  # the smallest visible difference is detected with this probability
+MOST_SEEDS = 1000  # the report shows a larger number of seeds as "> 1,000"
+_LARGEST_COUNT = 10**7  # fewest_seeds returns infinity instead of this number or a larger one
 
 
 def visible_difference(spread: Spread, factor: int = 1) -> float:
-    """Return the difference that is detected with probability POWER. `factor` scales p-values."""
+    """Return the smallest visible difference if p-values are multiplied by `factor`."""
     tail = 1 - ERROR / 2 / factor
     num_standard_errors = sum(
         student_quantile(spread.decision_degrees_of_freedom, share) for share in (tail, POWER)
@@ -21,10 +25,10 @@ def visible_difference(spread: Spread, factor: int = 1) -> float:
 
 
 def seeds_needed(difference: float, spread: Spread, factor: int = 1) -> float | None:
-    """Return the seeds per arm that detect this true difference with probability POWER.
+    """Return how many seeds per arm detect a true `difference` with probability POWER.
 
-    Return infinity if no number of seeds suffices, so that only more questions help. Return None if
-    the number is unknown, or if the difference is 0.
+    Return infinity if no number of seeds suffices. Then only more questions help. Return None if
+    the difference is 0, or if an arm has too few seeds to estimate its variance between seeds.
     """
     if len(spread.seeds) < 2 or not difference:
         return None

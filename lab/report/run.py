@@ -26,12 +26,12 @@ from rl.runtime.text import START_KEYS, key_of, printable
 LAST_STEPS = 10  # a run without evaluations is scored by the mean reward of its last steps
 RUN_KEYS = START_KEYS | {"seed", "output_dir"}  # keys that differ between runs of one arm
 _STILL_GOING = "still going"
-_LONGEST_TEXT = 300  # maximum characters of an override or a cause of failure
+_LONGEST_TEXT = 300  # longer names, overrides and causes of failure are cut to this length
 
 
 @dataclass(frozen=True, eq=False)
 class Curve:
-    """A learning curve: scores, and the steps, seconds and tokens before each score."""
+    """A learning curve: scores, and the steps, seconds and tokens of training before each score."""
 
     steps: Floats
     seconds: Floats
@@ -47,7 +47,7 @@ class Curve:
         return Curve(*(column[points] for column in self.columns))
 
     def smoothed(self, window: int) -> "Curve":
-        """Return the curve with the running mean of the scores over up to `window` points."""
+        """Return the curve with each score averaged with up to `window` - 1 scores before it."""
         sums = np.concatenate([[0.0], self.scores.cumsum()])
         ends = np.arange(1, len(sums))
         starts = np.maximum(ends - window, 0)
@@ -65,19 +65,21 @@ class Run:
     config: dict[str, Any] = field(default_factory=dict)  # settings by dotted key, without RUN_KEYS
     seed: Any = None
     cause: str = ""  # why the run did not finish, "" if it finished
-    has_begun: bool = True  # False for a job that failed before its folder existed
+    has_begun: bool = True  # False for a job that has not started or has failed without a folder
     num_steps: int = 0
     max_steps: int = 1
     seconds: float = 0.0
     tokens: float = 0.0
     held_out: Curve = NO_CURVE  # mean score of each evaluation
     training: Curve = NO_CURVE  # mean reward of each batch
-    evaluations: dict[int, Evaluation] = field(default_factory=dict)  # key: policy version, sorted
+    # the last evaluations, which the report averages: policy version -> evaluation, oldest first
+    evaluations: dict[int, Evaluation] = field(default_factory=dict)
     commit: str = ""
     started_from: str = ""  # run and step of the initial weights, "" if no run trained them
-    code: dict[str, tuple[str, ...]] = field(default_factory=dict)  # code file -> its hashes
+    # file of user code -> hashes of its versions in this run, oldest first
+    code: dict[str, tuple[str, ...]] = field(default_factory=dict)
     command: str = ""  # the command that resumes the run
-    grown: int = 0  # index of the sweep's command that added this run
+    grown: int = 0  # 0 if the sweep's first command added this run, 1 if the next one did, ...
     unscored_share: float = 0.0  # share of unscored rollouts in the last LAST_STEPS steps
     selects_examples: bool = False  # whether order or buffer chose examples by earlier rewards
 
@@ -100,14 +102,13 @@ class Run:
 
     @property
     def questions(self) -> set[Question]:
-        """The questions of the last evaluation, or an empty set without evaluations."""
         return set(list(self.evaluations.values())[-1].scores) if self.evaluations else set()
 
     def judged_evaluations(self, num_judged: int) -> list[Evaluation]:
         return [self.evaluations[version] for version in self.judged_versions(num_judged)]
 
     def judged_versions(self, num_judged: int) -> list[int]:
-        """Return the last `num_judged` versions, without the untrained version 0 if possible."""
+        """Return the last `num_judged` evaluated versions, without version 0 if others exist."""
         trained = [version for version in self.evaluations if version > 0]
         return trained[-num_judged:] or list(self.evaluations)
 
@@ -115,7 +116,7 @@ class Run:
 def read_run(
     folder: RunFolder | None, overrides: Sequence[str], error: str | None, num_judged: int
 ) -> Run:
-    """Return the run of a folder, or of a job that failed with `error` before it had a folder."""
+    """Return a run with its last `num_judged` evaluations (other arguments: lab.runs.FoundRun)."""
     meaningful = tuple(sorted(_make_readable(x) for x in overrides if key_of(x) not in RUN_KEYS))
     seeds = [_make_readable(x.partition("=")[2]) for x in overrides if key_of(x) == "seed"]
     seed = seeds[-1] if seeds else None
@@ -140,7 +141,8 @@ def read_run(
         overrides=meaningful,
         config=config,
         seed=settings.get("seed", seed),
-        has_begun=folder.path.is_dir() or error is None,  # without error, it was deleted
+        # If the folder is missing and there is no error, the folder was deleted after the run.
+        has_begun=folder.path.is_dir() or error is None,
         cause=_make_readable(_cause(folder, rows, error, max_steps, settings.get("stop_when"))),
         num_steps=num_steps,
         max_steps=max_steps,
@@ -159,7 +161,7 @@ def read_run(
 
 
 def _make_readable(text: str) -> str:
-    """Return the shortened text without characters that JSON or the chart library rejects."""
+    """Return the text, cut if it is long, without characters that JSON or Vega rejects."""
     return printable(text)[:_LONGEST_TEXT]
 
 
@@ -182,12 +184,13 @@ def _flatten(node: Any, prefix: str = "") -> dict[str, Any]:
 def _without_run_keys(
     settings: dict[str, Any], run_name: str, given: Container[str]
 ) -> dict[str, Any]:
-    # Match whole words, so that a run named grpo does not remove the setting losses.grpo.grpo.
+    # Values with the run's name, such as paths, differ between the runs of an arm. Remove them, but
+    # match whole words, so that a run named grpo keeps the value losses.grpo.grpo.
     name = re.compile(rf"(?<![\w.]){re.escape(run_name)}(?![\w.])")
     return {
         key: value
         for key, value in settings.items()
-        # Nested keys such as env.seed usually interpolate ${seed}, unless the user gave a value.
+        # Remove nested keys such as env.seed, which copy ${seed} unless the user gave a value.
         if key not in RUN_KEYS
         and (key.rpartition(".")[2] not in RUN_KEYS or key in given)
         and key.partition(".")[0] not in ("format", "learned")  # users do not set these keys

@@ -1,4 +1,4 @@
-"""Score each run on the same held-out questions, else by the training reward of its last steps."""
+"""Score all runs on the same held-out questions, or all runs by their last training rewards."""
 
 from collections import Counter, defaultdict
 from collections.abc import Collection, Hashable, Mapping, Sequence
@@ -13,11 +13,11 @@ from lab.report.run import LAST_STEPS, Run
 from lab.report.statistics import Floats, Scores
 
 HELD_OUT, TRAINING = "held-out questions", "training reward"
-FEWEST_SHARED = 0.5  # minimum share of the baseline's questions that a run must share
+FEWEST_SHARED = 0.5  # a run must have scores for this share of the baseline's questions
 _MOSTLY_UNSCORED = "most of its questions have no score"
-REWARD = Question("", "", "")  # key of the training reward in a Table
+REWARD = Question("", "", "")  # replaces the questions if the training reward is the score
 
-Table = Mapping[Question, float]  # the scores of one run
+Table = Mapping[Question, float]  # question -> score of one run
 Rows = Sequence[tuple[Run, Table]]
 
 
@@ -25,10 +25,11 @@ Rows = Sequence[tuple[Run, Table]]
 class ScoredArm:
     arm: Arm
     rows: Rows  # the scored runs, each with its scores by question
-    lost: tuple[Run, ...]  # runs that ended early or are mostly unscored, and were not repeated
+    # runs that ended early or are mostly unscored, if no scored run has the same seed
+    lost: tuple[Run, ...]
     run_scores: Floats  # the mean score of each scored run
     scores: Scores  # one row per seed, the mean over the runs with this seed
-    num_rollouts: int  # number of rollouts in the judged evaluations
+    num_rollouts: int  # number of rollouts in the evaluations that the scores are computed from
     num_unscored: int  # number of these rollouts that have no score
 
     @property
@@ -39,11 +40,11 @@ class ScoredArm:
 @dataclass(frozen=True, eq=False)
 class Scoring:
     measure: str  # HELD_OUT or TRAINING
-    judged: str  # description of the scored versions or steps
+    judged: str  # the scored policy versions or steps in words, such as "the last 10 steps"
     arms: tuple[ScoredArm, ...]
     left_out: tuple[tuple[Run, str], ...]  # finished runs that cannot be scored, and why
     num_judged: int  # number of evaluations whose mean is the score
-    questions: tuple[Question, ...] = ()  # the columns of the scores, empty for TRAINING
+    questions: tuple[Question, ...] = ()  # the columns of ScoredArm.scores, empty for TRAINING
     no_evaluation: str = ""  # why the measure is TRAINING although the baseline was evaluated
 
     @property
@@ -52,10 +53,10 @@ class Scoring:
 
 
 def score_arms(arms: Sequence[Arm], baseline: Arm, num_judged: int) -> Scoring:
-    """Score the finished runs on the baseline's questions, else by their training reward.
+    """Score the finished runs on the baseline's questions, or if that fails, by training reward.
 
-    Runs that answered too few of these questions, or have scores of too few, are excluded. A
-    question is excluded if any of the remaining runs has no score for this question.
+    Runs that answered too few of these questions, or have scores for too few of them, are excluded.
+    A question is excluded if any of the remaining runs has no score for this question.
     """
     asked = [frozenset(run.questions) for run in baseline.finished if run.evaluations]
     if not asked:
@@ -138,7 +139,7 @@ def scores_of(rows: Rows, questions: Sequence[Question]) -> Scores:
 
 
 def seed_of(run: Run) -> Hashable:
-    """Return the seed of a run. A run whose seed is unknown has a seed of its own."""
+    """Return the seed of a run or, if it is unknown, a value that no other run has."""
     return id(run) if run.seed is None else str(run.seed)
 
 
@@ -150,7 +151,7 @@ def _versions_in_words(runs: Sequence[Run], num_judged: int) -> str:
 
 
 def judged_step(run: Run, measure: str) -> int:
-    """Return the policy version of the last evaluation, or the number of the last step."""
+    """Return the last evaluated policy version, or for TRAINING the number of the last step."""
     return run.judged_versions(1)[-1] if measure == HELD_OUT else run.num_steps - 1
 
 
@@ -162,9 +163,10 @@ def as_range(numbers: Sequence[int]) -> str:
 def mean_scores(
     run: Run, num_judged: int, unscored: Mapping[str, float] | None = None
 ) -> dict[Question, float]:
-    """Return the mean score of each question over the judged versions, if all versions have one.
+    """Return the mean score of each question over the last `num_judged` evaluated versions.
 
-    `unscored` is the reward of unscored rollouts in each environment. By default they are left out.
+    A question is left out if it has no score in one of these versions. `unscored` maps an
+    environment to the reward of its unscored rollouts. By default these rollouts are left out.
     """
     tables = [one.scores_with(unscored or {}) for one in run.judged_evaluations(num_judged)]
     questions = set(tables[0]).intersection(*tables) if tables else set()

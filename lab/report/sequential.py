@@ -1,25 +1,27 @@
-"""Decide about arms while seeds are still added: better, worse, equal within an effect, or open.
+"""Decide while seeds are added: an arm is better than, worse than or equal to the baseline.
 
     d_k, V_k    difference to the baseline after k seeds, and its variance (statistics.py)
     interval    d_k +- (delta / 2 + V_k log(2 / alpha) / delta)     delta: the smallest effect
+    alpha       ERROR divided by the number of open arms, as in the step-down test of Holm (1979)
 
-docs/report.md has the rule. An arm may be judged after every seed. Its first decision is final.
+An arm may be judged after every seed. Each judgement is called a look. The first decision about an
+arm is final. An arm without a decision is open. docs/report.md has the rule.
 
-If d_k is normal and V_k is known, all of the infinitely many intervals contain the true difference
-with probability 1 - alpha or more. A later mean contains the earlier one, and the noise of the
-questions is in both, so cov(d_j, d_k) = V_k for j < k. Therefore d_k / V_k is a Brownian motion
-with drift in the time 1 / V_k. Its noise crosses a + b / V_k with probability exp(-2 a b) at most
-(Robbins and Siegmund 1970; Howard, Ramdas, McAuliffe and Sekhon 2020). With
-a = log(2 / alpha) / delta and b = delta / 2 this is Wald's test (1945) of 0 against +- delta. Every
-difference except +- delta / 2 is decided if there are enough questions.
+If d_k is normal and V_k is known, the probability is at least 1 - alpha that all of the infinitely
+many intervals contain the true difference. The mean over k seeds includes the first j < k seeds,
+and both means have the noise of the questions, so cov(d_j, d_k) = V_k. Therefore d_k / V_k is a
+Brownian motion with drift in the time 1 / V_k. Its noise crosses the line a + b / V_k with
+probability exp(-2 a b) at most (Robbins and Siegmund 1970; Howard, Ramdas, McAuliffe and Sekhon
+2020). With a = log(2 / alpha) / delta and b = delta / 2 this is Wald's test (1945) of 0 against
++- delta. Enough seeds and questions decide every true difference except +- delta / 2.
 
-alpha is ERROR divided by the number of open arms, a step-down test like that of Holm (1979). Of 0
-and |difference| >= delta only one can be true for an arm, so the chance of any false decision about
-any arm is ERROR at most.
+The hypotheses difference = 0 and |difference| >= delta exclude each other, so each arm counts as
+one test. The chance of any false decision about any arm is therefore ERROR at most.
 
-V_k is estimated, so the radius is the quantile of Student's t at the tail probability of the normal
-radius. That probability is at least alpha / (10 k (k + 1)), because few seeds cannot estimate
-smaller tails. This limit adds at most alpha / 30. benchmarks/sequential.py measures the errors.
+V_k is estimated, so the half width in the formula is replaced by the quantile of Student's t with
+the same tail probability. Few seeds cannot estimate very small tails, so this probability is at
+least alpha / (10 k (k + 1)). This lower limit adds at most alpha / 30 to the chance of a false
+decision, which benchmarks/sequential.py measures.
 """
 
 from collections.abc import Sequence
@@ -42,14 +44,15 @@ class State:
     error: float = st.ERROR  # alpha
     decision: str = st.OPEN
     spread: st.Spread | None = None  # None before the first look
-    p_value: float = nan  # known only for a decision that is made once (comparison.py)
+    p_value: float = nan  # NaN for the decisions of this file, which use no p-value
 
     @property
     def seeds_needed(self) -> float | None:
-        """The seeds per arm that would decide the arm; None if unknown, infinite if no number does.
+        """The number of seeds per arm that is likely to decide an open arm.
 
-        The true difference is assumed to be the observed one, or 0 if that is below the smallest
-        effect. Differences near half of the smallest effect need more seeds.
+        None before the first look and after a decision, infinite if no number suffices. The true
+        difference is assumed to be the observed one, or 0 if the observed one is below the smallest
+        effect. A true difference near half of the smallest effect needs more seeds.
         """
         if self.spread is None or self.decision != st.OPEN:
             return None
@@ -85,9 +88,9 @@ def decision_of(low: Any, high: Any, smallest_effect: float) -> Any:
 def decide_arms(
     scores: Sequence[st.Scores], at: int, smallest_effect: float, num_unscored: int = 0
 ) -> list[State]:
-    """Return the state of each arm, compared with arm `at` after every seed.
+    """Return the state of each arm, compared after every seed with the baseline, `scores[at]`.
 
-    `num_unscored`: the number of further arms, which have no scores yet and are open.
+    `num_unscored` is the number of other arms, which are open because they have no scores yet.
     """
     gains = [float(one.y.mean() - scores[at].y.mean()) for one in scores]
     states = [State(st.Interval(gain, nan, nan), smallest_effect) for gain in gains]
@@ -99,7 +102,8 @@ def decide_arms(
         looks = [
             (i, float(one.y.mean() - base.y.mean()), st.spread_of(one, base)) for i, one in known
         ]
-        while num_open != len(is_open):  # each decision increases the other arms' share of ERROR
+        # Judge the open arms again after each decision, because it increases their share of ERROR.
+        while num_open != len(is_open):
             num_open = len(is_open)
             for i, gain, spread in looks:
                 if i in is_open:

@@ -17,11 +17,11 @@ class Sources:
     question: str  # the question of the first sweep that has a question
     command: str  # the command that started the first sweep
     smallest_effect: str  # until.smallest_effect of the first sweep that has it, or ""
-    notes: list[str]  # unreadable folders and files, and which arms a sweep has decided
+    notes: list[str]  # unreadable files or folders, and the progress of a sweep with until=decided
 
 
 def read_sources(paths: Sequence[Path], num_judged: int = 1) -> Sources:
-    runs: dict[Any, Run] = {}  # key: resolved folder of the run
+    runs: dict[Any, Run] = {}  # key: resolved run folder, or a number for a job without one
     notes: list[str] = []
     texts = dict.fromkeys(("question", "command", "smallest_effect", "progress"), "")
     for path in paths:

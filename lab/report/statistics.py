@@ -1,17 +1,21 @@
 """Intervals and p-values for the scores of several seeds on the same questions.
 
-    y[s, q]   mean reward of seed s of one arm on held-out question q        [S, Q]
-    score     mean of y;  difference = score(arm) - score(baseline), paired in q
+    y[s, q]      mean reward of seed s of one arm on held-out question q        [S, Q]
+    score        mean of y
+    difference   score(arm) - score(baseline), on the same questions
 
-Intervals are percentiles of a two-way bootstrap (Owen 2007, "The pigeonhole bootstrap"). The draws
-are scaled to the variance V (Cameron, Gelbach, Miller 2011) and by t / z (Satterthwaite 1946):
+Intervals are percentiles of a bootstrap that resamples seeds and questions (Owen 2007, "The
+pigeonhole bootstrap"). The draws are scaled to the variance V (Cameron, Gelbach, Miller 2011), then
+by Student's quantile divided by the normal quantile (Satterthwaite 1946):
 
-    V = sum_a A_a + C - sum_a R_a     A  between the seeds of an arm: var_s(mean_q y) / S
-                                      C  between questions: var_q(mean_s y, or its difference) / Q
-                                      R  rollout noise, in A and in C: var(residual) / (S Q)
+    V = sum_a A_a + C - sum_a R_a    a: the arm of a score, or both arms of a difference
+    A   variance between the seeds of an arm: var_s(mean_q y) / S
+    C   variance between questions: var_q(m) / Q
+        m is mean_s y of the arm. For a difference, mean_s y of the baseline is subtracted
+    R   variance from the noise of single rollouts, in A and in C: var(residual) / (S Q)
 
-docs/report.md explains why. If an arm has fewer than FEWEST_SEEDS, its seeds are not resampled. Its
-interval then lacks the variance between seeds, so the decision is OPEN.
+docs/report.md explains this method. The seeds of an arm with fewer than FEWEST_SEEDS seeds are not
+resampled. The interval of such an arm lacks the variance between seeds, so its decision is OPEN.
 """
 
 from collections.abc import Sequence
@@ -25,11 +29,11 @@ from numpy.typing import NDArray
 Floats: TypeAlias = NDArray[np.float64]
 
 NUM_DRAWS = 10_000
-LEVEL = 0.95  # confidence level of every interval
-ERROR = 0.05  # family-wise error rate, the chance of a false decision if all arms are equal
+LEVEL = 0.95  # confidence level of the bootstrap's intervals
+ERROR = 0.05  # family-wise error rate, the chance of any false decision if all arms are equal
 FEWEST_SEEDS = 3  # with fewer, the bootstrap does not resample the seeds of an arm
 BETTER, WORSE, OPEN, BASELINE = "better", "worse", "open", "baseline"
-EQUAL = "equal"  # a decision of lab/report/sequential.py
+EQUAL = "equal"  # only lab/report/sequential.py makes this decision
 
 
 @dataclass(frozen=True)
@@ -74,12 +78,12 @@ class Scores:
 
     @property
     def between_seeds(self) -> float:
-        """A: the variance of the score between seeds, 0 if the seeds are not resampled."""
+        """A: the seeds' part of the variance of the score, 0 if the seeds are not resampled."""
         return float(self.means.var(ddof=1) / self.num_seeds) if self.resamples_seeds else 0.0
 
     @cached_property
     def noise(self) -> float:
-        """R: the variance from the noise of single rollouts, which A and C both contain."""
+        """R: the variance from the noise of single rollouts. A and C both contain R."""
         if not self.resamples_seeds:
             return 0.0
         total = 0.0
@@ -104,7 +108,7 @@ class Spread:
 
     seeds: tuple[tuple[float, int], ...]  # (A, S) of each arm whose seeds are resampled
     questions: float  # C, the variance between questions
-    noise: float  # R, the noise variance
+    noise: float  # the sum of R over the arms
     free_questions: int  # degrees of freedom of C: number of questions minus environments
 
     @property
@@ -122,17 +126,20 @@ class Spread:
 
     @property
     def degrees_of_freedom(self) -> float:
-        """The degrees of freedom of V, with the seed term scaled by (V - C) / A."""
+        """The degrees of freedom of V for intervals, by Satterthwaite's formula.
+
+        A and C both contain the noise R, so the term of the seeds is scaled by (V - C) / A.
+        """
         total = sum(variance for variance, _ in self.seeds)
         return self._degrees_of_freedom((self.variance - self.questions) / total if total else 0.0)
 
     @property
     def decision_degrees_of_freedom(self) -> float:
-        """The degrees of freedom of V for decisions, with the full seed term.
+        """The degrees of freedom of V for decisions. The term of the seeds is not scaled.
 
-        With many arms, the seeds of some arms agree by chance, so a difference looks certain. Among
-        12 equal arms, `degrees_of_freedom` gives a false winner in 1 of 8 sweeps, this property in
-        1 of 30.
+        Among many arms, the seeds of a few have similar scores by chance, so their differences look
+        too certain. In sweeps of 12 equal arms, decisions with `degrees_of_freedom` name a false
+        winner in 1 of 8 sweeps, decisions with this property in 1 of 30.
         """
         return self._degrees_of_freedom(1.0)
 
@@ -144,7 +151,8 @@ class Spread:
     def with_seeds(self, num_seeds: int) -> "Spread":
         """Return the spread that is expected with `num_seeds` seeds in each arm."""
         seeds = tuple((variance * old / num_seeds, num_seeds) for variance, old in self.seeds)
-        questions = max(self.questions - self.noise, 0.0)  # more seeds do not reduce this variance
+        # C - R is the variance between questions without noise. More seeds do not reduce it.
+        questions = max(self.questions - self.noise, 0.0)
         return Spread(seeds, questions, 0.0, self.free_questions)
 
 
@@ -185,12 +193,12 @@ def _multinomial(size: int, rng: np.random.Generator, num_draws: int) -> Floats:
 
 
 def draw_scores(scores: Scores, seeds: Floats, questions: Floats) -> Floats:
-    """Return the arm's score in each draw [D] of the plain two-way bootstrap."""
+    """Return the arm's score in each draw [D], from the weights of seeds and of questions."""
     return ((seeds @ scores.y) * questions).sum(1)
 
 
 def interval(value: float, draws: Floats, spread: Spread) -> Interval:
-    """Return the interval of `value` from percentiles of the draws, rescaled to `spread`."""
+    """Return `value` with its interval: percentiles of the draws after scaling to `spread`."""
     error, drawn = spread.standard_error, float(draws.std())
     if np.isnan(error):
         return Interval(value, float("nan"), float("nan"))
@@ -202,7 +210,7 @@ def interval(value: float, draws: Floats, spread: Spread) -> Interval:
 
 
 def p_value(difference: float, spread: Spread) -> float:
-    """Return the two-sided p-value of a difference by Student's t, or NaN if it is unknown."""
+    """Return the two-sided p-value of a difference by Student's t, NaN if V is unknown."""
     from scipy.special import stdtr
 
     if np.isnan(spread.standard_error):
@@ -214,16 +222,17 @@ def p_value(difference: float, spread: Spread) -> float:
 
 
 def looks_factor(num_looks: int) -> int:
-    """Return the factor for the p-values of a sweep that was judged `num_looks` times as it grew.
+    """Return the factor for the p-values at look number `num_looks` at a sweep.
 
-    The first look is judged at ERROR, and all later looks together at ERROR / 2 at most, because
-    the sum of 1 / (k (k + 1)) from k = 2 on is 1 / 2.
+    A look is the first judgement of a sweep, or a later one after the sweep has grown. Look 1 has
+    the error level ERROR. Look k > 1 has the level ERROR / (k (k + 1)). The levels of all looks
+    k > 1 add up to ERROR / 2 at most.
     """
     return num_looks * (num_looks + 1) if num_looks > 1 else 1
 
 
 def student_quantile(degrees_of_freedom: Any, probability: float) -> Any:
-    """Return a quantile of Student's t distribution, normal for infinite degrees of freedom."""
+    """Return a quantile of Student's t. Infinite degrees of freedom give the normal quantile."""
     from scipy.special import ndtri, stdtrit
 
     degrees_of_freedom = np.asarray(degrees_of_freedom, float)
@@ -242,14 +251,14 @@ def adjust_by_holm(p_values: Sequence[float]) -> list[float]:
 
 
 def decide(difference: Interval, adjusted_p: float) -> str:
-    """Return BETTER or WORSE if p is below ERROR and a known interval excludes 0, else OPEN."""
+    """Return BETTER or WORSE if p < ERROR and the interval excludes 0 or is NaN, else OPEN."""
     if not adjusted_p < ERROR or difference.low <= 0 <= difference.high:
         return OPEN
     return BETTER if difference.value > 0 else WORSE
 
 
 def chance_better(arm: Floats, baseline: Floats) -> float:
-    """Return the share of seed pairs in which the arm [S] beats the baseline [T]. A tie is 1/2."""
+    """Return the share of seed pairs in which `arm` [S] beats `baseline` [T]. A tie counts half."""
     pairs = arm[:, None] - baseline[None, :]
     return float((pairs > 0).mean() + (pairs == 0).mean() / 2)
 
@@ -263,7 +272,8 @@ def interquartile_mean(values: Floats) -> Any:
 def interquartile_interval(scores: Scores, rng: np.random.Generator) -> Interval:
     """Return the interquartile mean over environments and seeds, with its interval.
 
-    Seeds are resampled per environment. Interval ends are plain percentiles (Agarwal et al. 2021).
+    Seeds are resampled separately in each environment. The ends of the interval are percentiles of
+    the draws, which are not scaled to V (Agarwal et al. 2021).
     """
     means = np.stack([one.mean(1) for one, _ in _by_stratum(scores.y, scores.strata)])  # [E, S]
     value = float(interquartile_mean(means.ravel()))

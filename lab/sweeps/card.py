@@ -1,4 +1,7 @@
-"""Run the jobs of a report card: the first row at each learning rate, then the other rows."""
+"""Run a report card: the first row at each learning rate, then the other rows at the best rate.
+
+A row is an experiment about one property of the loss (docs/report-card.md).
+"""
 
 from collections.abc import Sequence
 from statistics import fmean
@@ -18,10 +21,7 @@ TYPICAL_S = 40.0  # assumed seconds of a run if no card is stored
 
 
 class CardSweeper(ChoosingSweeper):
-    """A Hydra sweeper that chooses a learning rate with the first row, for all other rows."""
-
     def sweep(self, arguments: list[str]) -> Any:
-        """Launch the first row at each learning rate, then the other rows at the best rate."""
         assert self.config is not None
         jobs = self.parse_jobs(arguments)
         ladder, others = split_jobs(jobs, self.config.card.ladder)
@@ -33,12 +33,12 @@ class CardSweeper(ChoosingSweeper):
     def _launch_all(self, jobs: Jobs, first: int) -> list[Any]:
         returns = self.launch(jobs, first)
         for one in returns:
-            _ = one.return_value  # raises the error of the job
+            _ = one.return_value  # this property raises the error of a failed job
         return returns
 
 
 def split_jobs(jobs: Jobs, rates: Sequence[float]) -> tuple[Jobs, Jobs]:
-    """Return the first row's jobs at each learning rate, and the other jobs, without a rate yet."""
+    """Return the jobs of the first row at each learning rate, and of other rows without a rate."""
     rows, ladder, others = read_rows(ROWS), dict[tuple[str, ...], None](), []
     for job in jobs:
         own = {key_of(item): item.partition("=")[2] for item in job}
@@ -62,7 +62,7 @@ def remaining_work(sweep: SweepFolder, jobs: Jobs) -> str:
 
 
 def played_card(name: str, sweep: SweepFolder, jobs: Jobs) -> Card:
-    """Return the card of the finished jobs that have the common overrides of `jobs`."""
+    """Return the card of the finished jobs that differ from `jobs` only in VARIED and RUN_KEYS."""
     common = [item for item in jobs[0] if key_of(item) not in {*VARIED, *RUN_KEYS}]
     name = " ".join([name, *(item for item in common if key_of(item) != "loss")])
     return card_of(name, sweep.records().values(), common, read_rows(ROWS))

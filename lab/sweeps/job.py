@@ -45,8 +45,8 @@ def run_job(
 ) -> float | None:
     """Run a job unless it is finished, and return the value that the sweeper maximises.
 
-    `run_name` is the name of a new run without the job's number. `start` starts or resumes the run.
-    In a launcher's worker process, a SystemExit or Stopped of `start` becomes RunFailed.
+    A new run is named `<run_name>-<number of the job>`. `start` starts or resumes the run. If
+    `start` raises SystemExit in a launcher's worker process, this function raises RunFailed.
     """
     number, record = sweep.claim(overrides)
     record.run_name = name = record.run_name or f"{run_name}-{number}"
@@ -76,7 +76,8 @@ def run_job(
             if not in_sweeps_process and isinstance(error, Stopped):
                 stopped = error
             elif not in_sweeps_process and isinstance(error, SystemExit):
-                raise RunFailed(record.error) from error  # SystemExit would end other jobs, too
+                # SystemExit would end the worker process, and the launcher would lose other jobs.
+                raise RunFailed(record.error) from error
             else:
                 raise
         else:
@@ -85,7 +86,7 @@ def run_job(
             record.ended = time.time()
             sweep.write(number, record)
     if stopped:
-        stopped.raise_signal_again()  # submitit then requeues the job and ends this process
+        stopped.raise_signal_again()  # submitit's handler requeues the job and ends this process
         raise RunFailed(str(record.error)) from stopped
     return record.result
 
@@ -95,8 +96,7 @@ def is_done(record: JobRecord, max_steps: int) -> bool:
         return False
     try:
         folder = RunFolder(Path(record.folder))
-        config = load_yaml(folder.read(folder.config))
-        return config["max_steps"] >= max_steps
+        return load_yaml(folder.read(folder.config))["max_steps"] >= max_steps
     except (OSError, yaml.YAMLError, TypeError, KeyError):  # the file is missing or damaged
         return False
 

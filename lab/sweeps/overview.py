@@ -43,20 +43,20 @@ class Jobs:
         done = [record for record in self.records.values() if record.state == DONE]
         times = [one.ended - one.started for one in done if one.ended and one.started]
         waiting = [record for record in self.records.values() if record.state == WAITING]
-        # A job that this start interrupted waits for the next start, so do not count it.
+        # A job that was stopped since the latest start waits for the next start. Do not count it.
         to_come = sum((record.ended or 0.0) < self.started for record in waiting)
         left = to_come + self.counts[RUNNING]
         return fmean(times) * left / self.num_slots if times else None
 
     def progress(self) -> str:
-        """Return the progress as text: 2 done, 1 failed, about 3 m 10 s left."""
+        """Return the progress as text, such as "2 done, 1 failed, about 3 m 10 s left"."""
         states = (DONE, RUNNING, WAITING, FAILED)
         parts = [f"{self.counts[state]} {state}" for state in states if self.counts[state]]
         left = self.seconds_left
         return ", ".join(parts + ([f"about {format_time(left)} left"] if left else []))
 
     def line_of(self, number: int, log: Path | None = None) -> str:
-        """Return the state of one job and the overall progress. A failed job's line names `log`."""
+        """Return a line: the job's state, `log` if the job failed or was stopped, the progress."""
         record, position = self.records[number], list(self.records).index(number) + 1
         line = f"{record.state} job {position} of {len(self.records)}: {self.labels[number]}"
         if record.ended and record.state in (FAILED, WAITING):
@@ -67,7 +67,7 @@ class Jobs:
 
 
 def read_jobs(sweep: SweepFolder) -> Jobs:
-    """Return the jobs of the latest start, or all if the sweeper chooses jobs by results."""
+    """Return the jobs of the latest start, or all jobs if the sweeper chooses jobs by results."""
     records, info = sweep.records(), sweep.read_info()
     numbers = set(info.get("jobs") or ())
     kept = {n: record for n, record in records.items() if not numbers or n in numbers}

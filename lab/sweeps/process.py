@@ -15,10 +15,10 @@ from threading import Thread
 
 @cache  # start only one thread for all jobs of this process
 def end_with_process(host: str, pid: int) -> None:
-    """Kill this process as soon as process `pid` of the same host has ended.
+    """Kill this process, a launcher's worker, as soon as the sweep's process `pid` has ended.
 
-    A killed launcher does not end its workers, so they would continue with the jobs. After this
-    process is killed, the supervisor's reaper ends the other processes of the run.
+    Otherwise the workers of a killed sweep would continue with its jobs. The supervisor's reaper
+    ends the run of a killed worker. Do nothing if the sweep's process runs on another host.
     """
     if host != socket.gethostname():
         return

@@ -1,4 +1,4 @@
-"""Slots: separate cores and GPUs for the jobs of sweeps that run in parallel on one machine.
+"""Give each parallel job on a machine a slot: cores and GPUs that no other job uses.
 
 A process reserves a slot by locking files that all sweeps of a user share, one file per core or
 GPU. The kernel releases the locks when the process ends. The process and its children use only the
@@ -60,10 +60,7 @@ def slots_of(launcher: Mapping[str, Any], cores: Sequence[int], gpus: Sequence[s
 
 @contextmanager
 def hold_slot(slots: Sequence[Slot], folder: Path | None = None) -> Iterator[Slot | None]:
-    """Wait for a free slot and restrict this process to it while the block runs.
-
-    Yield None if `slots` is empty. All sweeps of the user share the default `folder` of the locks.
-    """
+    """Wait for a free slot and restrict this process to it while the block runs."""
     if not slots:
         yield None
         return

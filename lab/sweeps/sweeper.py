@@ -11,8 +11,6 @@ Jobs = list[list[str]]  # the overrides of each job
 
 
 class ChoosingSweeper(BasicSweeper):
-    """A Hydra sweeper that chooses jobs by results and records them in the folder of the sweep."""
-
     @property
     def folder(self) -> SweepFolder:
         folder = sweep_of_this_process()

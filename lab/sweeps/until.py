@@ -28,13 +28,11 @@ from rl.runtime.sweep_folder import JobRecord, SweepFolder, identity, labels
 from rl.runtime.text import say
 from rl.terminal.panel import format_time
 
-ASSUMED_SD = 0.02  # assumed standard deviation between seeds; the default run has 0.018
-MOST_FAILURES = 3  # this many failed jobs end the current start of the sweep
+ASSUMED_SD = 0.02  # assumed standard deviation between seeds (measured in the default run: 0.018)
+MOST_FAILURES = 3  # after this many failed jobs, the sweep launches no more jobs
 
 
 class UntilDecided(ChoosingSweeper):
-    """A Hydra sweeper that runs each arm with seeds 0, 1, 2, ... until the arm is decided."""
-
     def sweep(self, arguments: list[str]) -> Any:
         """Launch jobs until every arm is decided, the time is spent, or too many jobs failed."""
         assert self.config is not None
@@ -50,14 +48,14 @@ class UntilDecided(ChoosingSweeper):
             sweep.write_info(sweep.read_info() | {"progress": state.text()})
             if not batch:
                 break
-            if state.comparison:  # the report prints the progress as a note
+            if state.comparison:  # the report also prints `state.text()`
                 report([sweep.path], sweep.path / "report.html")
             else:
                 say(f"\n{state.text()}")
             tried |= {identity(job) for job in batch}
             returns += self.launch(batch, len(returns))
         for one in failed:
-            _ = one.return_value  # this property raises the error of the job
+            _ = one.return_value  # this property raises the error of a failed job
         return returns
 
 
@@ -76,7 +74,7 @@ class Progress:
 
     @cached_property
     def comparison(self) -> Comparison | None:
-        """The comparison of the arms with the first arm, None until that arm has a score."""
+        """The comparison of the arms with the first arm, None if the first arm has no score yet."""
         arms = arms_of(read_sources([self.sweep.path]).runs)
         first = arms[0].label if arms else ""
         try:
@@ -91,7 +89,7 @@ class Progress:
 
     @cached_property
     def seeds_needed(self) -> dict[int, float]:
-        """The number of seeds that each open arm is likely to need, by the arm's index."""
+        """The total number of seeds that each open arm probably needs, by the arm's index."""
         found: dict[int, float] = {}
         known = self.comparison.results if self.comparison else ()
         by_folder = {str(run.folder): result for result in known for run in result.arm.runs}
@@ -108,8 +106,16 @@ class Progress:
         return State(unknown, self.smallest_effect, error, OPEN, spread).seeds_needed or inf
 
     def next_jobs(self, tried: Collection[tuple[str, ...]]) -> Iterator[list[str]]:
-        wanted = [0, *(index for index, needed in self.seeds_needed.items() if needed < inf)]
-        for seed in count() if wanted[1:] else ():
+        open_arms = [index for index, needed in self.seeds_needed.items() if needed < inf]
+        wanted = [0, *open_arms] if open_arms else []
+        if inf in self.seeds_needed.values():  # seeds cannot decide an arm, so repeat its lost runs
+            others = {0, *self.seeds_needed} - {*wanted}
+            arms = [{*identity(self.arms[index])} for index in others]
+            for record in self.sweep.records().values():
+                job = identity(record.overrides)
+                if job not in self.done and job not in tried and any(a <= {*job} for a in arms):
+                    yield record.overrides
+        for seed in count() if wanted else ():
             for job in ([*self.arms[index], f"seed={seed}"] for index in wanted):
                 if identity(job) not in self.done and identity(job) not in tried:
                     yield job
@@ -129,7 +135,7 @@ class Progress:
         return self.max_hours is not None and sum(self.seconds) > self.max_hours * 3600
 
     def text(self) -> str:
-        """Return which arms are open, and the runs and the time that they are likely to need."""
+        """Describe which arms are open, and how many runs and how much time they probably need."""
         num_others, needed, (each, ran) = len(self.arms) - 1, self.seeds_needed, self.seconds
         text = f"{num_others - len(needed)} of {num_others} arms decided"
         if not needed:
@@ -137,7 +143,10 @@ class Progress:
         names, seeds = labels(self.arms), [len(records) for records in self.done_by_arm]
         text += f"; open: {', '.join(f'{names[i]} ({seeds[i]} seeds)' for i in needed)}"
         if inf in needed.values():
-            text += "; more seeds cannot decide all of these arms, but more questions can"
+            text += (
+                "; more seeds cannot decide all of these arms, but more questions can, or the "
+                "scores of lost runs and of unscored rollouts"
+            )
         if self.is_time_spent:
             return f"{text}; until.max_hours={self.max_hours:g} is spent ({format_time(ran)})."
         likely = {i: max(n, seeds[i] + 1) for i, n in needed.items() if n < inf}

@@ -1,1 +1,1 @@
-"""The code of view.py: show rollouts and training records in the browser or in one file."""
+"""The code of view.py: show rollouts and their tokens in the browser, or export them to a file."""

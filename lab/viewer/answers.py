@@ -1,4 +1,7 @@
-"""Answer the requests of the page: a table of all rollouts, then the rollouts that a user opens."""
+"""Answer the requests of the viewer's page, which lists all rollouts and shows some in full.
+
+A row number is the index of a rollout in `RunIndex.rows`.
+"""
 
 import json
 from collections import defaultdict
@@ -23,7 +26,10 @@ _MAX_BROKEN = 5  # maximum number of unreadable lines that a page lists
 
 
 def table(index: RunIndex, start: int = 0, generation: int = 0) -> dict[str, Any]:
-    """Return the rows from number `start` on, or all rows if `generation` is old (index.py)."""
+    """Return the table from row number `start` on, with a summary of the run.
+
+    The page passes the `generation` of its rows. If this is not the current one, return all rows.
+    """
     with index.lock:
         if generation != index.generation:
             start = 0
@@ -45,7 +51,7 @@ def table(index: RunIndex, start: int = 0, generation: int = 0) -> dict[str, Any
 def run_summary(index: RunIndex) -> dict[str, Any]:
     going = False
     try:
-        ensure_free(index.run_folder, patience_s=0)  # do not wait: the page polls every second
+        ensure_free(index.run_folder, patience_s=0)  # do not retry: the page asks every second
     except FolderInUse:
         going = True
     broken = [line for path in sorted(index.broken) for line in index.broken[path]]
@@ -65,7 +71,7 @@ def run_summary(index: RunIndex) -> dict[str, Any]:
 
 
 def rollouts(index: RunIndex, numbers: Sequence[int]) -> list[dict[str, Any]]:
-    """Return the complete records of these rollouts, each with its row number `n`."""
+    """Return the full lines of the rollouts with these row numbers. Each gets its number as `n`."""
     lines = []
     for n in sorted(numbers):
         row = index.rows[n]
@@ -77,7 +83,7 @@ def rollouts(index: RunIndex, numbers: Sequence[int]) -> list[dict[str, Any]]:
 
 
 def tokens(index: RunIndex, numbers: Sequence[int]) -> list[dict[str, Any]]:
-    """Return each rollout's token rows with their training record, or why they are absent."""
+    """Return the token record of each rollout as {rows, why} (see `token_record.tokens_of`)."""
     options, run = _loss_options(index), index.run_folder
     only = index.rows[numbers[0]].id if len(numbers) == 1 else None
 
@@ -109,7 +115,7 @@ def search(index: RunIndex, text: str) -> list[int]:
     return [n for n, row in enumerate(index.rows) if text.lower() in row.text]
 
 
-def rows_with(index: RunIndex, wanted: Mapping[str, str]) -> list[int]:
+def row_numbers_with(index: RunIndex, wanted: Mapping[str, str]) -> list[int]:
     return [
         n
         for n, row in enumerate(index.rows)

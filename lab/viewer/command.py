@@ -77,7 +77,7 @@ def _view(words: Sequence[str], console: Console) -> None:
     if not port.isdigit() or int(port) >= 2**16:
         raise ValueError(f"port={port} is not a port: give a number from 1024 to 65535")
     runs = _runs_of(folders)
-    from lab.viewer.index import RunIndex  # imported only when needed, because it takes a second
+    from lab.viewer.index import RunIndex  # not at the top, because the import takes a second
 
     indexes = {name: RunIndex(run) for name, run in runs.items()}
     with console.status("reading"):
@@ -96,7 +96,9 @@ def _export(
     from lab.viewer import answers
     from lab.viewer.export import page
 
-    chosen = [(index, name, answers.rows_with(index, filters)) for name, index in indexes.items()]
+    chosen = [
+        (index, name, answers.row_numbers_with(index, filters)) for name, index in indexes.items()
+    ]
     note = " ".join(f"{name}={value}" for name, value in filters.items())
     text = page([one for one in chosen if one[2]] or chosen, note)
     try:
@@ -116,7 +118,7 @@ def _serve(
     fragment = f"#{urlencode(filters)}" if filters else ""
     key = secrets.token_urlsafe(12)
     try:
-        # Listen before the server starts, so that an early browser waits for the server.
+        # Listen before the server starts, so that early requests wait instead of failing.
         listener = socket.create_server(("127.0.0.1", port))
     except OSError as error:
         problem = f"port={port} is not available ({error.strerror}): choose another"

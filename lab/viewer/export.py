@@ -1,7 +1,7 @@
 """Export the viewer's page with some rollouts as one HTML file, which opens from disk.
 
-The file contains the page's modules as one script, and the rollouts as compressed text. The content
-security policy allows only that script, by its hash, and forbids network requests.
+The file contains the page's JavaScript modules as one script, and the rollouts as compressed text.
+The content security policy allows only that script, by its hash, and forbids network requests.
 """
 
 import base64
@@ -20,7 +20,7 @@ from lab.viewer.rollout_lines import Row
 from rl.runtime.folder import RunFolder
 
 STATIC = Path(__file__).parent / "static"
-MOST_ROLLOUTS = 8000  # about 25 MB with all tokens, which mail servers still accept
+MOST_ROLLOUTS = 8000  # about 25 MB if all tokens are recorded, a size that mail servers accept
 _MODULE = re.compile(r"^import .*\n|^export ", re.MULTILINE)
 
 
@@ -28,8 +28,7 @@ def page(chosen: Sequence[tuple[RunIndex, str, Sequence[int]]], note: str = "") 
     """Return the exported file as HTML. `note` describes the chosen rollouts, or is empty.
 
     `chosen`: the index of each run, its name, and the row numbers of the rollouts to export.
-    Groups are exported whole, so that every rollout can be compared with its group. Raise
-    ValueError if there are no rollouts, or too many for one file.
+    Groups are exported whole, so that every rollout can be compared with its group.
     """
     numbers = []
     for index, _, wanted in chosen:
@@ -47,7 +46,7 @@ def page(chosen: Sequence[tuple[RunIndex, str, Sequence[int]]], note: str = "") 
     runs = [_embedded_run(*one[:2], which) for one, which in zip(chosen, numbers, strict=True)]
     content = msgspec.json.encode({"runs": runs, "note": note or f"{total:,} rollouts, exported"})
     packed = base64.b64encode(gzip.compress(content, mtime=0)).decode()
-    # All modules become one script, in which top-level names must be unique.
+    # All modules become one script, so their top-level names must differ. main.js runs last.
     paths = sorted(STATIC.glob("*.js"), key=lambda path: (path.stem == "main", path.name))
     script = "\n".join(_MODULE.sub("", path.read_text(encoding="utf-8")) for path in paths)
     digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()

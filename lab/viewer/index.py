@@ -21,12 +21,12 @@ from lab.viewer.rollout_lines import Row, SourceFile, rows_of
 from rl.runtime.folder import RunFolder, step_of
 from rl.runtime.given_files import regular_file
 
-_FULL_COLOUR_QUANTILE = 0.98  # a |gradient| at or above this quantile gets the full colour
+_FULL_COLOUR_QUANTILE = 0.98  # tokens above this quantile of |gradient| get the full colour
 _GRADIENT = ("grad", "slope")  # column names in new and in older runs
 
 
 class _FileRewritten(Exception):
-    """Raised if a file was deleted or its earlier rows have changed."""
+    """Raised if a file was deleted, or if rows that were read earlier have changed."""
 
 
 class RunIndex:
@@ -45,8 +45,8 @@ class RunIndex:
         self.files: dict[Path, SourceFile] = {}
         self.broken: dict[Path, list[str]] = {}
         self.incomplete: set[Path] = set()  # files whose last line is incomplete
-        self.scales: dict[int, float | None] = {}  # step -> |gradient| that gets the full colour
-        self._gradient_sums: dict[int, dict[str, float]] = {}  # step -> rollout id -> sum
+        self.scales: dict[int, float | None] = {}  # step -> least |gradient| in full colour
+        self._gradient_sums: dict[int, dict[str, float]] = {}  # step -> rollout id -> gradient sum
         self._records: dict[Path, int] = {}  # token file -> its modification time
 
     def gradient_sum(self, row: Row) -> float | None:
@@ -92,16 +92,18 @@ class RunIndex:
             with suppress(FileNotFoundError):
                 files[path] = regular_file(path, self.run_folder.path).stat().st_mtime_ns
         steps = {step_of(path) for path, time in files.items() if self._records.get(path) != time}
+        problems = []
         for step in sorted(steps):
             paths = [path for path in files if step_of(path) == step]
             try:
                 self._gradient_sums[step], self.scales[step] = gradient_sums(paths)
             except (OSError, ValueError, pa.ArrowException) as error:
                 reason = str(error).splitlines()[0]
-                self.records_problem = f"the token record cannot be read: {reason}"
-                return
-            self._records |= {path: files[path] for path in paths}
-        self.records_problem = ""
+                problems.append(f"the token record of step {step} cannot be read: {reason}")
+            else:
+                self._records |= {path: files[path] for path in paths}
+        more = f" (and those of {len(problems) - 1} more steps)" if problems[1:] else ""
+        self.records_problem = problems[0] + more if problems else ""
 
 
 def source_files(run_folder: RunFolder) -> list[SourceFile]:
@@ -121,7 +123,7 @@ def source_files(run_folder: RunFolder) -> list[SourceFile]:
 
 
 def gradient_sums(paths: Iterable[Path]) -> tuple[dict[str, float], float | None]:
-    """Return the sum of |gradient| by rollout id, and the |gradient| that gets the full colour."""
+    """Return the sum of |gradient| by rollout id, and the least |gradient| in full colour."""
     sums: dict[str, float] = defaultdict(float)
     sizes = [np.empty(0)]
     for path in paths:

@@ -1,7 +1,6 @@
 """Convert lines of rollout files to rows of the index."""
 
 import json
-import re
 from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,9 +10,9 @@ import msgspec
 import xxhash
 from msgspec import structs
 
-from envs.messages import opening_of, text_of
+from envs.messages import opening_of, replace_surrogates, text_of
 
-_LONGEST_TITLE = 300  # maximum characters of a question in the table
+_LONGEST_TITLE = 300  # maximum length of a question in the table, in characters
 _EXACT_BITS = 53  # JavaScript rounds integers with more bits
 
 
@@ -45,9 +44,9 @@ class RolloutLine(msgspec.Struct, kw_only=True):
 
 
 class Row(RolloutLine):
-    """One row of the index: a line without messages and versions, and more columns to filter by.
+    """One row of the index: the fields of a line and more. `messages` and `versions` are empty.
 
-    `advantage` is the mean over turns if each turn has one. `error` is True if the rollout has one.
+    `advantage` is the mean over turns. `error` is True if the rollout has an error.
     """
 
     path: Path
@@ -64,7 +63,6 @@ class Row(RolloutLine):
 
 
 _DECODER = msgspec.json.Decoder(RolloutLine)
-_SURROGATES = re.compile("[\ud800-\udfff]")
 
 
 def rows_of(file: SourceFile) -> tuple[list[Row], list[str], bool]:
@@ -90,14 +88,14 @@ def without_surrogates(line: bytes) -> bytes:
     if b"\\ud" not in line:
         return line
     text = json.dumps(json.loads(line), ensure_ascii=False)
-    return _SURROGATES.sub("\ufffd", text).encode()
+    return replace_surrogates(text).encode()
 
 
 def _row(line: RolloutLine, file: SourceFile, start: int, size: int, places: Counter[int]) -> Row:
     texts = [text_of(message) for message in line.messages]
     opening = opening_of(line.messages)
     group = line.group
-    if group is None:  # evaluations have no group number, so use a hash of the example
+    if group is None:  # evaluations have no group number, so group by example
         group = _hash_of(line.env, [str(line.example), *opening])
     place = places[group]
     places[group] += 1
@@ -122,6 +120,6 @@ def _row(line: RolloutLine, file: SourceFile, start: int, size: int, places: Cou
 
 
 def _hash_of(env: str, opening: list[str]) -> int:
-    """Return a hash of the opening messages, which is equal in every step and every run."""
+    """Return a hash of `env` and the opening messages. It is equal in all steps and runs."""
     digest = xxhash.xxh3_64_intdigest("\0".join([env, *opening]).encode("utf-8", "replace"))
     return digest >> (64 - _EXACT_BITS)

@@ -1,7 +1,7 @@
 """Serve the viewer's page on the loopback interface, under a secret key in the address.
 
 Every user of this machine can reach the port, so every path begins with the key. The content
-security policy forbids requests to other hosts, and scripts of other origins or inside the HTML.
+security policy forbids requests to other hosts, scripts of other origins, and inline scripts.
 """
 
 from collections.abc import Callable, Sequence

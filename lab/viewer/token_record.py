@@ -1,9 +1,10 @@
 """Read the tokens of one rollout: sampled values, training record, and reasons for zero gradients.
 
 pi is the trained policy's probability of a token, old is pi before the step's first update, and mu
-is vLLM's probability. If the step has old logprobs, `ratio` is pi / old and `mismatch` is log old -
-log mu. Otherwise they are pi / mu and log pi - log mu. For tokens of an earlier policy version,
-`mismatch` also contains the change by training. rl/runtime/token_files.py explains more columns.
+is vLLM's probability. This module adds two columns. If the step has old logprobs, `ratio` is
+pi / old and `mismatch` is log old - log mu, else pi / mu and log pi - log mu. If an earlier
+policy version sampled a token, `mismatch` also contains the change by training since then.
+docs/token-record.md explains the other columns.
 """
 
 import math
@@ -21,7 +22,7 @@ from tokenizers.decoders import DecodeStream
 from rl.runtime.folder import RunFolder
 from rl.runtime.token_files import RecordedRow
 
-_MAX_LOG_RATIO = 20.0  # the losses use the same limit, and exp(20) is finite
+_MAX_LOG_RATIO = 20.0  # the losses clamp log ratios at the same limit
 _METRIC = "metric_"
 NO_RECORD = "this step has no token record: train with record=all or record=sample"
 NOT_TRAINED = "no trainer rank recorded this rollout: the step is unfinished or trained nothing"
@@ -37,10 +38,10 @@ def tokens_of(
     used: bool,
     options: dict[str, Any],
 ) -> dict[str, Any]:
-    """Return {rows, why} for JSON. `why` names missing data, or is "" if no data are missing.
+    """Return {rows, why} for JSON. `why` says why data are missing, or is "".
 
-    A row occurs once per update of its batch. `identity` is the rollout's id, `read` returns the
-    recorded rows of a step by rollout, and `options` are the numeric options of the loss.
+    A row occurs once per update of its batch. `identity` is the rollout's id. `read` returns the
+    recorded rows of a step by rollout id. `options` are the numeric options of the loss.
     """
     if not identity or not run_folder.tokens_of(step, "rollouts").is_file():
         return {"rows": [], "why": NO_RECORD}
@@ -100,7 +101,7 @@ def _row(
 
 
 def _as_json_numbers(values: np.ndarray, mask: np.ndarray) -> list[float | None]:
-    """Return numbers for JSON with six digits, None outside the mask and for NaN and infinity."""
+    """Round to six significant digits. Values outside the mask, NaN and infinity become None."""
     return [
         float(f"{x:.6g}") if m and math.isfinite(x) else None
         for x, m in zip(values.tolist(), mask, strict=True)
@@ -110,7 +111,7 @@ def _as_json_numbers(values: np.ndarray, mask: np.ndarray) -> list[float | None]
 def zero_reason(token: dict[str, Any], flagged: list[str], options: dict[str, Any]) -> str | None:
     """Return why a token's gradient is 0, or None if it is not 0 or was not recorded.
 
-    `flagged` names the token's nonzero loss metrics. `options` are the loss's numeric options.
+    `flagged`: names of the loss metrics that are not 0 at the token.
     """
     grad = token.get("grad")
     if grad is None or not math.isfinite(grad) or grad != 0:
@@ -123,7 +124,7 @@ def zero_reason(token: dict[str, Any], flagged: list[str], options: dict[str, An
     if token.get("kept") == 0:
         return "the token's weight * correction is 0"
     if advantage == 0:
-        return "advantage 0: the rollout is as good as its group"
+        return "advantage 0: the reward equals its baseline, such as the mean of the group"
     clips = [name for name in flagged if "clip" in name or "mask" in name or "drop" in name]
     if clips and ratio is not None and advantage is not None:
         sign = ">" if advantage > 0 else "<"
@@ -134,7 +135,10 @@ def zero_reason(token: dict[str, Any], flagged: list[str], options: dict[str, An
 
 
 def pieces(tokenizer: tokenizers.Tokenizer | None, ids: list[int]) -> list[str]:
-    """Return the text of each token. If several tokens form one character, the last gets it."""
+    """Return the text of each token, or its id if there is no tokenizer.
+
+    If several tokens form one character, the last of these tokens gets the character.
+    """
     if tokenizer is None:
         return [f"{number} " for number in ids]
     stream, shown = DecodeStream(skip_special_tokens=False), []

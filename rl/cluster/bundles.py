@@ -1,8 +1,7 @@
-"""Compute which bundles a run reserves in a Ray cluster.
+"""Compute the bundles (GPUs and CPUs of one node) that a run reserves in a Ray cluster.
 
-A bundle is a number of GPUs and CPUs on one node. Each vLLM replica gets one bundle, because all
-GPUs of a replica must be on one node. The ranks get as few bundles as possible, because ranks on
-one node exchange gradients faster.
+Each vLLM replica gets one bundle, because all GPUs of a replica must be on one node. The ranks get
+as few bundles as possible, because ranks on one node exchange gradients faster.
 """
 
 from collections.abc import Iterator, Sequence
@@ -13,7 +12,7 @@ from rl.cluster.host import Demand
 
 @dataclass(frozen=True)
 class Bundle:
-    """A number of GPUs and logical CPUs on one node, and the training ranks that use them."""
+    """The numbers of GPUs and logical CPUs on one node, and of training ranks that use them."""
 
     devices: int
     cores: int
@@ -32,8 +31,7 @@ def bundles_for(
     """Return one bundle per vLLM replica, followed by the bundles of the training ranks.
 
     `nodes` has all GPUs and CPUs of each node, including those that other jobs have reserved.
-    conf/cluster/ray.yaml explains the last three arguments. Raise ValueError if the cluster would
-    be too small even without other jobs.
+    Raise ValueError if the cluster would be too small even without other jobs.
     """
     largest = max((node.devices for node in nodes), default=0)
     together = ranks_per_node or (largest if on_gpus and largest else demand.ranks)

@@ -1,8 +1,7 @@
 """Interfaces of hosts and of their processes.
 
-A host is a machine on which the supervisor starts processes. LocalHost and RayHost implement the
-interface Host. If a host cannot be reached any more, its processes count as ended, and a later call
-of `start` raises HostLost.
+A host is a machine on which the supervisor starts processes. If a host cannot be reached any more,
+its processes count as ended. LocalHost and RayHost implement the interface Host.
 """
 
 from collections.abc import Mapping, Sequence
@@ -22,7 +21,7 @@ class Process(Protocol):
     log: Path  # path in the run folder, which every host can read
 
     @property
-    def group(self) -> int | None: ...  # process group id; None if on another machine
+    def group(self) -> int | None: ...  # process group id; None if it is on another machine
     @property
     def returncode(self) -> int | None: ...  # None while running; < 0 if killed or on a lost host
     def tail(self) -> str: ...  # the last lines of the log, and the error if the host is lost
@@ -32,7 +31,7 @@ class Process(Protocol):
 
 @dataclass(frozen=True)
 class Start:
-    """The arguments of `Host.start`. rl/runtime/child.py explains the last two."""
+    """The arguments of `Host.start`. rl/runtime/child.py explains the last two fields."""
 
     name: str
     command: Sequence[str]
@@ -43,7 +42,7 @@ class Start:
 
 
 class Host(Protocol):
-    """The interface of one machine, or of the part of a machine that Ray has reserved."""
+    """The interface of this machine, or of a bundle that Ray has reserved on some machine."""
 
     address: str  # the IP address that processes on other hosts connect to
     devices: tuple[str, ...]  # the run's GPUs on this host, as CUDA_VISIBLE_DEVICES names them
@@ -57,7 +56,7 @@ class Host(Protocol):
 class Demand:
     replicas: int  # number of vLLM servers that the run starts
     devices_per_replica: int  # GPUs per vLLM server, all on the same host
-    ranks: int  # number of training processes on all hosts
+    ranks: int  # number of training processes, summed over all hosts
 
 
 @dataclass(frozen=True)

@@ -35,8 +35,6 @@ class LocalHost:
 
 
 class LocalCluster:
-    """The cluster that is only this machine, whose processes can connect by Unix sockets."""
-
     spans_hosts: ClassVar[bool] = False
 
     @contextmanager

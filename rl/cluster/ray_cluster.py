@@ -31,7 +31,7 @@ _ENVIRONMENT = {"RAY_kill_child_processes_on_worker_exit": "0", "RAY_worker_nice
 
 @dataclass(frozen=True, kw_only=True)
 class RayCluster:
-    """The options of conf/cluster/ray.yaml, which explains each option."""
+    """The options of conf/cluster/ray.yaml."""
 
     spans_hosts: ClassVar[bool] = True
 
@@ -49,7 +49,6 @@ class RayCluster:
 
     @contextmanager
     def hosts(self, run_folder: RunFolder, reaper: Reaper, demand: Demand) -> Iterator[Hosts]:
-        """Reserve hosts, yield them, and release them at the end. Raise RunFailed on failure."""
         with ExitStack() as stack:
             ray = _connect(self.address)
             stack.callback(ray.shutdown)
@@ -81,13 +80,9 @@ class RayCluster:
 
 
 def _connect(address: str) -> Any:
-    """Connect to the Ray cluster and return the module ray.
-
-    Restore our SIGTERM handler at the end, because ray.init replaces it.
-    """
     import ray  # pyright: ignore[reportMissingImports] an optional package
 
-    before = signal.getsignal(signal.SIGTERM)
+    before = signal.getsignal(signal.SIGTERM)  # ray.init replaces the handler
     logging.getLogger("ray").setLevel(logging.ERROR)
     try:
         if address != "auto":  # test the address first, because ray.init would retry for minutes
@@ -109,7 +104,7 @@ def _connect(address: str) -> Any:
 def _reserve(
     ray: Any, bundles: Sequence[Bundle], timeout: float, stack: ExitStack
 ) -> Iterator[tuple[Any, str, Bundle]]:
-    """Reserve bundles until `stack` closes. Yield (RayNode, IP address, bundle) for each bundle."""
+    """Reserve bundles until `stack` is closed. Yield (RayNode, IP address, bundle) for each."""
     from ray.util.placement_group import (  # pyright: ignore[reportMissingImports]
         placement_group,
         placement_group_table,
@@ -144,13 +139,9 @@ def _reserve(
 
 
 def _require_shared_files(run_folder: RunFolder, hosts: Sequence[RayHost]) -> None:
-    """Raise RunFailed if a node lacks the run folder, the Python interpreter or the working folder.
-
-    A node has the run folder if the hash of the key file there is the same as here. Only this hash
-    is sent to the node, because Ray does not encrypt.
-    """
+    """Raise RunFailed if a node lacks the run folder, the interpreter or the working folder."""
     key = run_folder.private.key.absolute()
-    digest = sha256(key.read_bytes()).hexdigest()
+    digest = sha256(key.read_bytes()).hexdigest()  # send a hash, because Ray does not encrypt
     for host in hosts:
         if problem := host.call("prepare", key, digest, sys.executable, os.getcwd()):
             raise RunFailed(f"the host {host.address} {problem}")

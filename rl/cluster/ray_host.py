@@ -42,8 +42,6 @@ class RayProcess:
 
 
 class RayHost:
-    """The Host for a bundle, which is a part of a node that Ray has reserved."""
-
     def __init__(
         self,
         ray: Any,
@@ -68,7 +66,7 @@ class RayHost:
         return self.call("free_port", self.address)
 
     def update_returncodes(self) -> None:
-        """Request the exit statuses without waiting, and store them when they have arrived."""
+        """Request the exit statuses from the RayNode. Store them once they arrive; never wait."""
         if self.lost:
             return
         if self._pending is None:
@@ -79,10 +77,7 @@ class RayHost:
                 self.returncodes = dict(enumerate(self._wait_for(asked, "returncodes")))
 
     def call(self, method: str, *arguments: Any) -> Any:
-        """Call a method of the RayNode.
-
-        Raise HostLost if the host is lost, and RunFailed if the method raises an error.
-        """
+        """Call a RayNode method. Raise RunFailed if it fails, or HostLost if the host is lost."""
         if self.lost:
             raise self.lost
         return self._wait_for(getattr(self.node, method).remote(*arguments), method)

@@ -17,22 +17,19 @@ from rl.cluster.local import LocalHost
 from rl.runtime.child import Reaper
 from rl.runtime.network import free_port, own_address
 
-_NEW_FILE_TIMEOUT_S = 10.0  # maximum delay until a network file system shows a new file
+_NEW_FILE_TIMEOUT_S = 10.0  # maximum wait until a network file system shows a new file
 
 
 class RayNode:
     def __init__(self) -> None:
-        # Children get this folder as TMPDIR. vLLM's Unix sockets need a local file system.
+        # Children get this TMPDIR, because vLLM's Unix sockets need a local file system.
         self._temporary = Path(tempfile.mkdtemp(prefix="offbyone-"))
         self._reaper = Reaper()
         self._reaper.__enter__()
         self._host = LocalHost(self._reaper)
 
     def prepare(self, key_file: Path, digest: str, python: str, working_folder: str) -> str:
-        """Change to the supervisor's working folder. Return what this node lacks, or "".
-
-        `key_file` is in the run folder, and `digest` is its hash on the supervisor's host.
-        """
+        """Change to the supervisor's working folder. Return what this node lacks, or ""."""
         deadline = time.monotonic() + _NEW_FILE_TIMEOUT_S
         while not key_file.exists() and time.monotonic() < deadline:
             time.sleep(0.1)
@@ -56,7 +53,6 @@ class RayNode:
         return [name for name in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if name]
 
     def start(self, start: Start) -> int:
-        """Start a process. Return its number, which `kill` expects."""
         env = {**start.env, "TMPDIR": str(self._temporary)}
         self._host.start(replace(start, env=env))
         return len(self._host.children) - 1

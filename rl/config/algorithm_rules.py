@@ -1,8 +1,7 @@
 """Check that the chosen components of an algorithm can be combined.
 
-Each function of ALGORITHM_RULES yields one message per problem. The functions read constants of
-classes (facts.py) and results of the dry call (learned.py), and never compare the name of a
-component. So they also apply to a user's own components.
+Each function of ALGORITHM_RULES yields one message per problem. It reads constants of components
+(facts.py) and results of the dry call (learned.py), which also exist for users' components.
 """
 
 from collections.abc import Callable, Iterator

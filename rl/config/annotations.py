@@ -1,4 +1,4 @@
-"""Convert YAML values to the annotated types of options with msgspec: 5 to 5.0 for a float.
+"""Use msgspec to convert YAML values to the annotated types of options: 5 to 5.0 for a float.
 
 The following annotations are supported:
 
@@ -6,8 +6,8 @@ The following annotations are supported:
     Annotated[float, Meta(gt=0, le=1)]       a number in a range (rl/config/ranges.py)
     a class, a Callable[...]                 a nested node with its own `_target_`
 
-This module evaluates the source text of an annotation and does not import the file. A name that it
-cannot resolve counts as Any, so the called function has to check the value.
+This module evaluates the source text of an annotation without importing its file. A name that
+cannot be resolved counts as Any, so only the function that receives the value can check it.
 """
 
 import ast
@@ -36,10 +36,7 @@ class InvalidValue(ValueError):
 
 
 class Nested:
-    """The type of a node in an evaluated annotation.
-
-    msgspec checks `Nested()` instead of the node, because `on_node` checks the node itself.
-    """
+    """The type of every node in annotations. msgspec gets a `Nested()` in place of the node."""
 
     def __class_getitem__(cls, _item: Any) -> type:
         return cls  # so that Callable[[int], str] evaluates to Nested
@@ -74,14 +71,13 @@ class _Namespace(dict[str, Any]):
 
 
 class _Unqualifier(ast.NodeTransformer):
-    """Replaces a dotted name in an annotation by its last name: pathlib.Path becomes Path."""
+    """Replaces a dotted name in an annotation by its last part: pathlib.Path becomes Path."""
 
     def visit_Attribute(self, node: ast.Attribute) -> ast.Name:
         return ast.Name(node.attr)
 
 
 def _evaluate(text: str, module: Module) -> Any:
-    """Return the type that an annotation's text names, or Any if it cannot be evaluated."""
     try:
         tree = _Unqualifier().visit(ast.parse(text, mode="eval"))
         kind = eval(ast.unparse(tree), {}, _Namespace(module))
@@ -92,7 +88,7 @@ def _evaluate(text: str, module: Module) -> Any:
 
 
 def convert(value: Any, option: Option, path: str, on_node: NodeHandler) -> Any:
-    """Return a value converted to an option's annotation, or raise InvalidValue."""
+    """Return the value, converted to the option's annotated type, or raise InvalidValue."""
     text = ast.unparse(option.annotation) if option.annotation else "Any"
     return _convert_items(value, _evaluate(text, option.module), path, on_node)
 

@@ -14,11 +14,11 @@ from rl.config.signatures import options_of
 
 
 def build(node: Mapping[str, Any]) -> partial[Any]:
-    """Return the node's function or class with its options bound.
+    """Return the node's function or class with the node's options bound.
 
-    The caller adds positional arguments. `component` builds the nested nodes first. If the class
-    has a method `configure`, the returned callable creates an instance and calls its `configure`
-    with the options that are parameters of `configure`.
+    Nested nodes are built first. The caller adds positional arguments. If some options are
+    parameters of the class's method `configure`, the returned callable creates an instance and
+    calls its `configure` with these options.
     """
     target = str(node["_target_"])
     known = options_of(target)
@@ -61,7 +61,7 @@ def component(node: Mapping[str, Any]) -> Any:
 
 
 def construct(run: Any, groups: Iterable[str]) -> None:
-    """Check that the component of each config group can be constructed, or raise ConfigError."""
+    """Construct each group's component. Raise ConfigError if one is invalid or cannot run here."""
     problems: list[str] = []
     schedules = Schedules.of(vars(run))
     for group in groups:

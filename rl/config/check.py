@@ -44,7 +44,7 @@ def check(
             when: list(_node_problems({"_target_": schema, **values}, "")) or rules(values)
             for when, values in configs_at_extremes(config)
         }
-        # Report a problem that occurs at all of these steps once, without a step.
+        # If a problem occurs at all checked steps, report it once and without a step.
         always = [p for p in next(iter(found.values())) if all(p in ps for ps in found.values())]
         steps = [when + p for when, ps in found.items() for p in ps if p not in always]
         _raise_problems([*always, *steps])
@@ -93,7 +93,7 @@ def _node_problems(node: Mapping[str, Any], path: str) -> Iterator[str]:
                 raise InvalidValue(f"{where} has no value: set {where}=...")
             convert(node[key], options[key], where, descend)
         except InvalidValue as misfit:
-            # The value may be a schedule with a wrong key. Report that key, not the wrong type.
+            # The value may be a schedule with a wrong `_target_`. Report this, not the wrong type.
             inner = _node_problems(node[key], where) if is_node(node[key]) else ()
             problems += list(inner) or [str(misfit)]
     yield from problems or order_problems(node, path)

@@ -1,7 +1,4 @@
-"""Read endpoints.toml in the current folder. It defines names for servers and their models.
-
-docs/everyday.md has an example.
-"""
+"""Read endpoints.toml, which defines names for servers and their models (docs/everyday.md)."""
 
 import tomllib
 from pathlib import Path
@@ -16,9 +13,8 @@ _FIELDS = {"url", "model", "api_key_variable"}
 def with_endpoints(config: dict[str, Any]) -> dict[str, Any]:
     """Return the configuration with URLs in place of the names of endpoints.
 
-    A name is the value of a key `url` or `base_url` in a mapping that also has the key `model`. Set
-    `model` to the endpoint's model if it has no value. Set `api_key_variable` if the endpoint has
-    one. Raise ConfigError for an invalid file or an unknown name.
+    The value of a key `url` or `base_url` is a name if it lacks "://" and its mapping has the key
+    `model`. The endpoint also sets `api_key_variable`, and `model` if the mapping gives no model.
     """
     if not FILE.is_file():
         return config

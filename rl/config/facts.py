@@ -3,8 +3,8 @@
     class ImitationSampler:
         uses_vllm: ClassVar[bool] = False
 
-Subclasses inherit the constants. Rules read facts and never compare the name of a target, so that
-the rules also apply to a user's components. The dry call finds other facts (rl/config/learned.py).
+Subclasses inherit the constants. Rules read facts instead of the name of a target, so that they
+also apply to a user's components. The dry call finds other facts (rl/config/learned.py).
 """
 
 import ast
@@ -33,20 +33,17 @@ def is_external(inference: Config | None) -> bool:
 
 
 def needs_reference(config: Config) -> bool:
-    """Return whether the run loads a reference: for a KL penalty, or as a teacher.
-
-    Assume that the loss reads a teacher, because reference_rules.py refuses a teacher that the loss
-    does not read.
-    """
+    """Return whether the run loads a reference: for a KL penalty, or as a teacher."""
     node = config["reference"]
     kind = node["_target_"]
     is_teacher = not fact(kind, "is_policy", False) or node.get("sees_hint", False)
     is_teacher |= fact(config["loss"]["_target_"], "stays_near_reference", False)
+    # Assume that the loss reads the teacher, because reference_rules.py refuses an unread one.
     return config["kl"]["beta"] > 0 or (fact(kind, "has_logprobs", True) and is_teacher)
 
 
 def references(config: Config) -> dict[str, Config]:
-    """Return dotted path -> reference: a single one, or one per environment (reference=per_env)."""
+    """Return dotted path -> reference node: one, or one per environment if reference=per_env."""
     if (node := config.get("reference")) is None:  # evaluations have no reference
         return {}
     if not isinstance(teachers := node.get("teachers"), Mapping):
@@ -61,7 +58,7 @@ def sees_hint(config: Config, env: str) -> bool:
 
 
 def fact(target: str, name: str, default: Any) -> Any:
-    """Return the constant `name` of the class `target` or of the function's file, or `default`."""
+    """Return the constant `name` of a class, or of a function's file; if missing, `default`."""
     value = _constant(*definition_of(target), name)
     return default if value is None else value
 

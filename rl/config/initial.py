@@ -12,10 +12,7 @@ from rl.runtime.given_files import load_yaml
 
 
 def initial_checkpoint(config: Mapping[str, Any]) -> Path | None:
-    """Return the checkpoint that `init_from` names, or None if `init_from` is not set.
-
-    Raise ValueError if the checkpoint does not exist or contains only an adapter.
-    """
+    """Return the checkpoint of `init_from`, if set. Raise ValueError if there is no usable one."""
     if (name := config.get("init_from")) is None:
         return None
     path, colon, step = name.rpartition(":")
@@ -55,7 +52,6 @@ def initial_problems(config: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _optimizer_problems(config: Mapping[str, Any], run_folder: RunFolder) -> Iterator[str]:
-    """Yield why DeepSpeed cannot load the optimizer state of the run in `run_folder`."""
     before = load_yaml(run_folder.read(run_folder.config))
     stage = value_of(config, "deepspeed.zero_optimization.stage")
     keys = ["deepspeed.zero_optimization.stage", "optim._target_", "model.dtype"]

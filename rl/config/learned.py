@@ -15,8 +15,6 @@ REFERENCE = {"ref_logprobs"} | CANDIDATES
 
 @dataclass(frozen=True, kw_only=True)
 class Learned:
-    """Facts about the components of a run, found by calling them with made-up values."""
-
     loss_reads: tuple[str, ...]  # names of the fields of losses.tokens.Tokens that the loss reads
     loss_weighs_sequences: bool  # whether the loss needs equal weights of sequences (PER_SEQUENCE)
     loss_corrects: bool  # whether the loss corrects for the difference between trainer and vLLM
@@ -25,7 +23,7 @@ class Learned:
     advantage_by_turn: bool  # whether the advantage returns one number per turn
     advantage_by_token: bool  # whether the advantage returns one number per completion token
     advantage_is_reward: bool  # whether the advantage returns the rewards unchanged
-    advantage_compares: bool  # whether a rollout alone in its group always gets advantage 0
+    advantage_compares: bool  # whether a rollout that is alone in its group always gets advantage 0
     advantage_refuses_negative: bool
     batch_credit_is_neutral: bool  # whether the batch credit leaves all credits unchanged
     aggregation_takes_turns: bool
@@ -61,10 +59,7 @@ class Learned:
 
     @property
     def takes_any_text(self) -> bool:
-        """Whether the loss accepts text that no policy sampled.
-
-        Such a loss reads no advantage, no ratio and no ref_logprobs.
-        """
+        """Whether the loss accepts text that no policy sampled."""
         return not self.reads({"advantages", "ref_logprobs"} | RATIO)
 
     @property

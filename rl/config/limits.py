@@ -1,8 +1,7 @@
-"""Check that one option is below another. Refuse DeepSpeed and vLLM keys that another option sets.
+"""Check that some options are below others; refuse DeepSpeed and vLLM keys that a run sets.
 
-    ORDERED = ("clip_low", "clip_high")      in the file of a function, or in a class
-
-This constant means that the value of clip_low must be below the value of clip_high.
+The constant ORDERED = ("clip_low", "clip_high") in the file of a function, or in a class, means
+that the value of clip_low must be below the value of clip_high.
 """
 
 from collections.abc import Iterator, Mapping
@@ -10,7 +9,7 @@ from typing import Any
 
 from rl.config.facts import Config, fact
 
-# With these sampling options vLLM samples from the policy's unmodified distribution.
+# With these values, vLLM does not modify the policy's distribution (apart from temperature).
 NEUTRAL_SAMPLING = {
     "top_p": 1.0,
     "top_k": -1,

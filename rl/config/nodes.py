@@ -1,8 +1,8 @@
-"""Typed records of the configuration nodes that our own processes read.
+"""Typed records of the configuration nodes that rl/ reads.
 
 A `CoreNode` is also the node's mapping from config.yaml, so that `build(run.model)` works. A field
-with a default is a key that the chosen target may lack. A property reads a class attribute from the
-target's source, so that no process has to build the node.
+with a default is a key that the chosen target may lack. Some properties read a class attribute from
+the target's source, so that no process has to build the node.
 """
 
 from collections.abc import Iterator, Mapping
@@ -24,7 +24,6 @@ class CoreNode(Mapping[str, Any]):
 
     @classmethod
     def of(cls, node: Mapping[str, Any]) -> Self:
-        """Return the typed node of a configuration mapping. A float field accepts an int."""
         return msgspec.convert({**node, "node": dict(node)}, cls)
 
     def option_or_constant(self, name: str, default: Any = None) -> Any:
@@ -60,6 +59,7 @@ class ModelNode(CoreNode):
 class AdapterNode(CoreNode):
     rank: int = 0
     target_modules: str | list[str] = "all-linear"
+    modules_to_save: list[str] = field(default_factory=list)
 
     @property
     def freezes_base(self) -> bool:
@@ -111,8 +111,6 @@ def replica_names(number: int) -> list[str]:
 
 @dataclass(frozen=True, kw_only=True)
 class ClusterNode(CoreNode):
-    """The node that decides where processes are started (conf/cluster)."""
-
     gpus: bool = True
     interface: str | None = None
     cores_per_replica: int | None = None

@@ -49,7 +49,6 @@ def unused_or_missing_reference_problems(config: Config, learned: Learned) -> It
 
 
 def each_reference_problems(config: Config, learned: Learned) -> Iterator[str]:
-    """Check the single reference, or each teacher of reference=per_env, one at a time."""
     loss, temperature = config["loss"]["_target_"], value_of(config, "sampler.temperature")
     temperature = (config.get("schedules") or {}).get("sampler.temperature", temperature)
     for path, node in references(config).items():

@@ -1,7 +1,6 @@
-"""Check whether a run may start in its folder.
+"""Check whether a run may start or resume in its folder, which can hold only one run.
 
-One folder holds one run, and resume=true continues it. These rules refuse a resume whose options
-differ from those of the first start in a way that changes what the run learns.
+A resume is refused if a changed option affects what the run learns.
 """
 
 from collections.abc import Iterator, Mapping
@@ -104,7 +103,7 @@ def resume_problems(config: Config, saved: Path) -> Iterator[str]:
     older = {key: node for key, node in _OLD_BEHAVIOUR.items() if key in config}
     now, then = dict(leaves(join_schedules(config))), dict(leaves({**older, **before}))
     ranks, stage = "trainer.ranks", then.get("deepspeed.zero_optimization.stage")
-    # Null means one rank per device. The supervisor repeats this check with the number of devices.
+    # Null means one rank per device, and this rule does not know the number of devices.
     if stage and now.get(ranks) not in (None, then.get(ranks)):
         yield (
             f"{ranks} was {then.get(ranks)} and is {now.get(ranks)}, but with ZeRO stage {stage} "
@@ -141,7 +140,7 @@ def _resolve_path(value: Any) -> Any:
 
 
 def leaves(value: Any, path: str = "") -> Iterator[tuple[str, Any]]:
-    """Yield every leaf value with its dotted key; the key of a list item is its index."""
+    """Yield every leaf value with its dotted key. The key of a list item is its index."""
     items = dict(enumerate(value)) if isinstance(value, list) else value
     if isinstance(items, Mapping) and items:
         for key, item in items.items():

@@ -19,7 +19,7 @@ from rl.config.resume_rules import leaves, run_folder_problems
 from rl.config.transport import transport_problems
 from rl.runtime.stop_when import StopWhen
 
-_SECRET = re.compile(  # https://user:password@host or https://host?api_key=<key>
+_SECRET = re.compile(  # matches https://user:password@host and https://host?api_key=<key>
     r"\s*[a-z][a-z0-9+.-]*://([^/?#\s]*@|.*[?&][^=&]*(key|token|secret|passw)[^=&]*=)",
     re.IGNORECASE,
 )
@@ -137,7 +137,7 @@ def reward_problems(config: Config) -> Iterator[str]:
 
 
 def data_file_problems(config: Config) -> Iterator[str]:
-    """Require that the data files exist, because an environment opens them only after the start."""
+    """Report missing data files before the start, because an environment opens its files later."""
     for path, node in nodes_in(config["env"], "env"):
         for key in fact(node["_target_"], "local_files", ()):
             if not isinstance(value := node.get(key), str):

@@ -49,8 +49,8 @@ def with_values(config: Config, changes: Mapping[str, Any]) -> dict[str, Any]:
 def split_schedules(config: Config) -> dict[str, Any]:
     """Return a copy with the schedules in the key `schedules`, and with numbers in their places.
 
-    Each number is the largest value of its schedule, so that a run whose KL penalty begins at 0
-    loads the reference. An environment gets its value at step 0, which a warm start uses.
+    The number is the largest value of the schedule, so that a run whose KL penalty begins at 0
+    loads the reference. For an option of `env` it is the value at step 0, which a warm start uses.
     """
     if not (nodes := dict(schedule_nodes(config))):
         return dict(config)
@@ -68,16 +68,13 @@ def join_schedules(config: Config) -> dict[str, Any]:
 
 
 def _steps(config: Config) -> range:
-    """Return the steps of a run; only the first if max_steps is wrong, which check.py refuses."""
+    """Return the steps 0..max_steps; only 0 if max_steps is invalid, which check.py reports."""
     most = config["max_steps"]
     return range(min(most, _MOST_STEPS) + 1 if type(most) is int and most > 0 else 1)
 
 
 def configs_at_extremes(config: Config) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Yield ("at step k: ", configuration at k) for each k where a schedule is smallest or largest.
-
-    Without schedules, yield ("", config).
-    """
+    """Yield ("at step k: ", configuration at k) per extreme of a schedule; ("", config) if none."""
     config = split_schedules(config)
     schedules = Schedules.of(config)
     functions = schedules.functions.values()
@@ -109,10 +106,7 @@ class Schedules:
         return {name: value for (parent, _, name), value in pairs if parent == group}
 
     def apply(self, made: Any, group: str, step: int) -> Any:
-        """Give `made`, a partial function or an instance, the scheduled options of `group`.
-
-        Return a new partial function, or the same instance with changed attributes.
-        """
+        """Set the options of `group` at `step` in an instance or a copy of a partial; return it."""
         options = self.options(group, step)
         if isinstance(made, partial):
             return partial(made, **options) if options else made

@@ -168,7 +168,7 @@ class Run(Settings):
 
 
 def seconds_of(duration: float | str) -> float:
-    """Convert a duration such as 3h30m, 90m, 45s, 1d12h or a number to seconds."""
+    """Convert a duration such as 3h30m, 1d12h, 45s, or 45 (a number of seconds) to seconds."""
     text = str(duration).replace(" ", "")
     is_number = re.fullmatch(r"\d+(\.\d+)?", text)
     numbers = _DURATION.fullmatch(f"{text}s" if is_number else text)

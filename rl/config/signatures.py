@@ -4,10 +4,10 @@
     class Reverse(Environment):                         |                '- options: from YAML
         min_length: int                                 '- positional: supplied by code
 
-Options are the keyword-only parameters of a function or of a class's `__init__`, the keyword-only
-fields of a dataclass, and the parameters of a method `configure`, which may be inherited. This
-module reads only names, annotations and literal constants. The dry call finds the values that a
-function reads or returns (rl/dry_call/learn.py).
+Options are the keyword-only parameters of a function, of a class's `__init__` and of its method
+`configure`, which may be inherited, and the keyword-only fields of a dataclass. This module reads
+only names, annotations and literal constants. The dry call (rl/dry_call/learn.py) finds what a
+function reads and returns.
 """
 
 import ast
@@ -45,8 +45,6 @@ Found = tuple[Module, ast.stmt]
 
 @dataclass(frozen=True, eq=False)
 class Option:
-    """A keyword-only parameter of a target."""
-
     annotation: ast.expr | None
     required: bool  # whether the parameter has no default
     module: Module  # module in which the annotation's names are looked up
@@ -83,7 +81,7 @@ def spec_of(name: str) -> ModuleSpec | None:
     top, *rest = name.split(".")
     try:
         spec = importlib.util.find_spec(top)
-    except ValueError:  # the module has no spec, such as __main__
+    except ValueError:  # some modules have no spec, for example __main__
         return None
     for name_below in rest:
         if spec is None or spec.submodule_search_locations is None:
@@ -138,7 +136,7 @@ def _import_origins(module: Module, name: str) -> Iterator[str]:
 
 def absolute_module(module: Module, statement: ast.ImportFrom) -> str:
     parts = module.name.split(".")
-    # The first dot of an import means the package. In an __init__.py this is the module itself.
+    # The first dot of a relative import is the module's package, or the module if it is a package.
     up = statement.level - (module.path.stem == "__init__")
     base = parts[: len(parts) - up] if statement.level else []
     return ".".join([*base, *([statement.module] if statement.module else [])])
@@ -212,7 +210,6 @@ def bases(module: Module, definition: ast.ClassDef) -> Iterator[tuple[Module, as
 
 
 def _dataclass_decorator(definition: ast.ClassDef) -> str:
-    """Return the source of the @dataclass decorator, or "" if there is none."""
     decorators = map(ast.unparse, definition.decorator_list)
     return next((text for text in decorators if text.split("(")[0].endswith("dataclass")), "")
 

@@ -78,6 +78,18 @@ def adapter_obstacle(adapter: Node, model: Node) -> str | None:
     return None
 
 
+def placement_problem(chosen: Transport, *, on_gpus: bool, shared: bool) -> str | None:
+    """Return why the sender cannot work here, or None. `shared`: trainer and vLLM share a GPU."""
+    if chosen.has("on_gpus") and not on_gpus:
+        return f"sync={chosen.name} sends weights between GPUs, but the run has none: use sync=auto"
+    if chosen.has("own_gpus") and shared:
+        return (
+            f"sync={chosen.name}, but trainer and vLLM share a GPU, and NCCL cannot have two ranks "
+            "on one: use sync=ipc or sync=shm"
+        )
+    return None
+
+
 def transport_problems(config: Node) -> Iterator[str]:
     chosen = transport(config)
     if chosen.adapter_only and (why := adapter_obstacle(config["adapter"], config["model"])):

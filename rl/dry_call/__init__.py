@@ -1,1 +1,1 @@
-"""The dry call, which calls each component of a run with made-up values before the run starts."""
+"""The dry call, which calls components of a run with made-up values before the run trains."""

@@ -37,13 +37,13 @@ _INPUT_KEYS = (
     *("logger", "optim", "reference"),
     *("batch_size", "group_size", "max_seq_len", "updates_per_batch"),
 )
-LIMIT_S = 600.0  # seconds to wait for the dry calls of all configurations of a sweep
+LIMIT_S = 600.0  # maximum seconds for the dry call of one configuration
 Answer = Mapping[str, Any]
 _CHILD_ENVIRONMENT = {"OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": "", "PYTHONBREAKPOINT": "0"}
 
 
 class DryCall:
-    """The dry calls of some configurations; one child handles all that are not in the cache."""
+    """The dry calls of some configurations. One child makes all that are not in the cache."""
 
     def __init__(self, configs: Sequence[Mapping[str, Any]]) -> None:
         self._full_configs = [split_schedules(config) for config in configs]
@@ -98,23 +98,24 @@ class DryCall:
         return (self._answers[number] or {})["files"]
 
     def with_facts(self, run: Run) -> Run:
-        """Return the run with the facts of its dry call; raise ConfigError if the call failed."""
         return replace(run, learned=asdict(self.learned()))
 
     def _read_answers(self, uncached: Sequence[int]) -> None:
         assert self._child is not None
+        limit = LIMIT_S * len(uncached)
         try:
-            status = self._child.wait(LIMIT_S)
+            end = f"ended with status {self._child.wait(limit)}"
         except subprocess.TimeoutExpired:  # the child's own timer cannot interrupt native code
             self._child.kill()
-            status = self._child.wait()
+            self._child.wait()
+            end = (
+                f"was ended after {limit:g} s: make the components that it imports or calls faster"
+            )
         try:
             reply = json.loads(self._path("answer").read_text())
         except (OSError, ValueError):
-            end = last_lines(self._path("log"), 5)
-            raise ConfigError(
-                [f"the dry call ended with status {status}. The end of its output:\n{end}"]
-            ) from None
+            output = last_lines(self._path("log"), 5)
+            raise ConfigError([f"the dry call {end}. The end of its output:\n{output}"]) from None
         for number, answer in zip(uncached, reply["answers"], strict=True):
             self._answers[number] = {**answer, "files": reply["files"]}
             if "learned" in answer and answer["read_env"]:
@@ -122,7 +123,7 @@ class DryCall:
 
 
 def _inputs(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the options that affect a dry call, so that a cached result applies to other seeds."""
+    """Return only the options that affect a dry call, so that all seeds share a cached result."""
     sampler = {"max_staleness": config["sampler"].get("max_staleness")}
     return {**{key: config[key] for key in _INPUT_KEYS}, "sampler": sampler}
 

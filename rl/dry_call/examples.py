@@ -23,8 +23,7 @@ from rl.sampling.strategy import StartedGroup, play_strategy
 ENV_TIMEOUT_S = 2.0
 _MAX_EXAMPLES = 16  # maximum number of examples per pool in the dry call of an example order
 _ROUNDS = 3  # number of batches that the dry call of a buffer draws
-# Environment node -> result of `read_pools`. It is kept, because the jobs of a sweep often have the
-# same environment.
+# Environment node -> result of `read_pools`. Jobs of a sweep often have the same environment.
 POOLS_CACHE: dict[str, tuple[list[str], list[Pool] | None]] = {}
 
 
@@ -121,7 +120,7 @@ def selects_by_rewards(order: Any, buffer: Any) -> bool:
 
 
 def read_pools(node: Any) -> tuple[list[str], list[Pool] | None]:
-    """Return the problems and the training pools of an environment, from POOLS_CACHE if possible.
+    """Return (errors, training pools) of an environment, from POOLS_CACHE if it has them.
 
     The pools are None after a failure, or if reading them takes over two seconds. An `OSError` is
     not reported, because the rollouts process reports missing data when it starts.
@@ -145,7 +144,7 @@ def _read_pools(node: Any) -> tuple[list[str], list[Pool] | None]:
                         kind = type(pool.examples[0]).__name__
                         raise BadResult(f"has examples of type {kind}: use envs.episode.Example")
                 found[0] = pools
-            except ValueError as error:  # only the main thread can set a signal handler
+            except ValueError as error:  # signal.signal raises it outside the main thread
                 if "main thread" not in str(error):
                     raise
                 found[0] = []

@@ -1,10 +1,9 @@
-"""Dry-call a user's components: `python -m rl.dry_call.learn` in a short-lived process.
+"""Dry-call a run's components: `python -m rl.dry_call.learn` in a short-lived process.
 
     configurations (pickle) -> import the targets, call them with made-up values -> facts (JSON)
 
-The supervisor imports no torch, so a child runs this module (rl/dry_call/child.py). `score` and
-`reply` of an environment, the logger and the critic's model are not called, because they may use a
-judge, a sandbox or a network.
+child.py runs this module. `score` and `reply` of an environment, the logger and the critic's model
+are not called, because they may use a judge, a sandbox or a network.
 """
 
 import json
@@ -85,7 +84,7 @@ def _build_components(report: Report, config: Config) -> dict[str, Any]:
     called["kl.estimator"] = config["kl"]["estimator"]
     if "estimator" in config["critic"]:
         called |= {f"critic.{name}": config["critic"][name] for name in ("estimator", "loss")}
-    # Import `others` but do not call them. Skip targets in rl/, which import slowly and are tested.
+    # Import `others` to report errors. Skip targets in rl/, which import slowly and are tested.
     others = (
         *("env", "order", "strategy", "buffer", "client"),
         *("logger", "optim", "reference", "critic"),
@@ -111,7 +110,7 @@ def own_files(configs: Sequence[Config]) -> list[str]:
 def _make_answer(config: Config) -> dict[str, Any]:
     from rl.dry_call import examples
 
-    # Repeat the alarm every second, because `Report.calling` catches the timeout and continues.
+    # After LIMIT_S, repeat the alarm each second, because `Report.calling` catches its error.
     signal.setitimer(signal.ITIMER_REAL, LIMIT_S, 1.0)
     try:
         _, pools = examples.read_pools(config["env"])
@@ -129,7 +128,6 @@ def _raise_timeout(*_: object) -> None:
 
 
 def main(configs: Sequence[Config], answer: Path) -> None:
-    """Write an answer per configuration, and the source files that all answers depend on."""
     from rl.dry_call import tensors  # noqa: F401 import torch before the time limit starts
 
     signal.signal(signal.SIGALRM, _raise_timeout)
@@ -138,7 +136,7 @@ def main(configs: Sequence[Config], answer: Path) -> None:
 
 
 if __name__ == "__main__":
-    # The user's modules are in the working folder, which python_module's flag -P leaves out.
+    # The flag -P of python_module keeps the working folder, with users' modules, out of sys.path.
     sys.path.append(os.getcwd())
     main(pickle.load(sys.stdin.buffer), Path(sys.argv[1]))
     sys.stdout.flush()

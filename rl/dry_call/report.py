@@ -61,7 +61,6 @@ def name_of(made: Any) -> str:
 
 
 def source_of(made: Any) -> tuple[str, int] | None:
-    """Return the file and the line where a function or class begins."""
     made = unwrap(made)
     try:
         return str(inspect.getsourcefile(made)), inspect.getsourcelines(made)[1]
@@ -74,7 +73,7 @@ def _location(found: tuple[str, int] | None) -> str:
 
 
 def json_round_trip(state: Any) -> Any:
-    """Return the state after a JSON round trip, as checkpoints store it."""
+    """Return a component's state as a checkpoint would restore it, or raise BadResult."""
     try:
         return json.loads(json.dumps(state))
     except (TypeError, ValueError) as error:

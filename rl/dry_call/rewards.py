@@ -1,7 +1,4 @@
-"""Dry calls of the components that turn the rewards of rollouts into token weights.
-
-These are truncation, reward shaping, advantage, batch credit and aggregation.
-"""
+"""Dry calls of truncation, reward shaping, advantage, batch credit and aggregation."""
 
 import math
 from collections.abc import Sequence
@@ -23,7 +20,7 @@ _EXAMPLE = Example(0, "made up", [{"role": "user", "content": "made up"}])
 def made_up_rollout(
     reward: float | None, *turns: int, cut_off: bool = False, turn_limit: int | None = None
 ) -> Rollout:
-    """Return a rollout with one prompt token. `turns`: the completion tokens in each turn."""
+    """Return a rollout with one prompt token. `turns`: number of completion tokens in each."""
     numbers = np.repeat(np.arange(len(turns), dtype=np.int32), turns)
     completion = np.ones(len(numbers), np.int32)
     row = TrainingRow(
@@ -46,7 +43,7 @@ def made_up_rollout(
 
 
 def check_advantage(report: Report, advantage: Any, group_size: int) -> dict[str, bool]:
-    """Call an advantage on made-up groups; return the facts named advantage_* in Learned."""
+    """Call an advantage on made-up groups. Return the facts named advantage_* in Learned."""
 
     def made_up(rewards: Sequence[float | None]) -> ScoredGroup:
         turns = [(2, 3, 4)[: i % 3 + 1] for i in range(len(rewards))]
@@ -55,8 +52,7 @@ def check_advantage(report: Report, advantage: Any, group_size: int) -> dict[str
             _EXAMPLE, rollouts, [Credit(reward) for reward in rewards], {"reward": 1.0}
         )
 
-    # Begin with 1.0. With group_size=1, a reward of 0 would equal its advantage even if the
-    # advantage subtracts the mean reward, and advantage_is_reward would be wrong.
+    # Begin with 1.0. In a group of one, subtracting the mean would leave a reward of 0 unchanged.
     ordinary: list[float | None] = [(1.0, 0.0, 0.5)[i % 3] for i in range(group_size)]
     cases: dict[str, list[float | None]] = {
         f"the rewards {ordinary[:3]} of a group": ordinary,
@@ -97,7 +93,6 @@ def check_advantage(report: Report, advantage: Any, group_size: int) -> dict[str
 
 
 def _rewards_per_unit(group: ScoredGroup, unit: str) -> list[Any]:
-    """Return each rollout's reward, its turns' rewards, or one 0 per token, depending on `unit`."""
     if unit == "rollout":
         return list(group.rewards)
     if unit == "turn":
@@ -114,7 +109,7 @@ def _is_zero(advantage: Any, alone: ScoredGroup) -> bool:
 
 
 def check_batch_credit(report: Report, batch_credit: Any, count: int) -> dict[str, bool]:
-    """Call a batch credit on made-up batches; return whether it leaves all credits unchanged.
+    """Call a batch credit on made-up batches. Return whether it leaves all credits unchanged.
 
     `count` is the number of advantages of a made-up rollout, which has two turns and five tokens.
     """
@@ -164,10 +159,7 @@ def check_aggregation(report: Report, aggregation: Any) -> dict[str, bool]:
 
 
 def _require_numbers(result: Any, given: list[Any], part: str = "", unit: str = "rollout") -> None:
-    """Raise BadResult unless `result` has one finite number for each item of `given`.
-
-    With `part`, such as "turn", each item is a list, and each list entry needs a number.
-    """
+    """Require in `result` a finite number for each item of `given`, or for each `part` of it."""
     is_list = isinstance(result, Sequence | np.ndarray)
     if not is_list or len(result) != len(given):
         kind = "lists" if part else "numbers"

@@ -1,8 +1,7 @@
 """Dry-call the components that compute with tensors: loss, correction, divergence, critic.
 
-A dry call gives made-up values to a component before the run starts. A loss gets eight tokens of
-two sequences with several turns. A third sequence has no tokens. The importance ratios are near 1,
-so that no loss clips them. Advantages have both signs.
+A loss gets eight made-up tokens of two sequences with several turns, and a third sequence without
+tokens. The importance ratios are near 1, so that no loss clips them. Advantages have both signs.
 """
 
 import sys
@@ -57,7 +56,7 @@ class RecordingTensor(Tensor):
 
 
 def made_up_tokens(*, has_old: bool, change: float = 0.0) -> tuple[Tokens, list[Tensor], set[str]]:
-    """Return made-up tokens, their tensors with a gradient, and the set of fields used so far.
+    """Return made-up tokens, their tensors with a gradient, and a set that collects used fields.
 
     `has_old`: whether the tokens have old_logprobs. `change` is added to rollout_logprobs.
     """
@@ -96,11 +95,11 @@ def made_up_tokens(*, has_old: bool, change: float = 0.0) -> tuple[Tokens, list[
 
 
 def check_loss(report: Report, loss: Any, num_updates: int) -> tuple[set[str], bool]:
-    """Return the fields that a loss reads, and whether it corrects for the sampler by itself.
+    """Return the facts `loss_reads` and `loss_corrects` (rl/config/learned.py).
 
-    Runs with several updates per batch give old_logprobs to the loss, other runs do not. The loss
-    is called with and without them, but an error counts only if this run would cause it. A loss
-    that gets old_logprobs corrects for the sampler if it also depends on rollout_logprobs.
+    The loss is called with and without old_logprobs, which it gets if a batch has several updates.
+    An error is reported only if it would also occur in this run. A loss corrects for the difference
+    of trainer and vLLM if it depends on rollout_logprobs although it has old_logprobs.
     """
     used, results = set[str](), list[Tensor]()
     for has_old, change in ((False, 0.0), (True, 0.0), (True, 1e-3)):
@@ -126,10 +125,7 @@ def check_loss(report: Report, loss: Any, num_updates: int) -> tuple[set[str], b
 
 
 def with_statistics(loss: Any, tokens: Tokens) -> Any:
-    """Return the loss, which gets its statistics of `tokens` as an argument if it has statistics().
-
-    Raise BadResult unless the statistics are sums over tokens, which are zero without tokens.
-    """
+    """Bind the loss to its `statistics(tokens)`, if defined. Require that they sum over tokens."""
     if not hasattr(loss, "statistics"):
         return loss
     with torch._C.DisableTorchFunctionSubclass():  # a copy is not a use, so record nothing
@@ -178,10 +174,7 @@ def check_token_loss(report: Report, result: Any, leaves: list[Tensor]) -> None:
 
 
 def check_metrics(report: Report, metrics: Any) -> None:
-    """Raise BadResult unless each metric has one number per token, or one number in total.
-
-    The names must differ from those of the run and of the components that were called before.
-    """
+    """Raise BadResult if a metric has a wrong shape, or the name of another metric."""
     if not isinstance(metrics, Mapping):
         raise BadResult(
             f"returned metrics that are {_describe(metrics)}: return a dict, which may be empty"
@@ -233,11 +226,7 @@ def check_correction(report: Report, correction: Any) -> bool:
 
 
 def check_divergence(report: Report, estimator: Any) -> bool:
-    """Return whether the gradient of a divergence estimator is the same for every token.
-
-    In the loss, such an estimator has no effect on average, because the gradient of log pi is zero
-    on average over tokens that pi samples.
-    """
+    """Return whether the gradient of a divergence estimator is the same for every token."""
     logprobs = torch.linspace(-2.0, -0.2, NUM_TOKENS).requires_grad_()
     with report.calling("kl", estimator, INPUT):
         values = estimator(logprobs, torch.full((NUM_TOKENS,), -1.0))

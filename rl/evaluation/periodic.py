@@ -5,7 +5,7 @@
 
 The next push waits for the evaluation, so one version samples all tokens of an evaluation. Training
 rollouts and the update continue meanwhile. metrics.jsonl has the results of version v in the line
-of step v. The line of the last version has no other metrics, because no step trains that version.
+of step v.
 """
 
 import asyncio
@@ -27,8 +27,6 @@ from rl.sampling.strategy import Independent
 
 @dataclass(frozen=True, kw_only=True)
 class NoEvaluation:
-    """The choice evaluation=none: no version is evaluated."""
-
     evaluates: ClassVar[bool] = False
 
     def is_due(self, version: int, last: int) -> bool:  # noqa: ARG002
@@ -37,7 +35,7 @@ class NoEvaluation:
 
 @dataclass(frozen=True, kw_only=True)
 class PeriodicEvaluation:
-    """The options of conf/evaluation/default.yaml, which explains each option."""
+    """The options of conf/evaluation/default.yaml."""
 
     every: PositiveInt
     num_examples: PositiveInt
@@ -51,8 +49,6 @@ class PeriodicEvaluation:
 
 @dataclass
 class Evaluator:
-    """Evaluates policy versions one after another."""
-
     settings: PeriodicEvaluation
     player: Player  # the player of the training rollouts
     examples: Sequence[Example]
@@ -71,21 +67,16 @@ class Evaluator:
         self._due.put_nowait(version)
 
     async def wait_for_metrics(self, version: int) -> dict[str, float]:
-        """Wait for the evaluation of a version and return its metrics; {} if it was not due."""
         # Shield the future, because a rank that disconnects must not cancel it for the other ranks.
         metrics = self._metrics.get(version)
         return {} if metrics is None else await asyncio.shield(metrics)
 
     async def run(self) -> None:
-        """Evaluate the queued versions until an evaluation fails or this task is cancelled.
-
-        Waiting ranks then get empty metrics, so that they can save a checkpoint.
-        """
         try:
             while True:
                 version = await self._due.get()
                 self._metrics[version].set_result(await self._evaluate(version))
-        finally:
+        finally:  # after an error, waiting ranks get empty metrics and can save a checkpoint
             self._ended = True
             for metrics in self._metrics.values():
                 if not metrics.done():

@@ -18,10 +18,7 @@ from rl.runtime.files import json_line
 
 
 def choose_examples(env: Environment, split: Split, num_examples: int) -> list[Example]:
-    """Return `num_examples` examples of a split, or all examples if there are fewer.
-
-    A larger `num_examples` adds examples to those of a smaller one, so that results are comparable.
-    """
+    """Return `num_examples` examples of a split, or all examples if there are fewer."""
     pools = [pool for pool in env.pools(split) if pool.examples and pool.weight > 0]
     if not pools:
         raise ValueError(f"the environment {env.name!r} has no {split} examples: add some")
@@ -39,7 +36,6 @@ def _choose_from_pool(pool: Pool, count: int) -> list[Example]:
 
 
 def _examples_per_pool(pools: Sequence[Pool], num_examples: int) -> list[int]:
-    """Divide `num_examples` among the pools by weight. No pool gives more examples than it has."""
     counts = [0] * len(pools)
     for _ in range(min(num_examples, sum(len(pool.examples) for pool in pools))):
         open_ = [i for i, pool in enumerate(pools) if counts[i] < len(pool.examples)]
@@ -90,7 +86,6 @@ def evaluated_line(played: PlayedExample, rollout: Rollout) -> dict[str, object]
 
 
 def rollout_line(example: Example, rollout: Rollout) -> dict[str, object]:
-    """Return the fields of a rollout that training and evaluation both write."""
     return {
         "example": example.id,
         "env": example.env,

@@ -1,7 +1,7 @@
 """Compute the metrics of an evaluation from its rollouts.
 
 A rollout without a reward (an error of the environment, a timeout) counts as an error, not as
-reward 0. The metrics of training batches use the same functions (rl/rollouts/batch_metrics.py).
+reward 0.
 """
 
 import math
@@ -41,13 +41,12 @@ class Summary:
     turns: float  # mean number of turns per rollout
     tool_calls: float  # mean number of tool calls per rollout
     tool_errors: float  # mean number of failed tool calls per rollout
-    rewards: dict[str, float]  # reward name -> mean reward, without its weight
+    rewards: dict[str, float]  # reward name -> mean of this reward before weighting
     stop_reasons: dict[str, float]  # stop reason -> share of the rollouts
     errors: dict[str, int]  # error text -> number of rollouts
     envs: dict[str, "Summary"] = field(default_factory=dict)  # environment of a mixture -> summary
 
     def metrics(self) -> dict[str, float]:
-        """Return the finite metrics, by their names in metrics.jsonl."""
         values = {
             "reward": self.reward,
             "reward_standard_error": self.reward_standard_error,
@@ -68,7 +67,7 @@ class Summary:
 
 
 def summarise(played: Sequence[PlayedExample], threshold: float) -> Summary:
-    """Return the summary of an evaluation. A rollout passes if its reward >= threshold."""
+    """Return the summary of an evaluation. A rollout passes if its reward is >= `threshold`."""
     by_env: dict[str, list[PlayedExample]] = defaultdict(list)
     for one in played:
         by_env[one.example.env].append(one)
@@ -111,7 +110,7 @@ def average(values: Sequence[float]) -> float:
 
 
 def rollout_means(rollouts: Sequence[Rollout]) -> dict[str, float]:
-    """Return max_length and means over rollouts, by metric name without `rollout/` or `eval/`."""
+    """Return max_length and means over rollouts. Names lack the prefix `rollout/` or `eval/`."""
     lengths = [rollout.num_completion for rollout in rollouts]  # completion tokens per rollout
     return {
         "mean_length": average(lengths),
@@ -129,10 +128,7 @@ def mean_rewards(rollouts: Sequence[Rollout]) -> dict[str, float]:
 
 
 def finite_means(pairs: Iterable[tuple[str, float]]) -> dict[str, float]:
-    """Return the mean of the finite values of each name.
-
-    If a name has NaN or infinite values, `<name>/nonfinite` is their number.
-    """
+    """Return the mean of each name's finite values. `<name>/nonfinite` counts the others."""
     named: dict[str, list[float]] = defaultdict(list)
     for name, value in pairs:
         named[name].append(value)
@@ -168,7 +164,7 @@ def standard_error(groups: RewardGroups) -> float:
 def pass_at_k(groups: RewardGroups, k: int, threshold: float) -> float:
     """Return the estimated probability that at least one of k rollouts has reward >= threshold.
 
-    Examples with fewer than k scored rollouts are left out. If no example remains, return NaN.
+    Examples with fewer than k scored rollouts are left out.
     """
     # Unbiased estimator of arXiv:2107.03374, which draws k rollouts without replacement.
     chances = [
@@ -185,10 +181,7 @@ def powers_of_two(limit: int) -> list[int]:
 
 
 def zero_spread(groups: RewardGroups, tolerance: float = 1e-6) -> float:
-    """Return the share of groups whose rewards are all equal, among groups with two or more.
-
-    If no group has two rewards, return NaN.
-    """
+    """Return the share of groups whose rewards are all equal. Groups of one reward do not count."""
     several = [group for group in groups if len(group) > 1]
     flat = sum(max(group) - min(group) <= tolerance for group in several)
     return flat / len(several) if several else math.nan

@@ -28,32 +28,27 @@ from rl.runtime.devices import file_limit
 T = TypeVar("T")
 _RETRIES = 3
 _RETRY_DELAY_S = 0.5  # seconds before the first retry; doubled before each further retry
-# The client closes a connection that is idle for 2 s. vLLM would close it after 5 s, perhaps while
-# the client sends a request.
-_KEEP_ALIVE_S = 2.0
-# The run ends after this many failed requests in a row. If another replica answers in between, the
-# run only stops using the replica with so many failures in a row.
+_KEEP_ALIVE_S = 2.0  # close idle connections this early, because vLLM closes them after 5 s
+# After this many failed requests in a row, counted over all replicas, the run ends. After this many
+# in a row to one replica, while others answer, the run stops using only that replica.
 _MAX_FAILURES = 32
 _CONNECT_S = 10.0  # seconds to wait for a TCP connection; a host that is down never answers
 
 
 @dataclass
 class RequestTally:
-    """The client's counts of retried and failed requests. The rollouts process logs the retries."""
-
     num_retried: int = 0
     num_failed_in_a_row: int = 0
 
 
 class VLLMClient:
-    """Sends the requests of a run to its vLLM replicas; an async context manager.
+    """Sends the requests of a run to its vLLM replicas. It is an async context manager.
 
     If a replica dies, the client sends the unanswered requests to another replica, or to the same
-    one after its restart. The finished turns of a rollout are part of its prompt, so they are not
-    sampled again.
+    one after its restart.
 
     Raises:
-        RequestFailed: one request failed, after three retries if a retry could help.
+        RequestFailed: a request and its three retries failed, or its error was not temporary.
         GenerationError: 32 requests in a row failed. The run ends.
     """
 
@@ -87,13 +82,9 @@ class VLLMClient:
         body: dict[str, Any],
         read: Callable[[bytes], T],
         group: RequestGroup,
-        n: int = 0,
+        n: int = 0,  # number of requested completions
     ) -> T:
-        """Post `body` to the route `path` and return `read(answer)`. Retry temporary failures.
-
-        `read` raises ValueError if the answer has an unexpected form.
-        `n`: number of completions in the request, which the router counts as load of the replica.
-        """
+        """Post `body` to the route `path` and return `read(answer)`. Retry temporary failures."""
         attempt, body = 0, {"model": self._model, **body}
         while True:
             route = await group.wait_for_route()
@@ -123,12 +114,11 @@ class VLLMClient:
                 f"{_MAX_FAILURES} requests to vLLM failed in a row, the last one because "
                 f"{failure}: read {route.replica.log} for the cause"
             ) from failure
-        # The tally is below the limit, so another replica has answered in between.
+        # If only this route reaches the limit, another replica has answered in between.
         if route.num_failed_in_a_row >= _MAX_FAILURES:
             self._router.lose(route, f"{_MAX_FAILURES} requests failed in a row")
 
     async def _lose_if_gone(self, route: Route, failure: AttemptFailed) -> bool:
-        """Stop using a replica that has ended. Return whether to send the request again."""
         if route.lost:
             return True
         # Use a thread, because connecting to a host that is down would block the event loop.
@@ -144,7 +134,7 @@ class VLLMClient:
         try:
             async with self._session(route).post(path, json=body) as response:
                 status, content = response.status, await response.read()
-        except aiohttp.ConnectionTimeoutError as error:  # the replica's host is down
+        except aiohttp.ConnectionTimeoutError as error:  # probably the replica's host is down
             why = f"no connection to {address} within {_CONNECT_S:g} s"
             raise AttemptFailed(why, unanswered=True) from error
         except TimeoutError as error:
@@ -158,8 +148,7 @@ class VLLMClient:
             task = asyncio.current_task()
             if not route.lost or task is None or task.cancelling():
                 raise
-            # The task was not cancelled. If `_close_session` closes a session, aiohttp raises this
-            # error in each request that waits for a connection.
+            # `_close_session` makes aiohttp raise this error in requests that await a connection.
             raise AttemptFailed(f"the run no longer uses {route.replica.name}") from error
         text = content[:500].decode(errors="replace")
         if status == HTTPStatus.BAD_REQUEST and path == "/tokenize":
@@ -178,7 +167,7 @@ class VLLMClient:
     def _session(self, route: Route) -> aiohttp.ClientSession:
         if route not in self._sessions:
             replica = route.replica
-            # Connections use at most half of the allowed open files. Environments need files too.
+            # Connections use at most half of the allowed open files. Environments need the rest.
             limit = max(file_limit() // 2 // len(self._router.routes), 1)
             path = replica.address.path
             connector = (
@@ -197,7 +186,6 @@ class VLLMClient:
         return self._sessions[route]
 
     def _close_session(self, route: Route) -> None:
-        """Close the connections to a replica. `request` sends the unanswered requests again."""
         if session := self._sessions.pop(route, None):
             task = asyncio.ensure_future(session.close())
             self._closing.add(task)
@@ -212,14 +200,10 @@ class GroupClient:
     async def generate(
         self, prompt_ids: Sequence[int], sampling: dict[str, Any], *, n: int, version: int
     ) -> list[Completion]:
-        """Return `n` completions of the prompt.
-
-        `sampling`: vLLM's sampling parameters. `version`: the policy version that vLLM has loaded.
-        The cache salt contains it, so that vLLM reuses no key-value blocks of older weights.
-        """
+        """Return `n` completions of the prompt. `version`: the policy version vLLM has loaded."""
         body = {
             "token_ids": list(prompt_ids),
-            "cache_salt": f"{self.client.salt}-v{version}",
+            "cache_salt": f"{self.client.salt}-v{version}",  # reuse no cache of older weights
             "sampling_params": {
                 **sampling,
                 "n": n,
@@ -241,10 +225,7 @@ class GroupClient:
     async def score(
         self, token_ids: Sequence[int], count: int, *, version: int
     ) -> tuple[list[float], int]:
-        """Return logprobs of the last `count` tokens at temperature 1, and their policy version.
-
-        `version`: policy version before the request, which is repeated if vLLM loads new weights.
-        """
+        """Return logprobs of the last `count` tokens at temperature 1, and the version used."""
         body = scoring_request(token_ids)
         body["sampling_params"]["logprobs"] = 0  # `completion_of` needs the sampled token's logprob
 
@@ -257,8 +238,7 @@ class GroupClient:
         while True:
             path = "/inference/v1/generate"
             logprobs, now = await self.client.request(path, body, read, self.group, 1)
-            # `now` is the version after vLLM computed the logprobs. If it equals the version before
-            # the request, vLLM loaded no weights in between.
+            # If the version is unchanged, vLLM loaded no weights while it computed the logprobs.
             if now == version:
                 return logprobs, version
             version = now

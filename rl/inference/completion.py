@@ -10,11 +10,11 @@ from rl.runtime.failure import RunFailed
 
 
 class GenerationError(RunFailed):
-    """The error raised if vLLM fails. Unless it is a RequestFailed, it ends the run."""
+    """The error raised if vLLM fails. It ends the run, except for its subclass RequestFailed."""
 
 
 class RequestFailed(GenerationError):
-    """The error of one request after all retries. The player catches it, so one rollout fails."""
+    """The error of a request after its last attempt. Its rollout fails, but the run continues."""
 
 
 class AttemptFailed(Exception):
@@ -33,11 +33,11 @@ class Completion:
     token_ids: list[int]  # [N] sampled tokens, including the stop token
     logprobs: list[float]  # [N] logprob of each token under the distribution that vLLM sampled from
     versions: list[int]  # [N] policy version that sampled each token
-    cut_off: bool  # whether max_tokens ended the completion, not the policy
+    cut_off: bool  # whether max_tokens, not the policy, ended the completion
     prompt_ids: list[int] = field(default_factory=list)  # [P]
     num_untracked_tokens: int = 0  # number of sampled tokens if the server returns no token ids
-    stop: str | None = None  # the text of sampler.stop that ended the completion, if any
-    num_masked: int = 0  # number of leading tokens that were given and are not trained
+    stop: str | None = None  # the stop string (sampler.stop) that ended the completion, if any
+    num_masked: int = 0  # number of leading tokens that come from a prefix and are not trained
 
 
 # Decoding into these types takes a fifth of the time of decoding into dictionaries.
@@ -68,11 +68,10 @@ class GenerateAnswer(msgspec.Struct, gc=False):
 
 
 def completion_of(choice: Choice, prompt_ids: list[int]) -> Completion:
-    """Convert an entry of `choices` in vLLM's answer to a Completion."""
     token_ids = choice.token_ids or []
     content = (choice.logprobs and choice.logprobs.content) or []
     if choice.finish_reason in ("abort", "error"):
-        # A reward for an aborted completion would punish the policy for an error of vLLM.
+        # A reward of an aborted completion would punish the policy for an error of vLLM.
         raise AttemptFailed(f"vLLM ended a completion with finish_reason={choice.finish_reason}")
     versions = [-1] * len(token_ids)
     for span in choice.weight_versions or []:

@@ -1,7 +1,7 @@
 """External vLLM servers. A run sends requests and weights to them but never starts or stops them.
 
-The user starts each server with serve_external.py. That program enables vLLM's routes for
-token ids, pauses and weights. It also adds our plugin, which loads the weights into vLLM.
+The user starts each server with serve_external.py, which enables vLLM's routes for token ids,
+pauses and weights.
 """
 
 import os
@@ -20,7 +20,7 @@ from rl.inference.routes import http_client
 from rl.runtime.network import Address
 
 _TIMEOUT_S = 10.0
-# Different tokenizers split this text differently, so it shows whether two tokenizers are equal.
+# Tokenizers that split this text into the same tokens are assumed to be equal.
 _SAMPLE_TEXT = "Reverse 12 words, then say: naïve {x} == 3.50!\n"
 _REQUIRED_ROUTES = ("/inference/v1/generate", "/init_weight_transfer_engine")
 _REMEDY = "start it with `python -m rl.inference.serve_external <run folder> <URL>`"
@@ -28,7 +28,7 @@ _REMEDY = "start it with `python -m rl.inference.serve_external <run folder> <UR
 
 @dataclass(frozen=True, kw_only=True)
 class ExternalServers:
-    """The options of conf/inference/external.yaml, which explains each option."""
+    """The options of conf/inference/external.yaml."""
 
     is_external: ClassVar[bool] = True
 
@@ -37,10 +37,9 @@ class ExternalServers:
     startup_timeout: PositiveFloat
 
     def __post_init__(self) -> None:
-        self.servers()  # raises ValueError for an invalid URL before the run starts a process
+        self.servers()  # raises ValueError for a wrong URL or a missing key before the run starts
 
     def servers(self) -> list[Replica]:
-        """Return the servers. Raise ValueError if a URL is invalid or the key is missing."""
         addresses = [address_of(url) for url in self.urls]
         if not addresses or len(set(addresses)) < len(addresses):
             raise ValueError(f"inference.urls={self.urls}: write the URL of each server once")
@@ -70,11 +69,7 @@ def address_of(url: str) -> Address:
 
 
 def why_unusable(replica: Replica, model: Path, max_seq_len: int) -> str | None:
-    """Return why a running server cannot be used for a model folder, or None if it can be used.
-
-    The server's weights are not compared, because the first push replaces them. vLLM itself rejects
-    weights of another architecture.
-    """
+    """Return why a running server cannot serve the model of a folder, or None if it can."""
     try:
         with http_client(replica, _TIMEOUT_S) as http:
             return _why_unusable(http, model, max_seq_len)

@@ -1,8 +1,8 @@
 """Middleware inside vLLM that requires the run's key on every route of a TCP port.
 
-vLLM's own --api-key protects only the routes below /v1, but routes outside /v1 load weights. vLLM's
-flag `--middleware` names this class. An environment variable names the file with the key, because
-a key on the command line would be visible to all users of the machine.
+vLLM's own --api-key protects only the routes below /v1, but routes outside /v1 load weights. An
+environment variable names the file with the key, because a key on the command line would be visible
+to all users of the machine.
 """
 
 import hmac
@@ -20,8 +20,6 @@ _REFUSED = b"the request has no key or a wrong key: send `Authorization: Bearer 
 
 
 class KeyGuard:
-    """The ASGI middleware that rejects requests without the run's key."""
-
     def __init__(self, app: Call) -> None:
         self._app = app
         self._expected = f"Bearer {Path(os.environ[KEY_FILE]).read_text().strip()}".encode()

@@ -2,14 +2,11 @@
 
 On a CPU, vLLM spawns an engine process and the engine spawns a worker process. Each process imports
 torch, transformers and vLLM again, which takes 20 of the 33 seconds of a start on two cores. On
-GPUs, vLLM forks the engine and runs the worker inside it. With this module it also does so on CPUs.
-Unmodified vLLM spawns processes in order to bind OpenMP threads to cores before OpenMP is loaded.
-With this module OMP_NUM_THREADS (server.py) sets the number of threads, and the operating system
-places them. An engine with several workers starts as in unmodified vLLM. So does a vLLM that no run
-started.
+GPUs, vLLM forks the engine and runs the worker inside it. This module makes it do so on CPUs too.
+Then OMP_NUM_THREADS (server.py) sets the number of threads, and the operating system places them.
 
-Even in eager mode, vLLM compiles the function that computes the rank of a token in the vocabulary.
-This takes seconds. For a small vocabulary the uncompiled function takes only 0.1 ms.
+Even in eager mode, vLLM compiles the function that computes a token's rank in the vocabulary. This
+takes seconds, so this module disables the compilation for small vocabularies.
 """
 
 import os
@@ -26,10 +23,7 @@ _SMALL_VOCAB = 1024
 
 
 def patch_cpu_start() -> None:
-    """Let a vLLM with one CPU worker fork its engine and run the worker inside the engine.
-
-    If this vLLM is in eager mode and has a small vocabulary, also prevent all compilation.
-    """
+    """Let a vLLM with one CPU worker fork its engine and run the worker inside the engine."""
     if STARTED_BY_RUN not in os.environ or not current_platform.is_cpu():
         return
     platform: Any = type(current_platform)

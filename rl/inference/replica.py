@@ -29,16 +29,14 @@ class Replica:
 def refuses_connections(replica: Replica) -> bool:
     try:
         replica.address.connect(timeout=2.0).close()
-    except (ConnectionRefusedError, FileNotFoundError):
-        return True
-    except OSError:
-        return False
+    except OSError as error:
+        return isinstance(error, ConnectionRefusedError | FileNotFoundError)
     return False
 
 
 def started_replicas(run_folder: RunFolder, inference: InferenceNode) -> list[Replica]:
     """Return the newest Replica of each vLLM whose address the supervisor has published."""
-    # External servers have a key of their own. They must not receive the run's key.
+    # External servers have their own key and must not receive the run's key.
     key = run_folder.private.read_key(is_external=inference.is_external)
     endpoints = {name: Endpoint.read(run_folder, name) for name in inference.names}
     return [

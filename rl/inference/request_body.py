@@ -6,18 +6,15 @@ from collections.abc import Iterator
 from typing import Any
 from uuid import uuid4
 
-_MARK = uuid4().hex  # stands for a bytes value in the JSON; occurs in no other text
+_MARK = uuid4().hex  # stands for a bytes value in the JSON; random, so no other text contains it
 _PIECE_BYTES = 3 << 18  # a multiple of 3, so that the base64 texts of the pieces can be joined
 
 
 class JSONBody:
-    """The JSON of `content`. Each bytes value is encoded as base64 text while the body is sent.
-
-    Iteration yields the pieces of the body; `num_bytes` is their total length.
-    """
+    """The JSON of `content`. Iteration encodes bytes values as base64 text and yields pieces."""
 
     def __init__(self, content: dict[str, Any]) -> None:
-        self._binary: list[Any] = []  # objects with the buffer protocol, in the order of the JSON
+        self._binary: list[Any] = []  # bytes-like values, in their order in the JSON
         self._around = json.dumps(content, default=self._mark).encode().split(_MARK.encode())
         encoded = sum(4 * -(-len(value) // 3) for value in self._binary)
         self.num_bytes = sum(map(len, self._around)) + encoded

@@ -4,7 +4,7 @@ The rollouts of a group share a prompt, and each turn's prompt begins with the p
 the replica that sampled the first turns has most of the next prompt in its prefix cache.
 
     serve(replicas)    use only these replicas, because they have the newest weights
-    lose(route, why)   stop using a replica until it restarts; its groups choose another replica,
+    lose(route, why)   stop using a replica until it restarts; its groups use another replica,
                        or wait for the restart if no other replica serves
 """
 
@@ -17,8 +17,8 @@ from dataclasses import dataclass, field
 from rl.inference.completion import RequestFailed
 from rl.inference.replica import Replica, refuses_connections
 
-# A request that waits for a restart waits inside this function's context manager. A rollout sets it
-# to `Clock.pause`, so that the timeout of the rollout does not count the wait.
+# While a request waits for a restart, it is inside the context manager that this function returns.
+# A rollout sets the variable to `Clock.pause`, so that the rollout's timeout excludes the wait.
 WAITING: ContextVar[Callable[[], AbstractContextManager[None]]] = ContextVar(
     "WAITING", default=nullcontext
 )
@@ -26,8 +26,6 @@ WAITING: ContextVar[Callable[[], AbstractContextManager[None]]] = ContextVar(
 
 @dataclass(eq=False)
 class Route:
-    """A replica and its current load."""
-
     replica: Replica
     num_groups: int = 0  # number of groups that use this replica
     num_pending: int = 0  # number of requested completions that have not arrived
@@ -44,10 +42,7 @@ class RequestGroup:
     chosen: Route | None = None
 
     async def wait_for_route(self) -> Route:
-        """Return the route to the group's replica. Wait while no replica serves.
-
-        The wait needs no deadline, because the supervisor ends the run if the restart fails.
-        """
+        # The wait needs no deadline, because the supervisor ends the run if the restart fails.
         while not self.router.routes:
             if self.router.ends:
                 raise RequestFailed("the run ends, and no vLLM answers")
@@ -63,7 +58,6 @@ class RequestGroup:
         return self.chosen
 
     def leave(self) -> None:
-        """Release the replica, so that the group no longer counts as its load."""
         if self.chosen is not None:
             self.chosen.num_groups -= 1
         self.chosen = None
@@ -76,7 +70,7 @@ class Router:
     Attributes:
         on_lost: called with each lost replica; requests its restart.
         restarted: returns whether the supervisor has replaced a replica. None if no supervisor
-            restarts replicas: then the last replica that is left is used until the run ends.
+            restarts replicas. Then the router keeps the last replica until the run ends.
         serving: set while at least one replica may get requests, and when the run ends.
     """
 
@@ -111,14 +105,14 @@ class Router:
             if name not in self._routes and self._lost.get(name) != replica.incarnation
         }
         self._routes |= fresh
-        # If no supervisor restarts the lost replicas, use them again.
+        # If all replicas are lost and no supervisor restarts them, use them again.
         if not self._routes and not self.restarted:
             self._routes = {name: Route(replica) for name, replica in given.items()}
         if self._routes:
             self.serving.set()
 
     def lose(self, route: Route, why: str) -> bool:
-        """Stop using a replica. Return False, and keep using it, if nothing can replace it."""
+        """Stop using a replica. If it is the last and nothing restarts it, only return False."""
         if route.lost:
             return True
         if not self.restarted and self._routes.keys() <= {route.replica.name}:
@@ -136,15 +130,11 @@ class Router:
         route.close_session()
 
     def end(self) -> None:
-        """Let requests that wait for a restart fail, because the run ends."""
         self.ends = True
-        self.serving.set()
+        self.serving.set()  # wake the requests that wait for a restart, so that they fail
 
     def is_gone(self, replica: Replica, *, unanswered: bool) -> bool:
-        """Return whether a replica has ended or was restarted. May block for seconds.
-
-        `unanswered`: whether its last request got no answer. Otherwise it has not ended.
-        """
+        """Return whether a replica has ended or was restarted. May block for seconds."""
         if self.restarted and self.restarted(replica):
             return True
         return unanswered and refuses_connections(replica)

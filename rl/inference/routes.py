@@ -1,8 +1,8 @@
 """Blocking requests that control vLLM: pause it, push weights, resume it.
 
     all weights     pause -> start_update -> update -> finish_update(version) -> resume
-    LoRA adapter    start_update, load_adapter once; then pause -> update -> set_version -> resume
-    evaluate.py     load_adapter if there is one; set_version, because no push sets it
+    LoRA adapter    once: start_update, load_adapter; push: pause -> update -> set_version -> resume
+    evaluate.py     load_adapter if the model has one; set_version, because evaluate.py never pushes
 
 `rl/inference/client.py` has the requests that sample tokens.
 """
@@ -27,10 +27,10 @@ _MIN_TIMEOUT_S = 0.001  # with 0, httpx would raise ConnectError, not a timeout 
 
 
 class VLLMRoutes:
-    """A client for the HTTP routes that control one vLLM; a context manager.
+    """A client for the HTTP routes that control one vLLM. It is a context manager.
 
-    Every request opens a new connection, because vLLM closes a connection that is idle for 5 s. A
-    request that is sent at that moment would fail, and a training step may take longer than 5 s.
+    Every request opens a new connection, because vLLM closes a connection that is idle for 5 s, and
+    a training step may take longer.
 
     Raises:
         RunFailed: every method raises it if vLLM refuses, answers too late or cannot be reached.
@@ -67,7 +67,7 @@ class VLLMRoutes:
         self._post("/resume")
 
     def init_transfer(self, info: dict[str, Any]) -> None:
-        """Start our transfer engine (rl/weights/vllm_plugin.py) inside vLLM with these settings."""
+        """Start our transfer engine (rl/weights/vllm_plugin.py) inside vLLM."""
         self._post("/init_weight_transfer_engine", {"init_info": info})
 
     def start_update(self) -> None:
@@ -77,7 +77,7 @@ class VLLMRoutes:
             self._post("/start_weight_update")
 
     def update(self, info: dict[str, Any]) -> None:
-        """Make vLLM load the weights. `info` locates the weights, or holds them as bytes."""
+        """Make vLLM load weights. `info` locates them, or contains their bytes."""
         self._post("/update_weights", {"update_info": info})
 
     def finish_update(self, version: int) -> None:
@@ -91,7 +91,7 @@ class VLLMRoutes:
     def load_adapter(self, name: str, folder: Path) -> None:
         """Load the LoRA adapter of a folder into vLLM. Requests with model=`name` use it."""
         adapter = {"lora_name": name, "lora_path": str(folder)}
-        if not self._accepts("/v1/load_lora_adapter", adapter):  # an earlier trainer loaded `name`
+        if not self._accepts("/v1/load_lora_adapter", adapter):  # `name` was already loaded
             self._accepts("/v1/unload_lora_adapter", adapter)
             self._post("/v1/load_lora_adapter", adapter)
 
@@ -102,10 +102,12 @@ class VLLMRoutes:
 
     def num_workers(self) -> int:
         """Return the number of vLLM's worker processes. Each holds a part of the weights."""
-        return self._request("GET", "/get_world_size?include_dp=false").json()["world_size"]
+        return self._post("/get_world_size?include_dp=false", method="GET")["world_size"]
 
-    def _post(self, path: str, body: dict[str, Any] | None = None) -> dict[str, Any]:
-        response = self._request("POST", path, body)
+    def _post(
+        self, path: str, body: dict[str, Any] | None = None, method: str = "POST"
+    ) -> dict[str, Any]:
+        response = self._request(method, path, body)
         if response.status_code != httpx.codes.OK:
             raise RunFailed(
                 f"vLLM refused `{_route(path)}`: {response.text[:500]}; see {self.replica.log}"
@@ -171,17 +173,14 @@ def is_healthy(replica: Replica) -> bool:
 
 
 def prefix_cache_counts(replica: Replica) -> tuple[float, float] | None:
-    """Return how many prompt tokens vLLM has received, and how many of them its cache contained.
-
-    Return None if vLLM does not answer.
-    """
+    """Return how many prompt tokens vLLM has received, and how many of them its cache contained."""
     try:
         with http_client(replica, _HEALTH_TIMEOUT_S) as client:
-            text = client.get("/metrics").text
+            text = client.get("/metrics").raise_for_status().text
     except httpx.HTTPError:
         return None
     found = re.findall(r"^vllm:prefix_cache_(queries|hits)_total\S* (\S+)$", text, re.MULTILINE)
-    # Add the counters of all engines, because vLLM reports one per engine.
+    # Sum over the engines of vLLM, because each engine has its own counters.
     queries, hits = (
         sum(float(n) for name, n in found if name == what) for what in ("queries", "hits")
     )
@@ -189,13 +188,16 @@ def prefix_cache_counts(replica: Replica) -> tuple[float, float] | None:
 
 
 def wait_until_healthy(
-    replica: Replica, timeout: float, check: Callable[[], None] = lambda: None
+    replica: Replica,
+    timeout: float,
+    check: Callable[[], None] = lambda: None,
+    began: float | None = None,
 ) -> None:
-    """Block until vLLM answers its health route, at most `timeout` seconds.
+    """Block until vLLM is healthy. Raise RunFailed `timeout` s after `began` (time.monotonic()).
 
-    `check` is called after each attempt that fails. It raises if vLLM has ended.
+    `check` is called after each failed attempt. It raises if vLLM has ended.
     """
-    deadline = time.monotonic() + timeout
+    deadline = (time.monotonic() if began is None else began) + timeout
     while not is_healthy(replica):
         check()
         if time.monotonic() > deadline:

@@ -23,7 +23,6 @@ from rl.runtime.network import Address
 
 
 def server_process(run_folder: RunFolder, address: Address) -> tuple[list[str], dict[str, str]]:
-    """Return the command line and the environment variables of the server."""
     run = Run.load(run_folder.config)
     server = VLLMServer(
         replicas=1,

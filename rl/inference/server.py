@@ -1,8 +1,8 @@
-"""The vLLM server: unmodified vLLM in its own process, on a Unix socket in the run folder.
+"""The vLLM server: unmodified vLLM in its own process, on a Unix socket or a TCP port.
 
-A Unix socket needs no port, so two runs cannot choose the same port. The permissions of its folder
-protect the socket. On a TCP port every route requires the run's key (key_guard.py), because vLLM's
-own API keys do not protect the routes that load weights.
+A Unix socket needs no port, so two runs cannot choose the same one. The permissions of the socket's
+folder protect the socket. On a TCP port every route requires the run's key (key_guard.py), because
+vLLM's own API keys do not protect the routes that load weights.
 """
 
 import json
@@ -22,25 +22,30 @@ from rl.inference.key_guard import GUARD, KEY_FILE
 from rl.inference.replica import Replica
 from rl.inference.routes import VLLMRoutes, wait_until_healthy
 from rl.model.folder import holds_weights, linear_layers
-from rl.model.shape import shape_of
+from rl.model.shape import read_sizes
 from rl.runtime.child import Child, Reaper, describe_exit, last_lines, python_module
 from rl.runtime.devices import core_of, visible_cpus, visible_gpus
 from rl.runtime.failure import RunFailed, with_remedies
 from rl.runtime.folder import RunFolder
 from rl.runtime.network import Address
 
-_EXIT_DELAY_S = 0.2  # if vLLM fails, its connections close this long before its process ends
-# Key: whether the trainer pushes only a LoRA adapter. Value: the model name in requests, because
-# vLLM serves the base model and the adapter under different names.
+_EXIT_DELAY_S = 0.2  # a failing vLLM closes its connections up to 0.2 s before it ends
+# Key: whether the trainer pushes only a LoRA adapter. Value: the model name in requests. vLLM has
+# different names for the base model and the adapter.
 SERVED_AS = {False: "policy", True: "policy-adapter"}
+# Boolean options of vLLM 0.32 that have no --no- flag. vLLM's default for each of them is false.
+_ONLY_TRUE = {
+    *("disable_log_stats", "aggregate_engine_logging", "data_parallel_multi_port_external_lb"),
+    *("headless", "grpc"),
+}
 
-# A run sets this variable for its vLLM. Our plugin changes the start of vLLM only if it is set.
+# Set in each vLLM that our commands start. Only then does our plugin change how vLLM starts.
 STARTED_BY_RUN = "OFFBYONE_VLLM"
 
 
 @dataclass(frozen=True)
 class AdapterLimits:
-    """The largest LoRA adapter that vLLM can load. vLLM reserves memory for it at the start."""
+    """The largest LoRA adapter that vLLM can load, for which vLLM reserves memory at the start."""
 
     rank: int
     layers: list[str]  # layers that may have an adapter, such as q_proj
@@ -50,8 +55,7 @@ def adapter_limits(rank: int, targets: str | Sequence[str], model: Path) -> Adap
     """Return the smallest limits of vLLM that admit an adapter of this rank on these modules.
 
     Each layer that may have an adapter costs time at every token. The output head must not have
-    one, because vLLM would then return no prompt logprobs (vllm-project/vllm#51594). The check
-    after a push (rl/weights/probe.py) needs them.
+    one, because vLLM would then return no prompt logprobs (vllm-project/vllm#51594).
     """
     names = linear_layers(model) if targets == "all-linear" else targets
     allowed = next(allowed for allowed in VLLM_RANKS if allowed >= rank)
@@ -60,8 +64,6 @@ def adapter_limits(rank: int, targets: str | Sequence[str], model: Path) -> Adap
 
 @dataclass(frozen=True, kw_only=True)
 class ServedPolicy:
-    """The properties of the policy that vLLM's command line depends on."""
-
     dtype: str
     max_seq_len: int  # number of tokens of the longest row that vLLM must accept
     seed: int  # vLLM's seed; replicas with equal seeds would sample the same tokens
@@ -71,7 +73,7 @@ class ServedPolicy:
 
 @dataclass(frozen=True, kw_only=True)
 class VLLMServer:
-    """The options of conf/inference/vllm.yaml, which explains each option."""
+    """The options of conf/inference/vllm.yaml."""
 
     replicas: PositiveInt | None
     listen: Literal["unix", "tcp"]
@@ -86,45 +88,34 @@ class VLLMServer:
         adapter, head = policy.adapter, policy.head_dtype
         options: dict[str, Any] = {
             "model": model,
-            "served-model-name": SERVED_AS[False],
+            "served_model_name": SERVED_AS[False],
             "uds": address.path,
             "dtype": policy.dtype,
-            "hf-overrides": head and json.dumps({"head_dtype": head}),
-            "max-model-len": policy.max_seq_len,
+            "hf_overrides": {"head_dtype": head} if head else None,
+            "max_model_len": policy.max_seq_len,
             "seed": policy.seed,
-            "tensor-parallel-size": self.tensor_parallel_size,
-            "logprobs-mode": "processed_logprobs",  # return logprobs after temperature scaling
-            "enable-scale-out": True,  # add the route that accepts and returns token ids
-            "weight-transfer-config": f'{{"backend": "{"adapter" if adapter else "whole"}"}}',
-            "enable-lora": adapter is not None,
-            "max-lora-rank": adapter and adapter.rank,
-            "lora-target-modules": adapter and adapter.layers,
-            "disable-uvicorn-access-log": True,
+            "tensor_parallel_size": self.tensor_parallel_size,
+            "logprobs_mode": "processed_logprobs",  # return logprobs after temperature scaling
+            "enable_scale_out": True,  # add the route that accepts and returns token ids
+            "weight_transfer_config": {"backend": "adapter" if adapter else "whole"},
+            "enable_lora": adapter is not None,
+            "max_lora_rank": adapter and adapter.rank,
+            "lora_target_modules": adapter and adapter.layers,
+            "disable_uvicorn_access_log": True,
         }
         if not address.path:
             options |= {"host": address.host, "port": address.port, "middleware": GUARD}
         if not holds_weights(model):
-            # The folder has no weights. Let vLLM start with random weights, which the first push
-            # replaces before vLLM samples.
-            options["load-format"] = "dummy"
-        flags: list[str] = []
-        for key, value in {**options, **self.args}.items():
-            name = f"--{key.replace('_', '-')}"
-            if value is True:
-                flags.append(name)
-            elif isinstance(value, list):
-                flags += [name, *map(str, value)]
-            elif value is not False and value is not None:
-                flags += [name, str(value)]
+            # vLLM starts with random weights. The trainer pushes its weights before vLLM samples.
+            options["load_format"] = "dummy"
+        given = {**options, **self.args}
+        flags = [flag for key, value in given.items() for flag in _flag(key, value)]
         return python_module("vllm.entrypoints.openai.api_server", *flags)
 
     def environment(
         self, *, adapter: AdapterLimits | None, key_file: Path | None = None
     ) -> dict[str, str]:
-        """Return vLLM's environment variables.
-
-        `key_file`: file with the key that TCP routes require, None if vLLM uses a Unix socket.
-        """
+        """Return vLLM's environment variables. `key_file`: file with the key for TCP."""
         return {
             **({KEY_FILE: str(key_file)} if key_file else {}),
             STARTED_BY_RUN: "1",
@@ -140,11 +131,23 @@ class VLLMServer:
         }
 
 
-def _thread_limit() -> dict[str, str]:
-    """Return an OMP_NUM_THREADS that leaves one core to the other processes.
+def _flag(key: str, value: Any) -> list[str]:
+    """Return the arguments that set one option of vLLM; [] if the value is None."""
+    option, *inner = key.split(".")  # names after a dot are JSON keys, as in vLLM's own syntax
+    name = ".".join([f"--{option.replace('_', '-')}", *inner])
+    if value is False and key not in _ONLY_TRUE and not key.startswith("no_"):
+        return [f"--no-{name.removeprefix('--')}"]
+    if isinstance(value, bool | None):
+        return [name] if value else []
+    texts = [
+        json.dumps(each) if isinstance(each, Mapping) else str(each)
+        for each in (value if isinstance(value, list) else [value])
+    ]
+    return [name, *texts]
 
-    Return {} if there are GPUs, or if the user has set the variable.
-    """
+
+def _thread_limit() -> dict[str, str]:
+    """Return an OMP_NUM_THREADS that leaves one core free; {} with GPUs or if the user set it."""
     if visible_gpus() or os.environ.get("OMP_NUM_THREADS"):
         return {}
     num_cores = len({core_of(cpu) for cpu in visible_cpus()})
@@ -156,14 +159,11 @@ def vllm_process(
     run_folder: RunFolder,
     replica: Replica,
     policy: ServedPolicy,
-    place: Mapping[str, str] | None = None,
+    place: Mapping[str, str] | None = None,  # variables that set GPUs and threads
 ) -> tuple[list[str], dict[str, str]]:
-    """Return the command line and the environment variables of a vLLM that serves a run's model.
-
-    `place`: environment variables that set vLLM's GPUs and threads; None for the whole machine.
-    """
+    """Return the command line and the environment variables of a vLLM that serves a run's model."""
     model = run_folder.initial_model()
-    if server.cpu_kv_cache_gib is None and (sizes := shape_of(model)):
+    if server.cpu_kv_cache_gib is None and (sizes := read_sizes(model)):
         cache = sizes.cache_gib(policy.max_seq_len, policy.dtype)
         server = replace(server, cpu_kv_cache_gib=cache)
     command = server.command(model, replica.address, policy)
@@ -194,7 +194,6 @@ def served_policy(run: Run, run_folder: RunFolder, seed: int) -> ServedPolicy:
 def replica_process(
     run: Run, run_folder: RunFolder, replica: Replica, place: Mapping[str, str] | None = None
 ) -> tuple[list[str], dict[str, str]]:
-    """Return the command line and the environment variables of one replica of a run."""
     # Each replica and each restart gets another seed, so that no two sample the same tokens.
     seed = run.seed + run.inference.names.index(replica.name) + 1000 * replica.incarnation
     policy = served_policy(run, run_folder, seed)
@@ -233,5 +232,4 @@ def run_vllm(
 
 
 def only_replica(run_folder: RunFolder) -> Replica:
-    """Return the Replica for `run_vllm`, which starts only one vLLM in a run folder."""
     return Replica("inference", Address(path=run_folder.private.vllm_socket))

@@ -3,7 +3,7 @@
     loss.statistics(tokens) -> [K]                  sums over the tokens of a micro-batch
     loss(tokens, statistics=total) -> TokenLoss     total: [K], summed over micro-batches and ranks
 
-Sums do not depend on the split of the batch, so a threshold computed from them does not either.
+A sum is the same for every split into micro-batches, and so is a threshold computed from sums.
 """
 
 from collections.abc import Sequence

@@ -2,10 +2,9 @@
 
     V(token) = head(hidden state before the token)     head: a linear layer with one output
 
-The critic starts from the policy's initial model, adapter included, with a head of zeros. It has
-its own engine, optimizer and checkpoint. Before the policy's first update on a batch,
-value_credit.py computes advantages and returns from the critic's values. After the policy's last
-update on the batch, the critic is trained towards these returns:
+The critic starts from the policy's initial model, adapter included, with a head of zeros. Before
+the policy's first update on a batch, value_credit.py computes advantages and returns from the
+critic's values. After the policy's last update, the critic is trained towards these returns:
 
     sum over the states of the global batch of  loss(V, return) / number of states
 
@@ -13,7 +12,7 @@ A state is the first token of each turn, or every token (option `over`), of a tr
 has a reward. The token weights of the aggregation do not apply to the critic.
 
 B: rows, T: padded length, N: completion tokens of a micro-batch, H: hidden size. R: rollouts of the
-global batch, L: most completion tokens of a rollout, K: most turns of a rollout.
+global batch, L: maximum of completion tokens per rollout, K: maximum of turns per rollout.
 """
 
 import math
@@ -61,8 +60,6 @@ class CriticSettings:
 
 @dataclass(frozen=True, kw_only=True)
 class NoCritic:
-    """The options of conf/critic/none.yaml: the run has no critic."""
-
     estimates: ClassVar[bool] = False
 
     def start(self, setting: CriticSettings) -> None:
@@ -71,7 +68,7 @@ class NoCritic:
 
 @dataclass(frozen=True, kw_only=True)
 class ValueModel:
-    """The options of a critic with a value model. conf/critic/value.yaml explains them."""
+    """The options of conf/critic/value.yaml."""
 
     estimator: Estimator
     loss: ValueLoss
@@ -140,11 +137,7 @@ class Critic:
     def credit(
         self, batch: RankBatch, batches: Sequence[Batch], penalties: Sequence[Tensor]
     ) -> tuple[list[Batch], dict[str, float]]:
-        """Return the micro-batches with advantages and value targets, and metrics.
-
-        `penalties` contains the KL penalties [N] of each micro-batch, which are subtracted from the
-        rewards of the tokens. It is empty if the reward has no KL penalty.
-        """
+        """Return the micro-batches with advantages and value targets, and metrics. Collective."""
         own, table = self.values(batches), TokenTable(batch, batches)
         columns = [own, [b.turns for b in batches], *([penalties] if penalties else [])]
         values, turns, *lost = table.gather(*columns)  # [R, L] each
@@ -214,10 +207,6 @@ class Critic:
 
 
 def _metrics(values: Tensor, result: ValueCredit) -> dict[str, float]:
-    """Return the mean value, the mean return and the explained variance.
-
-    The explained variance is 1 - var(return - value) / var(return).
-    """
     known, returns = values[result.states], result.returns[result.states]
     if not len(known):
         return {}

@@ -19,7 +19,7 @@ from torch.nn.utils import clip_grad_norm_
 from torch.serialization import safe_globals
 
 from rl.learner.weight_gradients import use_float32_gradients
-from rl.runtime.folder import naming_damage
+from rl.runtime.folder import UnusableFile, naming_damage
 
 _TAG = "deepspeed"  # name of the checkpoint subfolder with an engine's files
 # The classes that a checkpoint may contain besides tensors, numbers, strings and collections.
@@ -27,7 +27,7 @@ _STATE_CLASSES = [DynamicLossScaler, LossScaler, ZeroStageEnum, fragment_address
 
 
 class SafeCheckpointEngine(TorchCheckpointEngine):
-    """DeepSpeed's checkpoint engine with safe loading. The original would run code in a file."""
+    """DeepSpeed's checkpoint engine, but it never runs code that a loaded file may contain."""
 
     def load(self, path: str, map_location: Any = None) -> Any:
         """Return a file's state. Raise ValueError if the file is damaged or may contain code."""
@@ -35,11 +35,10 @@ class SafeCheckpointEngine(TorchCheckpointEngine):
             try:
                 return torch.load(path, map_location=map_location, weights_only=True)
             except UnpicklingError as error:
-                # PyTorch's message advises the user to allow the class, which is unsafe if another
-                # person wrote the file.
-                raise ValueError(
-                    "the file is not loaded, because it may contain code from another person or "
-                    "an older DeepSpeed: start a new run"
+                # Replace PyTorch's message, which advises to allow the class. That may be unsafe.
+                raise UnusableFile(
+                    f"{path} is not loaded, because it may contain code of another person or of "
+                    "an older DeepSpeed, or is damaged: delete its checkpoint"
                 ) from error
 
 
@@ -63,17 +62,16 @@ def start_engine(
         "gradient_clipping": max_grad_norm,
         "bf16": {"enabled": half},
         "zero_allow_untested_optimizer": True,  # allow optimizers that DeepSpeed has not tested
-        "zero_force_ds_cpu_optimizer": False,  # if the state is offloaded, allow any optimizer
+        "zero_force_ds_cpu_optimizer": False,  # allow any optimizer when the state is offloaded
     }
     if half:
         use_float32_gradients(module)
     sent = {"communication_data_type": "fp32"} if half else {}
-    # Set data_types only in stages 1 to 3. In stage 0 DeepSpeed refuses this key, which is not
-    # needed there, because autograd sums the gradients.
+    # In stage 0 DeepSpeed refuses data_types, which only the other stages need.
     is_split = config.get("zero_optimization", {}).get("stage", 0) > 0
     sums = {"data_types": {"grad_accum_dtype": "fp32"}} if half and is_split else {}
     # `deepspeed.initialize` may take a step to allocate the optimizer's state. With learning rate 0
-    # this step changes no weight, not even by weight decay.
+    # this step changes no weight.
     set_rate(optimizer, 0.0)
     engine: Any
     engine, *_ = deepspeed.initialize(
@@ -82,8 +80,7 @@ def start_engine(
     engine.checkpoint_engine = SafeCheckpointEngine(engine._config)
     stage = engine.zero_optimization_stage()
     if half:
-        # Autograd sums the gradients of the micro-batches in grad_dtype. Float32 sums need no more
-        # memory, because DeepSpeed would copy a bfloat16 sum to float32 for the step.
+        # Sum the gradients of the micro-batches in float32.
         for parameter in module.parameters():
             if parameter.requires_grad:
                 parameter.grad_dtype = torch.float32
@@ -91,8 +88,7 @@ def start_engine(
         for parameter in external:  # make ZeRO-3 gather it before each pass of `module`
             deepspeed.zero.register_external_parameter(module, parameter)
     if stage == 0 and half:
-        # `deepspeed.initialize` has taken a step without gradients. Discard the optimizer's state.
-        # Otherwise Adam's bias correction would treat the first step with gradients as the second.
+        # `deepspeed.initialize` has taken a step. Adam's bias correction must not count it.
         engine.optimizer.state.clear()
     elif stage == 0:
         # Replace DeepSpeed's function, which reports no norm and keeps non-finite gradients.
@@ -101,7 +97,7 @@ def start_engine(
 
 
 def gather(engine: Any, parameters: Sequence[nn.Parameter]) -> AbstractContextManager[object]:
-    """Return a context manager that gathers parameters on every rank. Collective under ZeRO-3."""
+    """Gather parameters on every rank inside the block. Collective under ZeRO-3."""
     if engine.zero_optimization_stage() == 3:
         return deepspeed.zero.GatheredParameters(list(parameters))
     return nullcontext()
@@ -114,10 +110,7 @@ def set_rate(optimizer: Any, rate: float) -> None:
 
 
 def take_step(engine: Any, rate: float) -> float:
-    """Take an optimizer step, and return the gradient's norm.
-
-    If the gradient is not finite, no weight changes, and the result is NaN.
-    """
+    """Take an optimizer step and return the gradient's norm, or NaN if the step was skipped."""
     set_rate(engine.optimizer, rate)
     # In stages 1 to 3 DeepSpeed has already moved the gradients out of the parameters.
     for parameter in engine.module.parameters() if engine.zero_optimization_stage() == 0 else ():
@@ -130,7 +123,6 @@ def take_step(engine: Any, rate: float) -> float:
 
 
 def save_engine(engine: Any, folder: Path, *, partly_frozen: bool) -> None:
-    """Write the trained weights and the optimizer's state. Collective."""
     engine.save_checkpoint(str(folder), tag=_TAG, exclude_frozen_parameters=partly_frozen)
 
 
@@ -144,9 +136,8 @@ def load_engine(engine: Any, folder: Path) -> None:
 def linearise(value: Tensor, gradients: Sequence[Tensor], outputs: Sequence[Tensor]) -> Tensor:
     """Return the sum of gradients * outputs, whose gradient for each weight is that of `value`.
 
-    `gradients` are d value / d outputs. If `value` is not finite, return NaN. DeepSpeed checks only
-    gradients, and NaN gradients make it skip the step and empty all gradient buffers on every rank.
-    `zero_grad` would not empty all of them.
+    `gradients` are d value / d outputs. If `value` is not finite, return NaN, because NaN gradients
+    make DeepSpeed skip the step and empty all gradient buffers on every rank.
     """
     terms = ((g * o).sum() for g, o in zip(gradients, outputs, strict=True))
     total = sum(terms, value.new_zeros(()))
@@ -166,7 +157,6 @@ def _drop_frozen(module: nn.Module, state: dict[str, Any], *_: object) -> None:
 
 
 def _ignore_missing_frozen(module: nn.Module, keys: Any) -> None:
-    """Ignore missing frozen weights, so that a load fails only if a trained weight is missing."""
     keys.missing_keys[:] = _trained_names(module) & {*keys.missing_keys}
 
 

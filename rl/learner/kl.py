@@ -5,8 +5,7 @@
                     p = beta * sum over the rollout's tokens of (log pi - log ref), without gradient
 
 pi: policy in training, ref: reference. With a critic, place=reward subtracts the penalty of each
-token from the token's reward instead (docs/losses.md). If `target_kl` is set, beta is adapted after
-every step:
+token from the token's reward instead. If `target_kl` is set, beta is adapted after every step:
 
     beta *= 1 + 0.1 * clip(kl / target_kl - 1, -0.2, 0.2)            Ziegler 2019, arXiv:1909.08593
 """
@@ -28,7 +27,7 @@ _GAIN, _LARGEST_ERROR = 0.1, 0.2
 
 @dataclass(frozen=True, kw_only=True)
 class KLPenalty:
-    """A KL estimator (losses/kl.py) with the weight beta. If beta is 0, no reference is needed."""
+    """A KL estimator (losses/kl.py) with the weight beta. If beta is 0, it needs no reference."""
 
     estimator: Estimator
     beta: NonNegativeFloat  # initial value if `target_kl` is set, else constant
@@ -40,7 +39,7 @@ class KLPenalty:
         return self.beta > 0
 
     def next_beta(self, beta: float, kl: float) -> float:
-        """Return beta for the next step. A skipped step (`kl` is NaN) does not change beta."""
+        """Return beta for the next step, unchanged after a skipped step (`kl` is NaN)."""
         if self.target_kl is None or math.isnan(kl):
             return beta
         error = min(max(kl / self.target_kl - 1, -_LARGEST_ERROR), _LARGEST_ERROR)

@@ -74,7 +74,7 @@ class Learner:
             self.policy.load(self._model.parent)  # the checkpoint that contains this model
         self._reference = self._load_reference()
         self._critic = self._load_critic()
-        # The plan of a batch counts a shared prefix once, if every model computes it only once.
+        # The plan of a batch counts a shared prefix once if every model computes it once.
         self.shares_prefixes = shares_prefixes(model) and all(
             part.shares_prefixes for part in (self._reference, self._critic) if part
         )
@@ -122,9 +122,7 @@ class Learner:
         return build(self._run.critic)().start(setting)
 
     def update(self, batch: RankBatch, observer: Observer | None = None) -> dict[str, float]:
-        """Train on a batch, and return the metrics of the step."""
-        # Seed the random numbers of dropout and custom losses at every step, on every rank. So
-        # a resumed run draws the same numbers, and checkpoints need not store RNG state.
+        # Seed dropout and custom losses at every step, so that checkpoints need no RNG state.
         sequence = np.random.SeedSequence((self._run.seed, batch.step, self._ranks.rank))
         torch.manual_seed(int(sequence.generate_state(1, np.uint64)[0]))
         scheduled = self._schedules.values(batch.step)

@@ -86,8 +86,7 @@ class PolicyModule(nn.Module):
         targets = token_ids[:, 1:][mask[:, 1:]]  # [N]
         if candidates is not None:
             targets = torch.cat([targets.unsqueeze(-1), candidates], -1)  # [N, 1+K]
-        # Do not call `head` once per chunk. Under ZeRO-3 the call is a collective, but the ranks
-        # have different numbers of chunks.
+        # Never call `head`. Under ZeRO-3 calls are collective, but ranks differ in chunk count.
         head, dtype = self.head, self._head_dtype or before.dtype
         logprobs, entropy = OutputHead.apply(
             before,

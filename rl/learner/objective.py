@@ -53,10 +53,7 @@ class Batch(Tokens):
 
     @staticmethod
     def of(micro: MicroBatch, device: torch.device, step: int) -> "Batch":
-        """Return a micro-batch on `device`, with its completion tokens flattened row by row.
-
-        `step` is the index of the current step, which equals the version of the policy in training.
-        """
+        """Return a micro-batch on `device`, with its completion tokens flattened row by row."""
         # Flatten on the CPU, because a GPU would synchronise at every boolean index.
         mask = torch.tensor(micro.completion_mask)
         rows = mask.nonzero()[:, 0]  # [N]
@@ -69,7 +66,7 @@ class Batch(Tokens):
             "logprobs": unknown,
             "entropies": unknown,
             "sequence_ids": rows,
-            # A token that no policy sampled has version -1, so its staleness is step + 1.
+            # `step` is the version of pi. A token that no policy sampled has version -1.
             "staleness": step - _to_tensor(micro.token_versions)[mask],
             "rollout_ids": _to_tensor(micro.rollout_ids)[rows],
             "group_ids": _to_tensor(micro.group_ids)[rows],
@@ -104,19 +101,14 @@ _FLAT = (columns_of(MicroBatch).keys() & {field.name for field in fields(Batch)}
 
 
 def _to_tensor(values: np.ndarray) -> Tensor:
-    """Convert an array to a tensor. Arrays of integers or booleans become int64."""
     return torch.tensor(values, dtype=None if values.dtype.kind == "f" else torch.int64)
 
 
 @dataclass(frozen=True)
 class Objective:
-    """The loss of each token: its corrected token loss, KL penalty and entropy bonus.
-
-    `correction` applies only if the batch has old logprobs. Otherwise the ratio in the token loss
-    is pi / mu, which already corrects the difference between trainer and vLLM.
-    """
-
     token_loss: TokenLossFunction
+    # Applies if the batch has old logprobs. Else the ratio in the token loss is pi / mu, which
+    # already corrects the difference between trainer and vLLM.
     correction: CorrectionFunction | None = None
     kl: KLPenalty | None = None
     entropy_bonus: float = 0.0
@@ -129,10 +121,7 @@ class Objective:
         beta: float,  # current weight of the KL penalty
         candidate_logprobs: Tensor | None = None,  # [N, K] log pi of candidates
     ) -> tuple[Tensor, dict[str, Tensor]]:
-        """Return the loss of each token [N], before its weight, and metrics without gradient.
-
-        A metric has one number per token [N], or one number for all tokens.
-        """
+        """Return the unweighted loss of each token [N], and metrics ([N] or one number each)."""
         tokens = with_outputs(batch, logprobs, entropies, candidate_logprobs)
         result = self.token_loss(tokens)
         if result.loss.shape != logprobs.shape:

@@ -1,4 +1,4 @@
-"""Collect the numbers of every completion token in each update for the token record.
+"""Collect what the token record stores about each completion token in each update.
 
 docs/token-record.md explains each number. `grad` is the derivative of the objective with respect to
 log pi of the token, with entropies and candidates held constant. `candidate_grad` is the sum of the
@@ -14,11 +14,7 @@ from torch import Tensor
 from rl.learner.objective import Batch
 
 Observer = Callable[[int, int, Mapping[str, Tensor]], None]
-"""The function that receives (update, micro, numbers) once per micro-batch of each update.
-
-`update` is the index of the update, `micro` is the index of the micro-batch on this rank, and
-`numbers` contains the micro-batch's numbers [N] by name.
-"""
+"""(index of the update, index of the micro-batch on this rank, numbers [N] by name) -> None"""
 
 _NAMED = ("entropy", "correction")
 _DERIVED = ("kl_to_rollout",)  # not recorded, because it follows from the columns pi and mu
@@ -27,13 +23,13 @@ _DERIVED = ("kl_to_rollout",)  # not recorded, because it follows from the colum
 def observation(
     batch: Batch,
     logprobs: Tensor,  # [N] log pi
-    loss: Tensor,  # [N] loss of each token before its weight
+    loss: Tensor,  # [N] unweighted loss of each token
     # Gradients of the objective with respect to logprobs [N], entropies [N] and, if there are
     # candidates, their logprobs [N, K]:
     grads: Sequence[Tensor],
-    metrics: Mapping[str, Tensor],  # [N] metrics of the objective
+    metrics: Mapping[str, Tensor],  # metrics of the objective, [N] or one number each
 ) -> dict[str, Tensor]:
-    """Return the numbers [N] by name. Leave out those that the run does not compute."""
+    """Return the numbers [N] by name, without those that the run does not compute."""
     correction = metrics.get("correction")
     weight = batch.token_weights if correction is None else batch.token_weights * correction
     values = {
@@ -50,7 +46,7 @@ def observation(
         **{
             f"metric_{name}": values
             for name, values in metrics.items()
-            # Leave out metrics that have one number for all tokens.
+            # Leave out a metric that is one number for all tokens.
             if name not in (*_NAMED, *_DERIVED) and values.shape == logprobs.shape
         },
     }

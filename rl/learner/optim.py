@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class AdamW:
-    """AdamW with a learning rate schedule (conf/optim/adamw). Only matrices get weight decay."""
+    """AdamW with a learning rate schedule (conf/optim/adamw). Vectors get no weight decay."""
 
     learning_rate: PositiveFloat
     beta1: BelowOne
@@ -80,11 +80,7 @@ class Muon(AdamW):
         parameters: Iterable["torch.nn.Parameter"],
         embeddings: Collection["torch.nn.Parameter"] = (),
     ) -> "torch.optim.Optimizer":
-        """Return Muon and AdamW as one optimizer.
-
-        The parameter groups of AdamW have an `lr_ratio`: AdamW's learning rate divided by Muon's.
-        deepspeed_engine.py reads it in every step.
-        """
+        """Return Muon and AdamW as one optimizer."""
         import torch
 
         from rl.learner.muon import MuonAndAdamW
@@ -108,6 +104,6 @@ class Muon(AdamW):
         adamw = super().optimizer(rest)
         assert isinstance(adamw, torch.optim.AdamW)
         for group in adamw.param_groups:
-            group["lr_ratio"] = self.adamw_ratio
+            group["lr_ratio"] = self.adamw_ratio  # deepspeed_engine.py multiplies the rate by it
             group["lr"] *= self.adamw_ratio
         return MuonAndAdamW(muon, adamw)

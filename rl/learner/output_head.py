@@ -1,12 +1,12 @@
-"""Logprobs and entropies of chosen tokens from hidden states, and their gradient, in chunks.
+"""Compute logprobs and entropies from hidden states, and their gradients, in chunks of tokens.
 
     z       = (h W^T + b) / temperature        logits, p = softmax(z)
     logprob = z[target] - logsumexp(z)         d logprob / d z = onehot(target) - p
     entropy = logsumexp(z) - sum(p * z)        d entropy / d z = -p * (log p + entropy)
 
 The logits of a batch (tokens times vocabulary) are often larger than the model. So OutputHead
-computes logits in chunks, and again in the backward pass. It sums the chunks' gradients of W in
-float32, because autograd's sum in bfloat16 would lose small gradients.
+computes only one chunk of logits at a time, and again in the backward pass. It sums the chunks'
+gradients of W in float32, because autograd's sum in bfloat16 would lose small gradients.
 
 N: completion tokens, H: hidden size, V: vocabulary, C: tokens of a chunk, K: most likely tokens.
 """
@@ -23,8 +23,6 @@ from rl.learner.weight_gradients import weight_gradient
 
 
 class OutputHead(torch.autograd.Function):
-    """The output head as an autograd function. It keeps one chunk of logits in memory at a time."""
-
     @staticmethod
     def forward(
         ctx: Any,
@@ -38,12 +36,12 @@ class OutputHead(torch.autograd.Function):
         with_entropies: bool,
         entropy_gradient: bool,
     ) -> tuple[Tensor, Tensor | None]:
-        """Return logprobs in the shape of `targets`, and entropies [N] or None."""
+        """Return (logprobs shaped like `targets`, entropies [N] if `with_entropies` else None)."""
         ctx.settings = temperature, chunk, dtype
         ctx.entropy_gradient = with_entropies and entropy_gradient
         cast = weight.to(dtype)
         normalisers, logprobs, entropies = [], [], []
-        # `strict=False`, because one temperature for all chunks is repeated without end.
+        # `strict=False`, because `_split` repeats a single temperature without end.
         for h, t, divisor in zip(
             hidden.split(chunk), targets.split(chunk), _split(temperature, chunk), strict=False
         ):
@@ -94,7 +92,6 @@ class OutputHead(torch.autograd.Function):
 
 
 def _as_columns(tensor: Tensor) -> Tensor:
-    """Return a tensor [N] as [N, 1], and a tensor [N, M] unchanged."""
     return tensor if tensor.dim() == 2 else tensor.unsqueeze(-1)
 
 
@@ -105,7 +102,7 @@ def _split(temperature: float | Tensor, chunk: int) -> Iterable[float | Tensor]:
 def chunk_logits(
     hidden: Tensor, weight: Tensor, bias: Tensor | None, temperature: float | Tensor
 ) -> Tensor:
-    """Return the logits of hidden states [C, H] at this temperature, at least in float32."""
+    """Return the logits of hidden states [C, H] divided by `temperature`, in float32 or float64."""
     bias = None if bias is None else bias.to(weight)
     logits = nn.functional.linear(hidden.to(weight), weight, bias)
     return logits.to(torch.promote_types(logits.dtype, torch.float32)).div_(temperature)
@@ -123,8 +120,7 @@ def most_likely(
 ) -> tuple[Tensor, Tensor]:
     """Return the most likely tokens [N, K] after hidden states [N, H], and their logprobs [N, K].
 
-    A teacher's vocabulary may be larger than the policy's. So return only token ids below
-    `vocabulary`, the size of the policy's.
+    Leave out ids from `vocabulary` on, because a teacher may have more tokens than the policy.
     """
     weight = head.weight.to(dtype)
     best = [

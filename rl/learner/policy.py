@@ -38,8 +38,7 @@ from rl.model.lora import (
 )
 from rl.records import Ints, RankBatch
 
-# Metrics of an update that is skipped because all token weights are 0, for example if
-# truncation=mask masks all rows.
+# Metrics of an update in which all token weights are 0, so that no optimizer step is taken.
 _EMPTY = {"train/loss": 0.0, "train/grad_norm": 0.0, "train/skipped": 0.0, "train/empty": 1.0}
 
 
@@ -75,7 +74,7 @@ class Policy:
             deepspeed_config,
             max_grad_norm=max_grad_norm,
             half=model.dtype == torch.bfloat16,
-            # OutputHead uses these weights without a call of their module, which ZeRO-3 must know.
+            # Tell ZeRO-3 which weights OutputHead reads without calling the module that owns them.
             external=module.output_embeddings.parameters(),
         )
         self.zero_stage: int = self.engine.zero_optimization_stage()
@@ -86,16 +85,14 @@ class Policy:
         batch: RankBatch,
         objective: Objective,
         *,
-        batches: Sequence[Batch] | None = None,  # prepared micro-batches; None: those of `batch`
+        batches: Sequence[Batch] | None = None,  # prepared by preparation.py; None: use `batch`
         updates: int = 1,
         beta: float = 0.0,  # weight of the KL penalty
         observer: Observer | None = None,  # receives each token's logprob, loss and gradient
     ) -> dict[str, float]:
         """Take `updates` optimizer steps, and return metrics of the global batch on every rank.
 
-        An update with a non-finite gradient changes no weight. `train/skipped` is the fraction of
-        such updates. If all token weights on all ranks are 0, no step is taken, and `train/empty`
-        is 1.
+        `train/skipped`: fraction of updates that DeepSpeed skips because of a non-finite gradient.
         """
         batches = batches or [
             Batch.of(micro, self.ranks.device, batch.step) for micro in batch.micro_batches
@@ -110,7 +107,7 @@ class Policy:
             )
             for update in range(updates)
         ]
-        # A loss may omit a metric in some updates.
+        # A loss may omit a metric in some updates, where it then counts as 0.
         names = dict.fromkeys(name for one in metrics for name in one)
         means = {name: sum(one.get(name, 0.0) for one in metrics) / updates for name in names}
         # Compare with vLLM in the first update only, because later the weights differ from vLLM's.
@@ -125,8 +122,7 @@ class Policy:
         rate: float,
         observer: Callable[[int, Mapping[str, Tensor]], None] | None,
     ) -> dict[str, float]:
-        # Skip an update only on all ranks together, because other ranks would wait for a rank that
-        # skips it alone.
+        # Omit an update only on all ranks together, because each rank waits for the others.
         if not self.ranks.any(any(bool(batch.token_weights.any()) for batch in batches)):
             return {**_EMPTY, "train/learning_rate": rate}
         sums = TokenSums()
@@ -139,8 +135,8 @@ class Policy:
                 entropies=True,
                 candidates=batch.candidates,
             )
-            # First compute the gradients with respect to the module's outputs, which is cheap. If
-            # they are zero on all ranks, skip the expensive backward pass through the model.
+            # First compute only the gradients of the outputs, which is cheap. If they are zero on
+            # all ranks, skip the backward pass through the model.
             leaves = [output.detach().requires_grad_() for output in outputs]
             logprobs, entropies, *candidates = leaves
             # If the statistics are still missing, this is the only micro-batch, so add them here.
@@ -151,9 +147,8 @@ class Policy:
             gradients = torch.autograd.grad(value, leaves, materialize_grads=True)
             if observer:
                 observer(number, observation(batch, logprobs, loss, gradients, metrics))
-            # Also run backward if `value` is not finite, because its NaN gradients make DeepSpeed
-            # skip the step. Always run backward for the first micro-batch, because DeepSpeed cannot
-            # take a step without a backward pass.
+            # DeepSpeed requires a backward pass in each update, so run the first one always. Also
+            # run one if `value` is not finite, because NaN gradients make DeepSpeed skip the step.
             idle = number > 0 and not self.ranks.any(
                 not value.isfinite() or any(bool(each.any()) for each in gradients)
             )
@@ -191,7 +186,7 @@ class Policy:
 
     @torch.no_grad()
     def base_scores(self, rows: Rows, top_k: int = 0) -> Scored:
-        """Return logprobs and `top_k` most likely tokens of the base model. Collective."""
+        """Return the base model's logprobs of `rows` and `top_k` most likely tokens. Collective."""
         likeliest = (top_k, self.vocabulary) if top_k else None
         with without_adapter(self.engine.module.model):
             temperature = self._temperature_of(rows)
@@ -220,9 +215,8 @@ class Policy:
     def weights(self, places: Mapping[str, Tensor] | None = None) -> dict[str, Tensor]:
         """Return all weights on the CPU by Hugging Face name, with the adapter merged into them.
 
-        Tied weights are returned once. If `places` has a tensor with the name, shape and dtype of a
-        weight on a GPU, the weight is copied into it. Ranks other than 0 return {}. Collective,
-        because under ZeRO-3 each rank holds a shard of every weight.
+        A weight on a GPU is copied into the tensor of its name in `places`, if shape and dtype are
+        equal. Ranks other than 0 return {}. Collective.
         """
         return self._collect(full_recipes(self.engine.module.model), places)
 
@@ -249,11 +243,7 @@ class Policy:
         return collected
 
     def export(self, folder: Path, source: Path, *, merged: bool = False) -> None:
-        """Write the model in Hugging Face form, with the tokenizer files of `source`. Collective.
-
-        `source` is the folder of the initial model. If there is an adapter, write only the adapter,
-        unless `merged` is set or `source` contains no weights.
-        """
+        """Write the model in Hugging Face form, with the tokenizer of `source`. Collective."""
         model = self.engine.module.model
         only_adapter = self.has_adapter and not merged and holds_weights(source)
         weights = self.adapter_weights() if only_adapter else self.weights()
@@ -266,9 +256,7 @@ class Policy:
             write_model(model, weights, folder, source)
 
     def save(self, folder: Path) -> None:
-        """Write the trained weights and the optimizer's state. Collective."""
         save_engine(self.engine, folder, partly_frozen=self.has_adapter)
 
     def load(self, folder: Path) -> None:
-        """Load the state that `save` wrote. Collective."""
         load_engine(self.engine, folder)

@@ -2,8 +2,8 @@
 
     old           log pi before the step's first update, if one batch gets several updates
     ref           logprobs of the reference, if a loss or a penalty reads them
-    advantages    those from the critic's values if there is a critic, else those of the batch,
-                  from which kl.place=reward subtracts the KL penalty
+    advantages    with a critic, computed from its values; else those of the batch, minus the KL
+                  penalty if kl.place=reward
 
 R: rollouts of the global batch, N: completion tokens of a micro-batch.
 """
@@ -28,7 +28,7 @@ from rl.records import Ints, RankBatch
 
 @dataclass(frozen=True)
 class Preparation:
-    """A callable that adds old and reference logprobs and advantages to a batch. Collective."""
+    """A callable that adds advantages, old and reference logprobs to a batch. Collective."""
 
     policy: Policy
     reference: Reference | None  # None if no loss or penalty reads a reference
@@ -113,7 +113,7 @@ def relative_penalties(
     counted: np.ndarray,  # [R] True for trained rollouts that have a reward
     group_ids: Ints | None,  # [R] or None if the advantage has no baseline
 ) -> np.ndarray:
-    """Return the penalty of each rollout [R] minus the mean penalty of its group.
+    """Return each rollout's penalty [R], minus the mean of its group if `group_ids` is given.
 
     The caller subtracts the result from the advantages, not from the rewards. Otherwise a z-score
     would amplify small differences of the penalties in a group with equal rewards (docs/losses.md).

@@ -25,8 +25,6 @@ _SCHEME = "listening"
 
 @dataclass(frozen=True)
 class Ranks:
-    """The rank of this process, the number of ranks, the device, and collectives of one value."""
-
     rank: int
     world: int
     device: torch.device
@@ -35,8 +33,8 @@ class Ranks:
     def join(rendezvous: Path | None, timeout: float) -> "Ranks":
         """Connect to the other ranks, and return this rank.
 
-        Ranks of one host connect through the file `rendezvous`, because another run could take a
-        port first. If it is None, the ranks connect through MASTER_ADDR and MASTER_PORT.
+        Ranks of one host connect through the file `rendezvous`, because another run could take
+        their port. If `rendezvous` is None, they connect through MASTER_ADDR and MASTER_PORT.
         """
         rank, world = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
         # The supervisor sets DS_ACCELERATOR to cuda or cpu.
@@ -59,7 +57,7 @@ class Ranks:
         return Ranks(rank, world, torch.device("cuda" if cuda else "cpu"))
 
     def any(self, flag: bool) -> bool:
-        """Return True if the flag is true on any rank. Collective."""
+        """Return whether the flag is true on any rank. Collective."""
         if self.world == 1:
             return flag
         flags = torch.tensor(int(flag), device=self.device)
@@ -82,7 +80,7 @@ class Ranks:
 
     @property
     def first(self) -> bool:
-        """True on rank 0, which sends requests to vLLM and writes the run's shared files."""
+        """True on rank 0, which sends requests to the run's vLLM and writes the shared files."""
         return self.rank == 0
 
 
@@ -105,8 +103,7 @@ def init_method(rank: int) -> str:
     """Return PyTorch's `init_method` to connect the ranks through MASTER_ADDR and MASTER_PORT.
 
     If MASTER_ADDR is an IP address, rank 0 listens only at this address. If it is a host name, rank
-    0 listens on all addresses, because on its own host the name may resolve to loopback. Under
-    torchrun, torchrun's agent listens instead of rank 0.
+    0 listens on all addresses, because on its own host the name may resolve to loopback.
     """
     address, port = os.environ["MASTER_ADDR"], os.environ["MASTER_PORT"]
     torchrun_listens = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
@@ -119,7 +116,7 @@ def init_method(rank: int) -> str:
 
 
 def _listen(url: str, timeout: timedelta, **_: Any) -> Iterator[tuple[dist.Store, int, int]]:
-    """Yield (store, rank, world size). The store listens at `url`, PyTorch's at all addresses."""
+    """Yield (store, rank, world size). The store listens only at `url`, unlike PyTorch's store."""
     parsed = urlparse(url)
     query = parse_qs(parsed.query)
     rank, world = int(query["rank"][0]), int(query["world_size"][0])
@@ -130,16 +127,15 @@ dist.register_rendezvous_handler(_SCHEME, _listen)
 
 
 def compile_cpu_op() -> None:
-    """Compile DeepSpeed's shared-memory op into the Python environment, unless it is there.
+    """Compile DeepSpeed's shared-memory op into the Python environment, if it is missing there.
 
-    PyTorch's lock file remains if a compiling process is killed, and would block later processes
-    forever. So take an flock, which the kernel releases when a process dies. While this process
-    holds the flock, no other process compiles, so it can delete all lock files.
+    A killed compilation leaves PyTorch's lock file, which would block later processes forever. So
+    delete PyTorch's lock files under an flock, which the kernel releases when a process dies.
     """
     default = str(Path(sys.prefix) / "torch_extensions")
     folder = Path(os.environ.setdefault("TORCH_EXTENSIONS_DIR", default))
     folder.mkdir(parents=True, exist_ok=True)
-    # Use this environment's ninja. A version that cannot read its build log would recompile.
+    # Use this environment's ninja. A ninja that cannot read the existing build log would recompile.
     os.environ["PATH"] = f"{sys.prefix}/bin{os.pathsep}{os.environ.get('PATH', '')}"
     with (folder / "compiling").open("w") as guard:
         fcntl.flock(guard, fcntl.LOCK_EX)

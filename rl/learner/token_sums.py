@@ -1,4 +1,4 @@
-"""Means over the tokens of a global batch, from sums per micro-batch and rank.
+"""Compute means over the tokens of a global batch from sums per micro-batch and rank.
 
 The mismatch between vLLM and the trainer is measured on the n tokens that vLLM sampled with the
 policy version in training:

@@ -1,11 +1,10 @@
 """Tables of the completion tokens of a global batch, with one line per rollout.
 
-If a prompt changes earlier turns, the rollout has several rows (rl/sampling/row_builder.py), which
-may be in several micro-batches and on several ranks. The advantages from a critic are computed
-along the whole rollout, so they need its tokens in one line.
+A rollout may have several rows (rl/sampling/row_builder.py), in several micro-batches and on
+several ranks. A table joins them, because a critic's advantages depend on the whole rollout.
 
-R: rollouts of the global batch, L: most completion tokens of a rollout, N: completion tokens of a
-micro-batch.
+R: rollouts of the global batch, L: completion tokens of the longest rollout, N: completion tokens
+of a micro-batch.
 """
 
 from collections.abc import Sequence
@@ -29,18 +28,14 @@ class TokenTable:
         self._batches = batches
 
     def gather(self, *columns: Sequence[Tensor]) -> list[Tensor]:
-        """Return each column as a float64 table [R, L]. Collective.
-
-        A column has one tensor [N] for each micro-batch of this rank. The tables are on the CPU,
-        the same on every rank, and 0 at padding.
-        """
+        """Return each column, a tensor [N] per micro-batch, as a table [R, L]. Collective."""
         flat = torch.zeros(len(columns), int(self.exists.sum()), dtype=torch.float64)
         for line, column in zip(flat, columns, strict=True):
             for batch, values in zip(self._batches, column, strict=True):
                 line[self._token_indices(batch)] = values.detach().double().cpu()
         device = self._batches[0].mask.device
         flat = flat.to(device)
-        dist.all_reduce(flat)  # each value is 0 on all other ranks, so the sum copies it
+        dist.all_reduce(flat)  # each value is 0 on all ranks but one, so the sum copies it
         tables = []
         for line in flat.cpu():
             table = line.new_zeros(self.exists.shape)
@@ -54,5 +49,4 @@ class TokenTable:
         return [flat[self._token_indices(batch)] for batch in self._batches]
 
     def _token_indices(self, batch: Batch) -> Tensor:
-        """Return the index [N] of each token among all tokens of the global batch."""
         return self._starts[batch.rollout_ids.cpu()] + batch.positions.cpu()

@@ -1,14 +1,14 @@
 """Compute the advantage of each token from the critic's values along its whole rollout.
 
-    reward of a step       sum over its tokens of reward (`rewards_at_tokens`) minus penalty
+    reward of a step       sum over its tokens of reward minus KL penalty (kl.place=reward)
     value of a step        the critic's value of its first token, predicted from all tokens before
     advantage of a step    from the estimator (losses/gae.py), the same for all tokens of the step
     return of a step       advantage + value, the training target for the value of its first token
 
-A step is a token or a turn. The value after the last token of a rollout is 0, even if the rollout
-was cut off. The state after the cut was not sampled, and the length limit is a rule of the task.
+A step is a token or a turn. The value after the last token is 0, also in a truncated rollout,
+because the state after truncation was not sampled, and the length limit is a rule of the task.
 
-R: rollouts of the global batch, L: most completion tokens of a rollout, K: most turns of a rollout.
+R: rollouts of the global batch, L: maximum completion tokens, K: maximum turns of a rollout.
 """
 
 from collections.abc import Callable
@@ -35,8 +35,6 @@ class ValueTargets:
 
 @dataclass(frozen=True, eq=False)
 class ValueCredit:
-    """The advantages of the tokens, and the returns that the values should predict."""
-
     advantages: Tensor  # [R, L] advantage of each token, 0 for untrained tokens
     returns: Tensor  # [R, L] return of each token's step
     states: Tensor  # [R, L] True at the first token of each step, whose value is trained
@@ -50,9 +48,8 @@ def credit(
     *,
     estimator: Estimator,
     over: Literal["tokens", "turns"],  # whether a step is a token or a turn
-    whiten: bool,  # standardise the advantages over all tokens
+    whiten: bool,  # whether to standardise the advantages over all trained tokens
 ) -> ValueCredit:
-    """Return advantages and returns of all tokens, and a mask of the values that are trained."""
     starts = trained.clone()  # [R, L]
     if over == "turns":
         starts[:, 1:] &= turns[:, 1:] != turns[:, :-1]

@@ -5,7 +5,7 @@ round each micro-batch's weight gradients to bfloat16 (an error of 0.16 %), and 
 depend on the split into micro-batches. The layers in this file compute the same outputs, but do not
 round their weight gradients. `Tensor.grad_dtype` (deepspeed_engine.py) keeps the sums in float32.
 
-N: tokens, I, O: inputs and outputs of a layer, B: rows, T: padded length, H: hidden size.
+N: tokens, I, O: input and output width of a layer, B: rows, T: padded length, H: hidden size.
 """
 
 from typing import Any
@@ -26,14 +26,11 @@ def use_float32_gradients(model: nn.Module) -> None:
 
 
 def weight_gradient(grads: Tensor, inputs: Tensor, total: Tensor | None = None) -> Tensor:
-    """Return grads [N, O] transposed times inputs [N, I], at least in float32.
-
-    If `total` is not None, add the product to this tensor in place and return it.
-    """
+    """Return grads [N, O] transposed times inputs [N, I], added to `total` in place if given."""
     exact = torch.promote_types(inputs.dtype, torch.float32)
     how: dict[str, Any]  # torch's annotations lack out_dtype
     if inputs.is_cuda and inputs.dtype != exact:
-        # A GPU's tensor cores multiply bfloat16 and return float32.
+        # A GPU's tensor cores can multiply bfloat16 and return float32.
         factors, how = (grads.to(inputs.dtype).T, inputs), {"out_dtype": exact}
     else:
         factors, how = (grads.to(exact).T, inputs.to(exact)), {}
@@ -53,7 +50,7 @@ class _LinearFunction(torch.autograd.Function):
         of_inputs, of_weight, _ = ctx.needs_input_grad
         # Do not keep the inputs for a frozen weight (LoRA), because it needs no gradient.
         ctx.save_for_backward(inputs if of_weight else None, weight if of_inputs else None)
-        # Cast inside this function, because autograd's own cast would round the gradient.
+        # Cast here, because the backward pass of a cast outside would round the gradient.
         bias = None if bias is None else bias.to(inputs.dtype)
         return nn.functional.linear(inputs, weight.to(inputs.dtype), bias)
 

@@ -11,7 +11,7 @@ import xxhash
 from safetensors import SafetensorError, safe_open
 
 _TOKENIZER_FILES = (".json", ".jinja", ".txt", ".model")
-# Suffixes of architectures that do not predict the next token, so they cannot be the policy.
+# Suffixes of architectures that are not causal language models.
 _OTHER_HEADS = (
     *("ForMaskedLM", "ForSequenceClassification", "ForTokenClassification"),
     *("ForQuestionAnswering", "ForSpeechSeq2Seq", "ForImageClassification"),
@@ -23,7 +23,7 @@ def weight_files(folder: Path) -> Iterator[Path]:
 
 
 def holds_weights(folder: Path) -> bool:
-    """Return whether the folder contains weights. The prepared folder of a tiny model has none."""
+    """Return whether the folder contains weights. The folder of a new tiny model has none."""
     return any(weight_files(folder))
 
 
@@ -60,7 +60,7 @@ def damaged_weight_file(folder: Path) -> str | None:
 
 
 def fingerprint(folder: Path) -> str:
-    """Return a hash of the model's weights, config and tokenizer, which a resume compares."""
+    """Return a hash of weights, config and tokenizer, by which a resume detects changes."""
     total = xxhash.xxh3_128()
     names = [path.name for path in weight_files(folder)]
     for name in sorted([*names, "config.json", "tokenizer.json"]):
@@ -73,20 +73,17 @@ def fingerprint(folder: Path) -> str:
 
 
 def copy_tokenizer(source: Path, folder: Path) -> None:
-    """Copy tokenizer, chat template and generation config of a model folder to another folder.
-
-    Do not copy links to files outside the folder. Such a file could be private, and users publish
-    checkpoints.
-    """
+    """Copy tokenizer, chat template and generation config, but no links to files elsewhere."""
     for path in source.iterdir():
         of_weights = path.name == "config.json" or path.name.endswith(".index.json")
         copied = path.suffix in _TOKENIZER_FILES and not of_weights
+        # A file elsewhere could be private, and users publish checkpoints.
         if copied and not links_outside(path) and not (folder / path.name).exists():
             shutil.copy2(path, folder)
 
 
 def links_outside(path: Path) -> bool:
-    """Return whether a path is a link to a file outside its folder (or outside the hub's cache)."""
+    """Return whether a path links out of its folder. The hub cache's blobs/ counts as inside."""
     target, home = path.resolve(), path.parent.resolve()
     in_cache = home.parent.name == "snapshots" and home.parents[1].name.startswith("models--")
     homes = [home, home.parents[1] / "blobs"] if in_cache else [home]
@@ -145,17 +142,17 @@ def check_trainable(folder: Path) -> None:
 
 
 def vocabulary_of(folder: Path) -> int | None:
-    """Return the number of logits of the model in a folder, or None if config.json lacks it."""
+    """Return the number of logits of the model in a folder, or None without a vocab_size."""
     config = json_of(folder / "config.json")
     size = {**config, **(config.get("text_config") or {})}.get("vocab_size")
     return size if isinstance(size, int) else None
 
 
 def _tokens_from(folder: Path, first: int) -> list[str]:
-    """Return the tokens with ids from `first` on that a tokenizer may produce.
+    """Return the tokens that the tokenizer in `folder` may produce and whose ids are >= `first`.
 
-    Leave out special tokens that the chat template does not use, because a model may have no
-    embeddings for them. Gemma 3's text models have none for the tokens of images.
+    Leave out special tokens that the chat template does not use, because a model may lack their
+    embeddings. Gemma 3's text models, for example, lack those of image tokens.
     """
     paths = [folder / name for name in ("tokenizer.json", "tokenizer_config.json")]
     tokenizer, config = (json_of(path) if path.is_file() else {} for path in paths)
@@ -172,7 +169,6 @@ def _tokens_from(folder: Path, first: int) -> list[str]:
 
 
 def _tokens_and_merges(folder: Path) -> tuple[Any, list[str], dict[str, int]]:
-    """Return a tokenizer's vocabulary, its merges as strings ("a b"), and its added tokens."""
     tokenizer = json_of(folder / "tokenizer.json")
     model = tokenizer.get("model", {})
     merges = [one if isinstance(one, str) else " ".join(one) for one in model.get("merges") or ()]
@@ -189,7 +185,7 @@ def check_teacher(teacher: Path, policy: Path) -> None:
             "score the policy's tokens: choose a teacher of the policy's model family, or "
             "train on the teacher's text with loss=sft sampler=transcripts"
         )
-    # The teacher may lack logits of unused ids, because the policy hardly ever samples them.
+    # The teacher may lack logits of ids without a token, which the policy hardly ever samples.
     known = vocabulary_of(teacher)
     if known and (missing := _tokens_from(policy, known)):
         raise ValueError(

@@ -20,11 +20,10 @@ from transformers.modeling_layers import GradientCheckpointingLayer
 from rl.model.folder import copy_tokenizer, holds_weights
 
 _NAME = "sdpa_float32"
-FLOAT32_LONGEST = 512  # number of tokens up to which attention in float32 is faster on a CPU
+FLOAT32_LONGEST = 512  # up to this length, attention on a CPU is faster in float32 than in bfloat16
 
 
 def use_float32_attention(model: PreTrainedModel) -> None:
-    """Make the model compute attention of short rows in float32, which is faster on a CPU."""
     AttentionInterface.register(_NAME, _compute_attention)
     # transformers looks up attention function and mask function by the same name.
     AttentionMaskInterface.register(_NAME, sdpa_mask)
@@ -33,8 +32,7 @@ def use_float32_attention(model: PreTrainedModel) -> None:
 
 def _compute_attention(
     module: nn.Module, query: Tensor, key: Tensor, value: Tensor, *args: Any, **kwargs: Any
-) -> tuple[Tensor, None]:
-    """Compute attention, in float32 for short rows. The inputs are [B, heads, T, head size]."""
+) -> tuple[Tensor, None]:  # query, key, value: [rows, heads, tokens, head size]
     if query.dtype not in (torch.bfloat16, torch.float16) or query.shape[2] > FLOAT32_LONGEST:
         return sdpa_attention_forward(module, query, key, value, *args, **kwargs)
     attended, _ = sdpa_attention_forward(
@@ -65,7 +63,6 @@ def load_model(folder: Path, dtype: torch.dtype, seed: int) -> PreTrainedModel:
 
 
 def enable_recompute(model: PreTrainedModel) -> None:
-    """Enable gradient checkpointing: store only each layer's input for the backward pass."""
     # With use_reentrant=True, frozen embeddings (LoRA) would leave all layers without gradients.
     model.gradient_checkpointing_enable({"use_reentrant": False})
 

@@ -3,9 +3,7 @@
     y = W x + scale * B (A dropout(x))       scale = alpha / rank, or alpha / sqrt(rank) with rslora
 
 W is frozen. The run's seed initialises A randomly. B starts at zero, so the adapter changes nothing
-at first. peft inserts its layers into the transformers model, which keeps its class. The experts of
-a mixture-of-experts model get no adapter, because vLLM could not load it: transformers fuses the
-experts into one tensor per layer, and peft would double the rank of A and B for that tensor.
+at first. The experts of a mixture-of-experts model get no adapter, because vLLM could not load one.
 
 torch and peft are imported inside functions, because the supervisor imports this module and must
 not import torch.
@@ -37,15 +35,13 @@ _EXPERT_MATRICES = frozenset({"gate_proj", "up_proj", "down_proj", "w1", "w2", "
 
 @dataclass(frozen=True, kw_only=True)
 class NoAdapter:
-    """No adapter, so all weights are trained (conf/adapter/none.yaml)."""
-
     def attach(self, model: PreTrainedModel, seed: int, base: str) -> PreTrainedModel:  # noqa: ARG002
         return model
 
 
 @dataclass(frozen=True, kw_only=True)
 class LoRA:
-    """The options of conf/adapter/lora.yaml, which explains each option."""
+    """The options of conf/adapter/lora.yaml."""
 
     freezes_base: ClassVar[bool] = True
 
@@ -59,8 +55,7 @@ class LoRA:
     def attach(self, model: PreTrainedModel, seed: int, base: str) -> PreTrainedModel:
         """Freeze `model`, insert trainable LoRA matrices of the same dtype, and return `model`.
 
-        `seed` must be equal on all ranks, so that they initialise the same matrices. `base` is the
-        name or folder of the base model, for adapter_config.json.
+        All ranks need the same seed. `base` names the base model in adapter_config.json.
         """
         import torch
         from peft import LoraConfig, get_peft_model
@@ -123,7 +118,7 @@ class LoRA:
 
 
 def check_targets(targets: str | Sequence[str]) -> None:
-    """Raise ValueError if `targets` name matrices of experts. Call it for models with experts."""
+    """Raise ValueError if `targets` names expert matrices. Call this only if there are experts."""
     if targets != "all-linear" and (
         named := {name.rpartition(".")[2] for name in targets} & _EXPERT_MATRICES
     ):
@@ -150,8 +145,7 @@ def has_adapter(model: nn.Module) -> bool:
 @contextmanager
 def without_adapter(model: nn.Module) -> Iterator[None]:
     """Disable the adapter inside the block. The block must not compute gradients."""
-    # Set peft's private flag, because peft's public method also changes requires_grad of the
-    # parameters that DeepSpeed optimises.
+    # Set peft's private flag, because peft's public method also changes requires_grad.
     layers: list[Any] = [m for m in model.modules() if hasattr(m, "_disable_adapters")]
     if not layers:
         raise ValueError("the model has no adapter to disable: set adapter=lora")
@@ -166,10 +160,7 @@ def without_adapter(model: nn.Module) -> Iterator[None]:
 
 
 def active_module(module: Any) -> nn.Module:
-    """Return the trained copy if adapter.modules_to_save lists `module`, else `module` itself.
-
-    Return the original instead of the copy while the adapter is disabled.
-    """
+    """Return peft's trained copy of `module`, or the original if no copy exists or is enabled."""
     copies = getattr(module, "modules_to_save", None)
     if copies is None:
         return module
@@ -186,10 +177,7 @@ class Recipe:
 
 
 def full_recipes(model: nn.Module) -> Iterator[Recipe]:
-    """Yield a recipe for each weight with the adapter merged into it, named as in transformers.
-
-    W + scale * B A is computed in float32 and rounded once, to the dtype of W.
-    """
+    """Yield a recipe for each weight with the adapter merged into it, named as in transformers."""
     for name, parameter in model.named_parameters():
         owner, is_base, leaf = name.rpartition(".base_layer.")
         if ".lora_" in name or ".original_module." in name:
@@ -238,7 +226,6 @@ def write_adapter(model: nn.Module, weights: Mapping[str, Tensor], folder: Path)
 
 
 def peft_config(model: Any) -> dict[str, Any]:
-    """Return the content of adapter_config.json."""
     config = copy.copy(model.peft_config[_NAME])
     config.inference_mode = True
     return json.loads(json.dumps(config.to_dict(), default=list, sort_keys=True))

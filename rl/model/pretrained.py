@@ -1,7 +1,6 @@
 """A causal language model in Hugging Face format: a local folder, or a name on the hub.
 
-`prepare` downloads a model of the hub into huggingface_hub's cache and checks the files of every
-model. Without the check, vLLM or the trainer would report a missing file less clearly.
+`prepare` downloads a model of the hub into huggingface_hub's cache and checks the model's files.
 """
 
 import re
@@ -30,7 +29,7 @@ IGNORE = ["*/*"]  # do not download subfolders, which repeat the weights in othe
 
 @dataclass(frozen=True, kw_only=True)
 class PretrainedModel:
-    """The options of conf/model/hf.yaml, which explains each option."""
+    """The options of conf/model/hf.yaml."""
 
     path: str
     revision: str | None
@@ -51,7 +50,7 @@ class PretrainedModel:
 
 
 def check_length(local: Path, max_seq_len: int, group: str) -> None:
-    """Raise ValueError if the model in `local` has fewer positions than `group`.max_seq_len."""
+    """Raise ValueError if the model in `local` has fewer than `max_seq_len` positions."""
     if (longest := positions_of(local)) and max_seq_len > longest:
         raise ValueError(
             f"{group}.max_seq_len={max_seq_len}, but {local} was built for {longest} positions: "
@@ -60,10 +59,9 @@ def check_length(local: Path, max_seq_len: int, group: str) -> None:
 
 
 def local_folder(path: str, revision: str | None, group: str, *, config_only: bool = False) -> Path:
-    """Return the folder of a model: a local one, or a download of a name on the hub.
+    """Return the folder of the model `path`, after a download if it is a name on the hub.
 
-    If `config_only`, download only config.json and check no file. Messages name the config group
-    `group`. Raise ValueError if the model does not exist, or if files are missing or damaged.
+    Raise ValueError if the model or a file is missing or damaged. Messages name the config `group`.
     """
     local = Path(path).expanduser()
     is_hub_name = HUB_NAME.fullmatch(path) and path[0] not in ".~"
@@ -110,7 +108,7 @@ def _download(path: str, revision: str | None, group: str, patterns: list[str]) 
 
 
 def check_files(folder: Path) -> None:
-    """Raise ValueError if a file of the model is missing, damaged, or a link out of the folder."""
+    """Raise ValueError if a file is missing or damaged, or if config or tokenizer links outside."""
     for name, remedy in (
         ("config.json", "save the model there with save_pretrained(folder)"),
         ("tokenizer.json", "save the fast tokenizer there with save_pretrained(folder)"),

@@ -1,4 +1,4 @@
-"""The sizes of a causal language model, from its config.json and the headers of its weights."""
+"""The sizes of a causal language model, from config.json and the headers of its weight files."""
 
 import math
 from collections.abc import Mapping
@@ -40,11 +40,10 @@ class Shape:
         return max(self.embedding, 2 * self.hidden * (self.expert * self.experts or self.inner))
 
     def row_bytes(self, max_seq_len: int, dtype: str) -> int:
-        """Return the number of bytes of the keys and values of a row of max_seq_len tokens."""
         return 2 * self.layers * self.key * bytes_of(dtype) * max_seq_len
 
     def cache_gib(self, max_seq_len: int, dtype: str) -> int:
-        """Return the GiB of the smallest key-value cache that vLLM accepts: one row, rounded up."""
+        """Return the GiB, rounded up, of vLLM's smallest key-value cache, which holds one row."""
         return max(math.ceil(self.row_bytes(max_seq_len, dtype) / GIB), 1)
 
     def linear_layers(self) -> dict[str, tuple[int, int]]:
@@ -69,7 +68,7 @@ def bytes_of(dtype: str) -> int:
     return 2 if dtype == "bfloat16" else 4
 
 
-def shape_of(folder: Path) -> Shape | None:
+def read_sizes(folder: Path) -> Shape | None:
     """Return the sizes of the model in a folder, or None if its config.json is not supported."""
     config = json_of(folder / "config.json")
     listed = files_in_index(folder)  # unlisted files may repeat weights, so do not count them
@@ -83,10 +82,7 @@ def shape_of(folder: Path) -> Shape | None:
 
 
 def shape(config: Mapping[str, Any], parameters: int | None = None) -> Shape | None:
-    """Return the sizes in a config.json, or None if a size is missing or a list.
-
-    `parameters` is the number of parameters. If it is None, estimate it from the other sizes.
-    """
+    """Return the sizes in a config.json, or None if a size is missing or a list."""
     config = {**config, **(config.get("text_config") or {})}
     if not all(isinstance(config.get(key), int) for key in _REQUIRED):
         return None
@@ -111,7 +107,7 @@ def shape(config: Mapping[str, Any], parameters: int | None = None) -> Shape | N
         query=query,
         key=key,
         layers=layers,
-        parameters=parameters or ends + layers * matrices,
+        parameters=parameters or ends + layers * matrices,  # counted, or else estimated
         expert=expert,
         experts=num_experts,
     )

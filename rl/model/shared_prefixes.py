@@ -1,19 +1,19 @@
-"""Compute tokens that several rows share at their beginning only once, with the same result.
+"""Compute equal beginnings of rows only once, with the same result.
 
 Rows of a group share their prompt, and rows of a forked rollout share their history. In a causal
 model the hidden state of a token depends only on the tokens up to it. So rows that begin with the
 same tokens have the same states there, and the model computes each distinct beginning once:
 
-1. `pack` sorts the rows by their token ids. From each row it drops the first tokens that the row
+1. `pack` sorts the rows by their token ids. From each row it drops the beginning that the row
    shares with the preceding row. The tokens that remain are the packed tokens. They are the nodes
    of the trie of all rows, in depth-first order.
-2. Embedding, norms and linear layers compute the packed tokens, as one row.
+2. Embedding, norms and linear layers process the packed tokens as one row.
 3. The attention copies queries, keys and values of the packed tokens into complete rows. There it
    computes causal attention as usual, without a [P, P] mask, and keeps one copy of each packed
    token's output. A row that is the beginning of another row needs no complete row of its own. So
    the complete rows are the leaves of the trie.
 
-`share_prefixes` refuses models whose result would differ.
+`share_prefixes` does not change models whose result would differ.
 
 B: rows, T: padded length, N: completion tokens, P: packed tokens, S: leaves of a block (`_blocks`),
 W: length of the block's longest leaf, H: hidden size.
@@ -47,7 +47,7 @@ class PackedRows:
     token_ids: np.ndarray  # [P]
     positions: np.ndarray  # [P] position of each token in its rows
     # For each block (`_blocks`): the packed index [S, W] of each token of its leaves, 0 at padding,
-    # and the first column that the block computes. Other blocks compute the columns before it.
+    # and the first column that the block computes. An earlier block computes the columns before it.
     leaves: list[tuple[np.ndarray, int]]
     copies: np.ndarray  # [P] index of each packed token in the joined outputs of all blocks
     before: np.ndarray  # [N] index of the packed token before each completion token, row by row
@@ -56,7 +56,7 @@ class PackedRows:
 def pack(token_ids: np.ndarray, mask: np.ndarray) -> PackedRows:
     """Pack the rows `token_ids` [B, T]. `mask` [B, T] is True at completion tokens.
 
-    Cut each row before its last completion token, because nothing reads the states of later tokens.
+    Cut each row before its last completion token, because nothing reads the states from there on.
     A row without completion tokens keeps its first token.
     """
     columns = np.arange(token_ids.shape[1])
@@ -69,8 +69,8 @@ def pack(token_ids: np.ndarray, mask: np.ndarray) -> PackedRows:
     shared = np.minimum(differs.argmax(1), lengths)  # [B] tokens shared with the preceding row
     starts = np.cumsum(lengths - shared) - (lengths - shared)  # [B] index of first unshared token
     is_own = (columns >= shared[:, None]) & (columns < lengths[:, None])  # [B, T] not shared
-    # The owner of a token is the row that stores it: this row, or the last earlier row in which the
-    # token is not shared.
+    # The owner of a token is the row that stores it: its own row, or the last earlier row in which
+    # the token is not shared.
     numbers = np.where(columns >= shared[:, None], np.arange(len(keys))[:, None], 0)
     owners = np.maximum.accumulate(numbers)  # [B, T]
     index = (starts - shared)[owners] + columns  # [B, T] packed index of each token
@@ -124,9 +124,8 @@ def _blocks(
 def states_before(body: Any, token_ids: Tensor, mask: Tensor) -> Tensor:
     """Return the hidden state [N, H] one position before each token where `mask` is True.
 
-    The states are in the order of the rows. `token_ids` and `mask` are [B, T]. Rows are padded on
-    the right. They need no attention mask, because causal attention hides the padding from all real
-    tokens.
+    `token_ids` and `mask` are [B, T]. Rows are padded on the right. They need no attention mask,
+    because causal attention hides the padding from all real tokens.
     """
     if not shares_prefixes(body):
         hidden = body(input_ids=token_ids, use_cache=False).last_hidden_state
@@ -193,7 +192,6 @@ def _obstacle(model: PreTrainedModel) -> str:
 
 @torch.no_grad()
 def _states_of_test_rows(model: PreTrainedModel) -> Tensor:
-    """Return the hidden states of three short rows that begin with the same four tokens."""
     token_ids = torch.from_numpy(_CHECKED).to(model.device)
     mask = torch.ones_like(token_ids, dtype=torch.bool)
     return states_before(model.base_model, token_ids, mask)
@@ -201,9 +199,7 @@ def _states_of_test_rows(model: PreTrainedModel) -> Tensor:
 
 @dataclass(frozen=True, eq=False)
 class _Layout:
-    """The two fields of `PackedRows` that the attention reads, on the model's device."""
-
-    leaves: list[tuple[Tensor, int]]  # [S, W] and first column of each block
+    leaves: list[tuple[Tensor, int]]  # for each block, as in PackedRows
     copies: Tensor  # [P]
 
 
@@ -242,10 +238,7 @@ def _attend(
 
 
 def _mask(first: int, width: int, window: int | None, device: torch.device) -> Tensor | None:
-    """Return the attention mask [1, 1, W - first, W] for the queries from column `first` on.
-
-    `window` is the sliding window. Return None if sdpa's own causal mask is enough.
-    """
+    """Return the attention mask [1, 1, W - first, W], or None if sdpa's causal mask is enough."""
     window = window or width
     if first == 0 and window >= width:
         return None

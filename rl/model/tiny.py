@@ -1,8 +1,7 @@
-"""A Qwen3 small enough to train on two cores, built locally without a download.
+"""A Qwen3 model small enough to train on two cores, built locally without a download.
 
-Its tokens are the 256 bytes (the id of a byte is its value) and Qwen3's special tokens, so it can
-write any text byte by byte. The folder that `prepare` writes contains no weights, because the
-trainer initialises them from config.json and the run's seed.
+Its tokens are the 256 bytes and Qwen3's control and markup tokens, so it can write any text byte by
+byte. The folder that `prepare` writes contains no weights, because the trainer initialises them.
 """
 
 import json
@@ -31,7 +30,7 @@ _TEMPLATE_OF = SHIPPED / "models" / "tiny-wiki" / "tokenizer_config.json"
 
 @dataclass(frozen=True, kw_only=True)
 class TinyModel:
-    """The options of conf/model/tiny.yaml, which explains each option."""
+    """The options of conf/model/tiny.yaml."""
 
     hidden_size: int
     num_layers: int
@@ -58,7 +57,7 @@ class TinyModel:
         for name, content in self._files().items():
             path = folder / name
             if not path.is_file():
-                aside = path.with_name(f".{name}")  # a killed process leaves no partial file
+                aside = path.with_name(f".{name}")  # so a killed process leaves no partial file
                 aside.write_text(content, encoding="utf-8")
                 aside.replace(path)
             elif path.read_text(encoding="utf-8") != content:
@@ -140,7 +139,7 @@ class TinyMoE(TinyModel):
 
 
 def byte_tokenizer() -> Tokenizer:
-    """Return a byte-level tokenizer (BPE without merges) with Qwen3's special tokens."""
+    """Return a byte-level tokenizer (BPE without merges) with Qwen3's control and markup tokens."""
     vocab = {letter: byte for byte, letter in enumerate(byte_letters())}
     tokenizer = Tokenizer(models.BPE(vocab=vocab, merges=[]))
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)

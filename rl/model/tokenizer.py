@@ -3,11 +3,9 @@
 A renderer, of the library `renderers`, converts messages to tokens and parses completions. It gets
 our own `Tokenizer`, because transformers would import torch, which takes five seconds.
 
-Without model.renderer_options a renderer keeps its family's default for thinking. For Qwen3 the
-default is enable_thinking=True. The prompt then ends after the assistant's role line, as in the
-templates of the tiny model, of Qwen3-4B-Instruct-2507 (never thinks) and of Qwen3-0.6B (may think).
-enable_thinking=False would add an empty think block to every prompt, but the tiny model and
-Qwen3-4B-Instruct-2507 were not trained on such a block.
+Without model.renderer_options a renderer keeps its family's default for thinking. For Qwen3 this is
+enable_thinking=True. With False, every prompt would end with an empty think block, but the tiny
+model and Qwen3-4B-Instruct-2507 were not trained on such a block.
 """
 
 import json
@@ -57,18 +55,15 @@ class Tokenizer:
         return self._inner.encode(text, add_special_tokens=add_special_tokens).ids
 
     def decode(self, token_ids: Sequence[int], skip_special_tokens: bool = False) -> str:
-        """Return the text of the tokens. Invalid UTF-8 becomes U+FFFD."""
         return self._inner.decode(list(token_ids), skip_special_tokens=skip_special_tokens)
 
     def convert_tokens_to_ids(self, tokens: str | Sequence[str]) -> Any:
-        """Return the id of a token, or the ids of a list. An unknown token gets unk_token_id."""
         if isinstance(tokens, str):
             token_id = self._inner.token_to_id(tokens)
             return self.unk_token_id if token_id is None else token_id
         return [self.convert_tokens_to_ids(token) for token in tokens]
 
     def _special_token_id(self, token: Any) -> int | None:
-        """Return the id of a token in tokenizer_config.json, which is a string or a dict there."""
         text = token.get("content") if isinstance(token, dict) else token
         return self._inner.token_to_id(text) if isinstance(text, str) else None
 
@@ -83,8 +78,8 @@ def load_renderer(
 ) -> Renderer:
     """Return the renderer `name` (a value of RENDERERS, or "auto") for the model in `folder`.
 
-    `options` are those of model.renderer_options. If `skip_unknown`, ignore unknown options. If
-    `keep_thinking`, keep the thinking of earlier turns, even if the model's template drops it.
+    If `skip_unknown`, ignore unknown options. If `keep_thinking`, keep the thinking of earlier
+    turns, even if the model's template drops it.
     """
     tokenizer = Tokenizer(folder)
     if name == "auto":
@@ -106,8 +101,7 @@ def load_renderer(
         ) from error
     never_drops = name == "qwen3" and "<think>" not in (chat_template(folder) or "<think>")
     if keep_thinking or never_drops:
-        # If all thinking is kept, later prompts begin with the sampled tokens, so each rollout
-        # stays one training row.
+        # Later prompts then contain all sampled tokens, so a rollout stays one training row.
         config = config.model_copy(update={"thinking_retention": "all"})
     try:
         renderer = create_renderer(tokenizer, config)
@@ -142,8 +136,7 @@ _TOOLS: Any = [{"name": "f", "description": "Adds.", "parameters": {"type": "obj
 def _encode_messages_as_text(renderer: Renderer, tokenizer: Tokenizer) -> None:
     """Make the renderer encode messages as plain text, so that <|im_end|> in them ends no turn.
 
-    Change nothing if the renderer encodes messages and its own special tokens together as one text,
-    because its special tokens would become plain text, too.
+    Change nothing if the renderer's own special tokens would become plain text, too.
     """
 
     def render_all() -> list[list[int]] | None:
@@ -165,7 +158,7 @@ def _encode_messages_as_text(renderer: Renderer, tokenizer: Tokenizer) -> None:
 
 
 def decode_text(renderer: Renderer, token_ids: Sequence[int]) -> str:
-    """Return the text of tokens without special tokens, for turns that cannot be parsed."""
+    """Return the text of `token_ids` without special tokens, for turns that cannot be parsed."""
     tokenizer: Tokenizer = cast("Any", renderer)._tokenizer  # every renderer has this attribute
     return tokenizer.decode(token_ids, skip_special_tokens=True)
 
@@ -214,15 +207,13 @@ class PlainParser:
 
     def __init__(self, folder: Path) -> None:
         self._tokenizer = Tokenizer(folder)
-        path = folder / "generation_config.json"
-        stops = json.loads(path.read_text()).get("eos_token_id") if path.is_file() else None
+        stops = _read_json(folder / "generation_config.json").get("eos_token_id")
         stops = self._tokenizer.eos_token_id if stops is None else stops
         self._stops: list[int] = (
             stops if isinstance(stops, list) else [] if stops is None else [stops]
         )
 
     def get_stop_token_ids(self) -> list[int]:
-        """Return the ids of the stop tokens in generation_config.json, else the id of eos_token."""
         return list(self._stops)
 
     def parse_response(self, token_ids: list[int], **_: Any) -> ParsedResponse:
@@ -230,7 +221,6 @@ class PlainParser:
         return ParsedResponse(content=text)
 
     def encode_completion(self, text: str) -> list[int]:
-        """Return the tokens of a completion with this text, with a stop token at the end."""
         return [*self._tokenizer.encode(text), *self._stops[:1]]
 
 

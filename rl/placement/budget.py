@@ -1,9 +1,8 @@
 """Check that a run fits into the memory of hosts and GPUs, and compute vLLM's share of a GPU.
 
 Estimates are up to 15 % off (docs/scaling.md). So `fit_memory` refuses a run only if 85 % of the
-estimate exceeds the memory of a host, or 93 % exceed that of a GPU, which cannot swap. The message
-shows the summands. The check ignores memory that other programs use, because these programs may
-end soon. The printed plan warns if the whole estimate exceeds the memory.
+estimate exceeds a host's memory, or if 93 % of it exceeds a GPU's memory, because a GPU cannot
+swap. `fit_memory` ignores memory that other programs use, because these programs may end soon.
 """
 
 from collections.abc import Iterator, Sequence
@@ -17,8 +16,8 @@ from rl.runtime.devices import Host
 
 OTHER_PROCESSES = 0.35 * GIB  # memory of the rollouts process and the supervisor, on host 0
 _REFUSED_SHARE = 0.85  # a run is refused if this share of the estimate exceeds a host's memory
-_REFUSED_GPU_SHARE = 0.93  # a run is refused if this share exceeds a GPU's memory
-_LEFT_FREE = 0.03  # this fraction of a GPU stays free if trainer and vLLM share the GPU
+_REFUSED_GPU_SHARE = 0.93  # a run is refused if this share of the estimate exceeds a GPU's memory
+_LEFT_FREE = 0.03  # fraction of a GPU's memory that stays free if trainer and vLLM share the GPU
 _UNKNOWN_SHARE = 0.45  # vLLM's fraction of a shared GPU whose memory size is unknown
 _REMEDIES = (
     "Lower trainer.tokens_per_micro_batch, trainer.logprob_chunk or max_seq_len, or set "
@@ -49,7 +48,7 @@ def process_memory(run: Run, plan: Plan, shape: Shape) -> list[ProcessMemory]:
 
 
 def fit_memory(run: Run, plan: Plan, shape: Shape, hosts: Sequence[Host]) -> Run:
-    """Return the run with vLLM's memory options. Raise ConfigError if the memory is too small."""
+    """Return the run with vLLM's memory options. Raise ConfigError if the run does not fit."""
     run = _with_vllm_memory(run, plan, shape, hosts)
     for problem in _problems(process_memory(run, plan, shape), hosts, run):
         raise ConfigError([f"{problem}. {_REMEDIES}"])
@@ -104,7 +103,6 @@ def _problems(processes: Sequence[ProcessMemory], hosts: Sequence[Host], run: Ru
 
 
 def memory_of_host(processes: Sequence[ProcessMemory], host: int) -> float:
-    """Return the estimated bytes that all processes of the run use on a host."""
     local = sum(process.need.on_host for process in processes if process.place.host == host)
     return local + OTHER_PROCESSES * (host == 0)
 
@@ -125,7 +123,10 @@ def _cache_gib(run: Run, shape: Shape) -> int:
 
 
 def _vllm_share(run: Run, plan: Plan, shape: Shape, hosts: Sequence[Host]) -> float | None:
-    """Return the fraction of a GPU that vLLM may use, or None if it shares no GPU with a rank."""
+    """Return the fraction of a GPU's memory for vLLM, or None if vLLM shares no GPU with a rank.
+
+    Raise ConfigError if the fraction that the user set leaves too little memory for the rank.
+    """
     if not any(plan.is_shared(place) for place in plan.inference):
         return None
     size = min((h.device_memory for h in hosts if h.device_memory), default=None)
@@ -133,9 +134,19 @@ def _vllm_share(run: Run, plan: Plan, shape: Shape, hosts: Sequence[Host]) -> fl
         return _UNKNOWN_SHARE
     rank = trainer_need(run, shape, ranks=len(plan.ranks), first=True, on_gpu=True)
     vllm = vllm_need(run, shape, on_gpu=True).device
-    push = vllm.pop("push")  # vLLM allocates these copies outside its fraction
-    left = 1 - (rank.on_device + push) / size - _LEFT_FREE
-    return min(round(max(left, sum(vllm.values()) / size + 0.01), 2), 1.0)
+    push = vllm.pop("push")  # vLLM allocates copies of pushed weights outside its fraction
+    taken, given = rank.on_device + push, utilization(run.inference.args, 0.0)
+    share = 1 - taken / size - _LEFT_FREE
+    share = min(round(max(share, sum(vllm.values()) / size + 0.01), 2), 1.0)
+    if given and _REFUSED_GPU_SHARE * taken > (1 - given) * size:
+        raise ConfigError(
+            [
+                f"inference.args.gpu_memory_utilization={given:g} reserves {gib(given * size)} of "
+                f"{gib(size)} GiB for vLLM, but the trainer on the same GPU needs {gib(taken)} "
+                f"GiB: remove this option, or set it to at most {share:g}"
+            ]
+        )
+    return share
 
 
 def format_sum(name: str, need: Bytes) -> str:
@@ -144,7 +155,6 @@ def format_sum(name: str, need: Bytes) -> str:
 
 
 def format_terms(need: Bytes) -> list[str]:
-    """Return purpose and GiB, as text, of each amount of at least 0.05 GiB, the largest first."""
     largest_first = sorted(need.items(), key=lambda item: -item[1])
     return [f"{key} {gib(value)}" for key, value in largest_first if value >= 0.05 * GIB]
 

@@ -9,8 +9,7 @@
     push           the copy of the weights that rank 0 sends to vLLM; in vLLM, copies of one layer
     key-values     vLLM's cache of keys and values
 
-Measured factors (docs/scaling.md) account for DeepSpeed's copies, and for memory that the allocator
-on a CPU keeps between passes.
+Measured factors (docs/scaling.md) account for DeepSpeed's and the CPU allocator's own memory.
 """
 
 from collections.abc import Mapping
@@ -30,7 +29,7 @@ _CUDA_HOST = 3.0 * GIB  # host memory of a rank on a GPU: CUDA's libraries
 _FLOAT32_ATTENTION_LEN = 512  # maximum row length with float32 attention (rl/model/loading.py)
 _KEPT_ON_CPU, _KEPT_ON_GPU = 1.6, 1.15  # ratio of allocated memory to activations
 
-_VLLM_RUNTIME = 1.2 * GIB  # vLLM's two processes on a CPU; shared libraries count once
+_VLLM_RUNTIME = 1.2 * GIB  # host memory of vLLM's two processes on a CPU
 _VLLM_PER_WORKER = 0.6 * GIB  # each worker process of vLLM under tensor parallelism on a CPU
 # On a CPU, vLLM's weights need this many times their size, because a push leaves repacked copies.
 _VLLM_WEIGHTS_ON_CPU = 1.3
@@ -49,7 +48,7 @@ class _Stage:
     buffers: float = 0.0  # bytes per element of DeepSpeed's buffers (at most _BUCKET elements)
 
 
-# Measured with one rank. `step` includes AdamW's two temporary copies of DeepSpeed's flat weights.
+# Measured with one rank. `step` includes AdamW's two temporary copies of the flattened weights.
 _STAGES = {
     0: _Stage(gradients=4, step=4),
     1: _Stage(gradients=9, step=8),
@@ -61,9 +60,9 @@ _BUCKET = 5e8  # number of elements in DeepSpeed's largest buffer
 
 @dataclass(frozen=True, kw_only=True)
 class Need:
-    """The estimated memory of one process, by purpose: on each of its GPUs, and on the host."""
+    """The estimated memory of one process."""
 
-    device: Bytes
+    device: Bytes  # on each of its GPUs
     host: Bytes
 
     @property
@@ -96,7 +95,7 @@ def trainer_need(run: Run, shape: Shape, *, ranks: int, first: bool, on_gpu: boo
     compute = {**states, **work, "reference": copies}
     pushed = _push_bytes(run, shape) if first else 0.0
     if not on_gpu:
-        # A new model is initialised in float32 at the start and then converted.
+        # A new model is initialised in float32 at the start and then converted to its dtype.
         initialised = 4.0 * shape.parameters if run.model.drawn_by_trainer else 0.0
         spare = initialised - sum(compute.values())
         compute["activations"] += max(spare, 0.0)
@@ -107,6 +106,8 @@ def trainer_need(run: Run, shape: Shape, *, ranks: int, first: bool, on_gpu: boo
     host = {"runtime": _CUDA_HOST, **moved, "push": pushed + whole if pushed else 0.0}
     # At the start every rank loads the whole model into host memory.
     host["loading"] = max(whole + _CUDA_HOST - sum(host.values()), 0.0)
+    if pushed and run.transport.has("on_gpus"):
+        stays["push"] = whole
     return Need(device={"runtime": _CUDA_RUNTIME, **stays}, host=host)
 
 
@@ -116,8 +117,10 @@ def vllm_need(run: Run, shape: Shape, *, on_gpu: bool) -> Need:
     weights = float(shape.parameters * bytes_per_number(run))
     if on_gpu:
         row = shape.row_bytes(run.max_seq_len, run.model.dtype) / group  # a cache for one row
-        # A push loads a new copy of a layer beside the one in use. vllm_proof.py copies it again.
+        # A push loads a new copy of a layer beside the one in use. vllm_proof.py adds a third copy.
         push = 0.0 if run.pushes_adapter else 2.0 * shape.largest * bytes_per_number(run) / group
+        if run.transport.has("on_gpus") and run.transport.has("reader_copy"):
+            push += weights  # each worker receives all weights
         device = {"runtime": _VLLM_CUDA_RUNTIME, "weights": weights / group, "key-values": row}
         device["push"] = push
         return Need(device=device, host={"runtime": _VLLM_CUDA_HOST})
@@ -131,18 +134,23 @@ def vllm_need(run: Run, shape: Shape, *, on_gpu: bool) -> Need:
     )
 
 
-def utilization(args: Mapping[str, Any] | None) -> float:
-    """Return the fraction of a GPU's memory that vLLM may use."""
-    return float((args or {}).get("gpu_memory_utilization", _VLLM_UTILIZATION))
+def utilization(args: Mapping[str, Any] | None, default: float = _VLLM_UTILIZATION) -> float:
+    return float((args or {}).get("gpu_memory_utilization", default))
 
 
 def trained_parameters(run: Run, shape: Shape) -> int:
-    """Return the number of parameters that are trained: all, or those of the LoRA matrices."""
+    """Return the number of parameters that are trained: all, or those of the adapter.
+
+    An adapter has LoRA matrices, and whole copies of the modules in `modules_to_save`.
+    """
     if not run.adapter.freezes_base:
         return shape.parameters
     targets, layers = run.adapter.target_modules, shape.linear_layers()
     chosen = [size for name, size in layers.items() if targets == "all-linear" or name in targets]
-    return shape.layers * run.adapter.rank * sum(inputs + outputs for inputs, outputs in chosen)
+    matrices = run.adapter.rank * sum(inputs + outputs for inputs, outputs in chosen)
+    saved = {name.rpartition(".")[2] for name in run.adapter.modules_to_save}
+    matrices += sum(layers[name][0] * layers[name][1] for name in saved & {*layers})
+    return shape.layers * matrices + shape.embedding * len(saved & {"embed_tokens", "lm_head"})
 
 
 def bytes_per_number(run: Run) -> int:
@@ -154,7 +162,7 @@ def _state_bytes(run: Run, parameters: int, trained: int, ranks: int) -> Bytes:
     stage, half = _STAGES[number], bytes_per_number(run) == 2
     shares = ranks if number else 1
     is_muon = bool(fact(run.optim["_target_"], "whole_matrices", False))
-    moments, extra = (4, 7) if is_muon else (8, 0)  # Muon has one moment and makes temporary copies
+    moments, extra = (4, 7) if is_muon else (8, 0)  # Muon has one moment but more temporary copies
     return {
         "weights": parameters * bytes_per_number(run) / (ranks if number == 3 else 1),
         "gradients": trained * stage.gradients / (ranks if stage.shares_gradients else 1),
@@ -164,14 +172,13 @@ def _state_bytes(run: Run, parameters: int, trained: int, ranks: int) -> Bytes:
 
 
 def _max_tokens(run: Run, ranks: int) -> int:
-    """Return the number of tokens, padding included, of the largest possible micro-batch."""
     rows = -(-run.batch_size // ranks)
     limit = run.trainer.tokens_per_micro_batch
     return max(min(limit, rows * run.max_seq_len), run.max_seq_len)
 
 
 def _activation_bytes(run: Run, shape: Shape, ranks: int, on_gpu: bool) -> float:
-    half, frozen = bytes_per_number(run) == 2, trained_parameters(run, shape) < shape.parameters
+    half, frozen = bytes_per_number(run) == 2, run.adapter.freezes_base
     # (half precision, base weights frozen) -> bytes per token and layer for each unit of `widths`
     coefficients = {
         (True, False): (16.0, 8.0, 10.5, 10.25),
@@ -193,38 +200,32 @@ def _activation_bytes(run: Run, shape: Shape, ranks: int, on_gpu: bool) -> float
 
 
 def _logit_bytes(run: Run, shape: Shape, ranks: int) -> float:
-    """Return the bytes of a chunk's logits and gradient, and of the head's copy and gradient."""
     chunk = min(run.trainer.logprob_chunk, _max_tokens(run, ranks))
-    is_trained = trained_parameters(run, shape) == shape.parameters
-    in_float32 = run.model.head_dtype is not None
+    is_trained, in_float32 = not run.adapter.freezes_base, run.model.head_dtype is not None
     return 14.0 * chunk * shape.vocab + 4.0 * shape.embedding * (is_trained + in_float32)
 
 
 def _num_references(run: Run) -> int:
-    """Return the number of reference models per rank, each assumed as large as the policy."""
+    """Return the number of reference models per rank, each counted as large as the policy."""
     config = run.plain()
     if not needs_reference(config):
         return 0
-    # With adapter=lora the base weights are the initial policy, so reference=initial has no copy.
+    # With adapter=lora the base weights are the initial policy: reference=initial needs no copy.
     is_copied = not run.adapter.freezes_base
     nodes = references(config).values()
     return sum("path" in node or ("url" not in node and is_copied) for node in nodes)
 
 
 def _push_bytes(run: Run, shape: Shape) -> float:
-    """Return the bytes of rank 0's copies during a push. Merging an adapter needs a second copy."""
     if not run.sampler.uses_vllm:
         return 0.0
-    trained = trained_parameters(run, shape)
-    whole = float(shape.parameters * bytes_per_number(run))
     if run.pushes_adapter:
-        return float(trained * bytes_per_number(run))
-    merged = whole if trained < shape.parameters else 0.0
-    return merged + whole
+        return float(trained_parameters(run, shape) * bytes_per_number(run))
+    whole = float(shape.parameters * bytes_per_number(run))
+    return whole + (whole if run.adapter.freezes_base else 0.0)
 
 
 def _offloaded_bytes(run: Run, compute: Bytes) -> Bytes:
-    """Return the bytes that DeepSpeed moves to host memory (conf/deepspeed/zero3_offload*.yaml)."""
     moved: Bytes = {}
     for key, purposes in (
         ("offload_optimizer", ("optimizer", "gradients", "step")),

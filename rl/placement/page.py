@@ -10,10 +10,7 @@ from rl.runtime.devices import Host
 
 
 def plan_page(plan: Plan, processes: Sequence[ProcessMemory] | None, hosts: Sequence[Host]) -> str:
-    """Return the table, and notes below it, as text.
-
-    `processes` is None if the model's sizes are unknown. Then the table shows no memory.
-    """
+    """Return the table with notes. `processes` is None if the model's sizes are unknown."""
     entries: list[tuple[str, Place, Need | None]]
     if processes is None:
         entries = [("vLLM", place, None) for place in plan.inference]
@@ -27,7 +24,7 @@ def plan_page(plan: Plan, processes: Sequence[ProcessMemory] | None, hosts: Sequ
         at = f"host {host}, " * (len(hosts) > 1) + (f"GPU {devices}" if devices else where)
         label = f"{name} x{len(places)}" if len(places) > 1 else name
         lines.append((label, at, *size))
-    # On GPUs the GiB column shows only GPU memory, which these other processes do not use.
+    # On GPUs the GiB column shows only GPU memory. Supervisor and rollouts process use none.
     if processes is not None and not plan.on_gpus:
         where = "host 0" if len(hosts) > 1 else ""
         lines.append(("others", where, gib(OTHER_PROCESSES), "rollouts process, supervisor"))
@@ -60,7 +57,7 @@ def _notes(plan: Plan, processes: Sequence[ProcessMemory], hosts: Sequence[Host]
         least = "at least " if len(sizes) > 1 else ""
         cards = f"; each GPU has {least}{gib(min(sizes))} GiB" if sizes else ""
         yield f"{name}: {gib(taken)}{total} GiB{now}{cards}"
-        if host.memory and taken > host.memory:  # `fit_memory` stops a run only at a larger excess
+        if host.memory and taken > host.memory:  # `fit_memory` allows a small excess
             yield "the run may fail: this is more than the memory (estimates are up to 15 % off)"
     if plan.idle:
         names = " ".join(name for _, name in plan.idle)

@@ -2,7 +2,7 @@
 
     several GPUs    ranks use the first GPUs, one each, and replicas use the last GPUs
     one GPU         trainer and vLLM share it (rl/placement/budget.py computes vLLM's share)
-    no GPU          trainer and vLLM both use all CPU cores but one
+    no GPU          ranks use all logical CPUs but one, and replicas all physical cores but one
 
 With several GPUs, the trainer uses one half and vLLM the other half if trainer.ranks and
 inference.replicas are null.
@@ -27,13 +27,12 @@ class Place:
     host: int  # number of the host, from 0
     devices: tuple[str, ...]  # names of the GPUs that the process uses, or empty on a CPU
     threads: int | None  # number of CPU threads, or None for no limit
-    # GPUs that the process can see; () stands for `devices`. A rank sees the GPUs of all ranks of
-    # its host, as NCCL prefers, and uses the one at position `local_rank`.
+    # GPUs that the process can see; () stands for `devices`. For NCCL, a rank sees the GPUs of all
+    # ranks of its host. It computes on the GPU at position `local_rank`.
     visible: tuple[str, ...] = ()
     local_rank: int | None = None  # number of the rank on its host, from 0; None for vLLM
 
     def environment(self) -> dict[str, str]:
-        """Return the environment variables that give a process its GPUs, threads and local rank."""
         visible = self.visible or self.devices
         variables = {
             "CUDA_VISIBLE_DEVICES": ",".join(visible) or None,
@@ -56,7 +55,6 @@ class Plan:
         return any(place.devices for place in (*self.inference, *self.ranks))
 
     def is_shared(self, place: Place) -> bool:
-        """Return whether a GPU of this place is used by vLLM and by a trainer rank."""
         others = self.ranks if place in self.inference else self.inference
         return any(
             other.host == place.host and set(other.devices) & set(place.devices) for other in others
@@ -64,7 +62,7 @@ class Plan:
 
 
 def placement(run: Run, hosts: Sequence[Host]) -> Plan:
-    """Return the places of vLLM and the trainer. `hosts[0]` is the supervisor's machine."""
+    """Return the places of replicas and ranks. `hosts[0]` is the supervisor's machine."""
     if any(host.devices for host in hosts):
         return _place_on_gpus(run, hosts)
     for key, node in (("inference", run.inference), ("trainer", run.trainer)):
@@ -82,7 +80,7 @@ def _device_names(devices: Sequence[int | str] | None) -> list[str] | None:
 
 
 def _place_on_cores(run: Run, hosts: Sequence[Host]) -> Plan:
-    """Return a plan without GPUs. Replicas use the last hosts first, and ranks the first hosts."""
+    # Spread replicas over the hosts from the last to the first, ranks from the first to the last.
     last, group = len(hosts) - 1, run.inference.tensor_parallel_size
     num_replicas = (run.inference.replicas or 1) * run.starts_vllm
     num_ranks = run.trainer.ranks or 1

@@ -7,16 +7,14 @@ from rl.config.facts import fact
 from rl.config.schema import Run
 from rl.placement.placement import Plan
 
-# On a CPU there are no CUDA graphs, and vLLM's default of 128 parallel sequences is too low. On a
-# GPU vLLM's own defaults are suitable.
+# On a CPU there are no CUDA graphs, and vLLM's default of 128 parallel sequences is too low.
 _CPU_ARGS = {"enforce_eager": True, "max_num_seqs": 256}
 # On a CPU vLLM 0.32 fails with "CPU Generator does not use offset" when it splits the prompt of a
-# request with a seed. The split may also differ between equal requests, and so may the rounding.
+# request with a seed. Equal requests may also be split differently, which changes the rounding.
 _SEEDED_CPU_ARGS = {"no_enable_chunked_prefill": True}
 
 
 def with_plan(run: Run, plan: Plan) -> Run:
-    """Return the run with the plan's numbers of processes and the vLLM flags for its devices."""
     inference = with_device_flags(run.inference, run.sampler, plan.on_gpus)
     if "replicas" in inference and plan.inference:
         inference["replicas"] = len(plan.inference)
@@ -26,11 +24,14 @@ def with_plan(run: Run, plan: Plan) -> Run:
 def with_device_flags(
     inference: Mapping[str, Any], sampler: Mapping[str, Any], on_gpus: bool
 ) -> dict[str, Any]:
-    """Return the inference config with vLLM flags for the devices. Keep the flags of the user."""
+    """Return the inference config with vLLM flags for the devices. Keep the flags of the user.
+
+    The user may write --max-num-seqs for max_num_seqs. The result has names with underscores.
+    """
     # inference=external has no `args`, because the run cannot set flags of external servers.
     if not isinstance(inference.get("args"), Mapping):
         return dict(inference)
-    given = {key: value for key, value in inference["args"].items() if value is not None}
+    given = {_option(k): value for k, value in inference["args"].items() if value is not None}
     names = {_flag_name(key) for key in given}
     seeded = sampler.get("seeded", fact(sampler["_target_"], "seeded", False))
     suitable = {} if on_gpus else _CPU_ARGS | (_SEEDED_CPU_ARGS if seeded else {})
@@ -38,7 +39,11 @@ def with_device_flags(
     return {**inference, "args": {**added, **given}}
 
 
-def _flag_name(key: object) -> str:
-    name = str(key).removeprefix("--").replace("-", "_")
-    # `option.key`, `option+` and `no_option` count as the flag `option`.
-    return name.partition(".")[0].rstrip("+").removeprefix("no_")
+def _option(key: object) -> str:
+    name, dot, inner = str(key).removeprefix("--").partition(".")
+    return f"{name.replace('-', '_')}{dot}{inner}"
+
+
+def _flag_name(option: str) -> str:
+    """Return `option` for each of `option.key`, `option+` and `no_option`."""
+    return option.partition(".")[0].rstrip("+").removeprefix("no_")

@@ -82,14 +82,10 @@ def _buffer(run: Run, run_folder: RunFolder, env: Environment) -> FifoBuffer:
 def _hinted_envs(
     run: Run, env: Environment, pools: Sequence[Pool], strategy: Strategy
 ) -> frozenset[str]:
-    """Return the names of the environments whose reference model sees hints.
-
-    Raise ValueError if an example has no hint although the reference or the strategy needs one.
-    """
+    """Return the environments whose reference sees hints. Raise ValueError if a hint is missing."""
     hinted: set[str] = set()
     for pool in pools:
-        # Skip empty pools, because ExampleOrder.begin reports them later.
-        if not pool.examples:
+        if not pool.examples:  # ExampleOrder.begin reports empty pools later
             continue
         if sees_hint(run.plain(), name := pool.examples[0].env):
             hinted.add(name)
@@ -100,7 +96,7 @@ def _hinted_envs(
 
 
 def dispatcher_state(start: ResumePoint | None) -> DispatcherState:
-    """Return the state in a checkpoint, or of a new run. Raise ValueError for a damaged state."""
+    """Return the state in a checkpoint, or a new state. Raise ValueError if a state is damaged."""
     if start is None:
         return DispatcherState()
     with naming_damage(RunFolder.state_of(start.folder)):
@@ -183,8 +179,6 @@ async def main(run_folder: RunFolder) -> None:
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(service.sample())
             tasks.create_task(service.report())
-            if sampler.uses_vllm:
-                tasks.create_task(replicas.watch())
 
 
 if __name__ == "__main__":

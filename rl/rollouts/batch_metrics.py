@@ -18,26 +18,23 @@ from rl.evaluation.summary import (
 from rl.records import Group, Rollout
 from rl.rollouts.compared import compared_columns
 
-_MAX_TURN_METRICS = 8  # only this many first turns of a rollout get reward metrics
+_MAX_TURN_METRICS = 8  # number of a rollout's first turns that get reward metrics
 
 
 def batch_metrics(groups: Sequence[Group], step: int) -> dict[str, float]:
     """Return the metrics of the batch that step number `step` trains.
 
-    Most metrics describe only the new rollouts, because these show how well the policy performs.
-    Staleness also includes replayed groups. `source/` metrics describe replayed groups and
-    demonstrations. Lengths count completion tokens only.
+    Most metrics describe only the new rollouts. Staleness also includes replayed groups, and the
+    `source/` metrics describe replayed groups and demonstrations.
     """
     everything, groups = groups, [g for g in groups if not g.rollouts[0].source] or groups
     rollouts = [rollout for group in groups for rollout in group.rollouts]
     credits = [credit for group in groups for credit in group.credits]
-    rewards = [[r.reward for r in group.rollouts if r.reward is not None] for group in groups]
     means = rollout_means(rollouts)
-    # A batch without tool calls gets no tool metrics, because they would all be 0.
-    if not means["tool_calls"]:
+    if not means["tool_calls"]:  # the tool metrics would all be 0
         del means["tool_calls"], means["tool_errors"]
     metrics = {
-        "train/reward": mean(rewards),
+        "train/reward": mean([group.rewards for group in groups]),
         "train/shaped_reward": average([c.reward for c in credits if c.reward is not None]),
         **{f"rollout/{name}": value for name, value in means.items()},
         "rollout/generation_time": average([rollout.generation_time for rollout in rollouts]),
@@ -49,7 +46,12 @@ def batch_metrics(groups: Sequence[Group], step: int) -> dict[str, float]:
         **{f"reward/{name}": value for name, value in mean_rewards(rollouts).items()},
         **{f"stop/{reason}": share for reason, share in stop_shares(rollouts).items()},
     }
-    metrics |= _turn_reward_metrics(rollouts)
+    metrics |= finite_means(
+        (f"reward/{name}/turn_{turn}", value)
+        for rollout in rollouts
+        for name, rewards in rollout.turn_rewards.items()
+        for turn, value in enumerate(rewards[:_MAX_TURN_METRICS])
+    )
     if any(rollout.blocked_time for rollout in rollouts):
         metrics["rollout/blocked"] = average([rollout.blocked_time > 0 for rollout in rollouts])
     by_env: dict[str, list[Rollout]] = defaultdict(list)
@@ -93,15 +95,6 @@ def _most_varied_columns(groups: Sequence[Group]) -> list[list[float]]:
     return [
         max(columns, key=lambda c: max(c, default=0) - min(c, default=0)) for columns in compared
     ]
-
-
-def _turn_reward_metrics(rollouts: Sequence[Rollout]) -> dict[str, float]:
-    return finite_means(
-        (f"reward/{name}/turn_{turn}", value)
-        for rollout in rollouts
-        for name, rewards in rollout.turn_rewards.items()
-        for turn, value in enumerate(rewards[:_MAX_TURN_METRICS])
-    )
 
 
 def _token_staleness(groups: Sequence[Group], step: int) -> np.ndarray:

@@ -5,8 +5,7 @@ dispatcher never starts more groups than the batches up to that step can hold. T
 the limit. First, the oldest groups are drawn first. Second, a batch waits for a running group if
 the later batches could not hold all remaining groups in time. So the buffer discards no group and
 does not favour short rollouts. It is not enough to wait only for groups that are due now, because
-more groups may then be due than one batch holds. For example, with max_staleness 4, five batches of
-groups start under version 0, and the first five batches must contain exactly these groups.
+then some later step may have more due groups than its batch can hold.
 """
 
 from collections import Counter
@@ -35,7 +34,7 @@ class FifoBuffer:
         self.rejected = Counter(state.get("rejected", {}))
 
     def metrics(self) -> dict[str, float]:
-        """Return numbers for metrics.jsonl, which adds "buffer/" to their names."""
+        """Return metrics for each batch, logged as `buffer/<name>`."""
         return {f"rejected_{reason}": float(count) for reason, count in self.rejected.items()}
 
     def num_new(self, count: int) -> int:
@@ -43,7 +42,7 @@ class FifoBuffer:
         return count
 
     def add(self, group: Group) -> bool:
-        """Add a finished group; return False if it is useless. Then another group replaces it."""
+        """Add a group and return True, or return False if it is useless and must be replaced."""
         reason = self.why_useless(group)
         if reason:
             self.rejected[reason] += 1
@@ -61,7 +60,7 @@ class FifoBuffer:
     def draw(
         self, step: int, count: int, max_staleness: int, running: Collection[int]
     ) -> list[Group] | None:
-        """Return the groups of this step, or None if the step must wait for a running group.
+        """Return the groups of this step, or None if the step must wait for unfinished groups.
 
         Args:
             step: number of the step that trains the groups. Step k trains policy version k.

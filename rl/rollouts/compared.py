@@ -20,8 +20,8 @@ def compared_ids(groups: Sequence[Group]) -> list[int]:
 def compared_columns(group: Group) -> list[list[float]] | None:
     """Return the numbers that the advantage compared, one list per role and per reward or turn.
 
-    A list has one number for each rollout of the role that has a score. Return None if the
-    advantage does not compare rollouts.
+    A list has one number for each rollout of the role, except rollouts without a score. Return
+    None if the advantage does not compare rollouts.
     """
     pairs = list(zip(group.rollouts, group.credits, strict=False))
     found = [_columns([c for r, c in pairs if r.role == role]) for role in roles_of(group.rollouts)]

@@ -14,9 +14,6 @@ Rewards are split by turn. A reward that the environment returned for a turn bel
 The last turn also gets the rewards for the whole episode and the changes by truncation and shaping.
 An advantage function reads rewards per rollout and per turn (losses/groups.py). It returns one
 number per rollout, turn or token. A number of a rollout or turn applies to each of its tokens.
-
-The environment's unshaped reward stays in the rollout and in the metrics, so that runs with
-different shaping can be compared.
 """
 
 import math
@@ -48,7 +45,7 @@ class RewardShaping:
     length_penalty: NonNegativeFloat
 
     def penalties(self, group: ScoredGroup) -> Sequence[float]:
-        """Return the number that is subtracted from the reward of each rollout."""
+        """Return for each rollout the number that is subtracted from its reward."""
         return [self.length_penalty * length for length in group.lengths]
 
 
@@ -100,7 +97,7 @@ class GroupCredit:
         group = scored_group(example, rollouts, credits, weights)
         penalties = self.shaping.penalties(group)
         _require_length(penalties, len(rollouts), "`penalties` of the reward shaping", "rollout")
-        # Subtract penalties after truncation, so that they also lower a reward that it set to 0.
+        # Truncation comes first, so that penalties also lower a reward that truncation set to 0.
         credits = [
             c if c.reward is None else replace(c, reward=c.reward - penalty)
             for c, penalty in zip(credits, penalties, strict=True)
@@ -121,7 +118,6 @@ class GroupCredit:
         return replace(credit, trains=trains, by_token=self.per_token)
 
     def _advantages_of(self, group: ScoredGroup) -> list[tuple[float, ...]]:
-        """Return the advantages of each rollout: one number, or one per turn or token."""
         advantages = self.advantage(group)
         _require_length(advantages, len(group.rewards), "the advantage", "rollout")
         if not self.per_turn and not self.per_token:
@@ -138,11 +134,8 @@ class GroupCredit:
     def _normalise_each(
         self, weights: Mapping[str, float], group: ScoredGroup, credits: Sequence[Credit]
     ) -> list[Credit]:
-        columns = {
-            name: _select_reward(group, name)
-            for name, weight in weights.items()
-            if weight  # a reward with weight 0 is only a metric
-        }
+        # A reward with weight 0 is only a metric.
+        columns = {name: _select_reward(group, name) for name, w in weights.items() if w}
         advantages = [
             [tuple(weights[name] * a for a in numbers) for numbers in self._advantages_of(column)]
             for name, column in columns.items()
@@ -172,10 +165,10 @@ class GroupCredit:
     def _set_compared(self, credits: Sequence[Credit]) -> list[Credit]:
         """Return the credits with `compared` set where its default (None) would be wrong.
 
-        An advantage function may compare messages or lengths, for example, and not rewards. It does
-        so if the rewards are equal but some advantage is not 0, or if the rewards differ but all
-        advantages are 0. In these cases, and for advantages per token, `compared` contains the
-        smallest and the largest advantage of the rollout.
+        An advantage function may compare messages or lengths, for example, and not rewards. This
+        method assumes so if the rewards are equal but some advantage is not 0, or if the rewards
+        differ but all advantages are 0. In these cases, and for advantages per token, `compared`
+        contains the smallest and the largest advantage of the rollout.
         """
         if not self.compares:
             return [replace(credit, compared=()) for credit in credits]
@@ -206,7 +199,7 @@ def scored_group(
     credits: Sequence[Credit],
     weights: Mapping[str, float],
 ) -> ScoredGroup:
-    """Return the input of advantage functions and `penalties`. It has the rewards of `credits`."""
+    """Return the input of advantage functions and of `penalties`, with the rewards of `credits`."""
     pairs = list(zip(rollouts, credits, strict=True))
     return ScoredGroup(
         rewards=[credit.reward for credit in credits],

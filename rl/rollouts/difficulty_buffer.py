@@ -1,4 +1,4 @@
-"""A buffer that rejects groups whose rewards are nearly equal, or too low or high on average."""
+"""Buffer that rejects groups whose rewards are nearly equal, or whose mean is too low or high."""
 
 from collections.abc import Sequence
 from typing import ClassVar
@@ -10,8 +10,6 @@ from rl.rollouts.compared import compared_columns
 
 
 class DifficultyBuffer(FifoBuffer):
-    """Rejects groups from which the policy would learn little (conf/buffer/difficulty)."""
-
     ORDERED: ClassVar[tuple[str, ...]] = ("min_reward", "max_reward")
 
     def __init__(

@@ -6,8 +6,7 @@ r"""Orders examples in three queues by the mean reward of the last group that pl
 
 Only the last group of an example counts, because older rewards are those of an older policy. A
 group that is played again after a resume counts once. The example that was played longest ago comes
-next in its queue, so no example repeats before the rest of its queue. This order is like the
-difficulty pools of prime-rl, but with weights for every draw instead of fractions of a batch.
+next in its queue, so no example repeats before the rest of its queue.
 """
 
 import random
@@ -26,10 +25,7 @@ _Queue = OrderedDict[int, None]  # positions of examples, first the one played l
 
 
 class DifficultyOrder(ExampleOrder):
-    """Draws easy, normal and hard examples by weight (conf/order/difficulty).
-
-    For a mixture, the environment is drawn first, by its weight. Each environment has three queues.
-    """
+    """Draws an environment of a mixture by its weight, then one of its three queues by weight."""
 
     ORDERED: ClassVar[tuple[str, ...]] = ("hard_threshold", "easy_threshold")
 
@@ -50,7 +46,6 @@ class DifficultyOrder(ExampleOrder):
         self.load({})
 
     def next(self, index: int) -> Place:
-        """Return the place of group `index`. It depends on seed, index and observed groups."""
         # One RNG per draw, so that checkpoints need not store RNG state.
         rng = random.Random(f"{self.seed}:{index}")
         (pool,) = rng.choices(range(len(self.pools)), [pool.weight for pool in self.pools])
@@ -81,7 +76,7 @@ class DifficultyOrder(ExampleOrder):
         return "hard" if mean <= self.hard_threshold else "normal"
 
     def state(self) -> dict[str, Any]:
-        """Return the played examples of each queue. `load` shuffles the others by the seed."""
+        """Return each queue's played examples. `load` shuffles unplayed examples by the seed."""
         played = [
             {
                 level: list(queue)[unplayed if level == "normal" else 0 :]
@@ -92,7 +87,6 @@ class DifficultyOrder(ExampleOrder):
         return {"sizes": [len(pool.examples) for pool in self.pools], "played": played}
 
     def load(self, state: dict[str, Any]) -> None:
-        """Restore the easy, normal and hard queues from the result of `state`."""
         sizes = [len(pool.examples) for pool in self.pools]
         if state.get("sizes", sizes) != sizes:
             raise ValueError(

@@ -7,8 +7,7 @@
 
 v: version of the weights in vLLM. new_per_step: number of groups that are sampled for a batch.
 started, rejected: numbers of groups so far. The inequality above is the only off-policy rule. With
-max_staleness 0 no group starts before vLLM samples with the weights that the group will train. One
-condition variable wakes every waiting task after each change.
+max_staleness 0 no group starts before vLLM samples with the weights that the group will train.
 """
 
 import asyncio
@@ -44,7 +43,7 @@ class DispatcherState:
     """The state in a checkpoint: the groups to start next, and the states of buffer and order."""
 
     next_index: int = 0
-    pending: list[int] = field(default_factory=list)  # indices of started groups without a batch
+    pending: list[int] = field(default_factory=list)  # started groups that no batch has used
     places: list[Place] = field(default_factory=list)  # place of each pending group's example
     buffer: dict[str, Any] = field(default_factory=dict)  # result of FifoBuffer.state
     order: dict[str, Any] = field(default_factory=dict)  # result of ExampleOrder.state
@@ -87,10 +86,11 @@ class Dispatcher:
         self._running: dict[int, int] = {}  # group index -> policy version at its start
         pending = zip(self.state.pending, self.state.places, strict=True)
         self._untrained: dict[int, Place] = dict(pending)  # started groups that no batch has used
+        self._taken: dict[int, Place] = {}  # the new groups of the newest batch
         self._limits = FailureLimits(self.group_size, self.groups_per_step)
 
     async def run(self) -> None:
-        """Start groups when they are admitted, until cancelled. Raise the error of a group."""
+        """Start each admitted group, until cancelled. If a group fails, raise its error."""
         async with asyncio.TaskGroup() as tasks:
             while True:
                 async with self._changed:
@@ -151,16 +151,20 @@ class Dispatcher:
                 )
             return drawn is not None or self._over is not None
 
-        # `has_batch` checks and draws under the lock, so no task changes the buffer in between.
         async with self._changed:
             await self._changed.wait_for(has_batch)
         if drawn is None:
             assert self._over is not None  # because `has_batch` returned True
             raise self._over
-        for group in drawn:
-            self._untrained.pop(group.index, None)  # absent if the group is not new
+        # Replayed groups and demonstrations are not in `_untrained`.
+        new = [group.index for group in drawn if group.index in self._untrained]
+        self._taken = {index: self._untrained.pop(index) for index in new}
         self._next_step = step + 1
         return drawn
+
+    def return_batch(self) -> None:
+        """Let a resumed run play the newest batch's groups again, because no step trained them."""
+        self._untrained |= self._taken
 
     async def stop(self) -> None:
         """Make `take_batch` raise NoMoreBatches from now on, even if a batch is complete."""

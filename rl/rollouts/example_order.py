@@ -39,16 +39,13 @@ class ExampleOrder:
         return super().__new__(cls)
 
     def begin(self, pools: Sequence[Pool], seed: int) -> None:
-        """Set pools and seed. The caller does this once, before it calls any other method.
-
-        Raise ValueError if a pool is empty.
-        """
+        """Set pools and seed before any other call. Raise ValueError if a pool is empty."""
         if not pools or any(not pool.examples for pool in pools):
             raise ValueError('no training examples: check the data or pools("train") of the env')
         self.pools, self.seed = pools, seed
 
     def next(self, index: int) -> Place:
-        """Return the place of group `index`. The dispatcher calls this with increasing indices."""
+        """Return the place of group `index`'s example. `index` increases from call to call."""
         raise NotImplementedError
 
     def example(self, place: Place) -> Example:

@@ -2,9 +2,7 @@
 
     batch of n groups = new groups + replay_share * n + demonstration_share * n
 
-The last two numbers are rounded, and at least 1 if the share is above 0.
-
-The dispatcher counts only new groups, so added groups do not delay the training of new groups. A
+The dispatcher counts only new groups, so replays and demonstrations do not delay new groups. A
 replayed group is a group of an earlier batch. Its logprobs, versions and advantages are unchanged,
 so the staleness metrics are correct. A demonstration has no version, no reward and the advantage 0.
 
@@ -29,13 +27,7 @@ from rl.wire import pack, unpack
 
 
 class MixedBuffer(FifoBuffer):
-    """Adds replayed groups and demonstrations to batches (conf/buffer/replay explains the options).
-
-    Attributes:
-        demonstrate: function that returns a group of demonstrations, given a seed and an example of
-            their environment. The rollouts process sets it if demonstration_share is above 0.
-    """
-
+    # (seed, example) -> demonstrations. The rollouts process sets it if demonstration_share > 0.
     demonstrate: Callable[[str, Example], tuple[Rollout, ...]] | None = None
 
     def __init__(
@@ -107,24 +99,20 @@ class MixedBuffer(FifoBuffer):
         return [*new, *replayed, *shown]
 
     def is_useful(self, group: Group) -> bool:
-        """Return whether a group can give a gradient. Other groups are not stored for replay.
-
-        A subclass may override this rule.
-        """
-        # If a critic computes the advantages later, in the trainer, `compared` is (). Then zeros
-        # here do not mean that the group gives no gradient.
+        """Return whether a group can give a gradient. Other groups are not stored for replay."""
+        # If a critic computes the advantages later, in the trainer, `compared` is (). Then an
+        # advantage of 0 here does not mean that the group gives no gradient.
         return any(c.trains and (c.compared == () or any(c.advantages)) for c in group.credits)
 
     def _demonstration_group(self, index: int, step: int, like: Example) -> Group:
         assert self.demonstrate is not None
         rollouts = self.demonstrate(f"demonstration {index}", like)
-        # The reward is None, so that no baseline, critic or KL penalty in the reward uses it.
+        # Without a reward no baseline, critic or KL penalty in the reward uses the demonstrations.
         credits = (Credit(None, (0.0,), compared=()),) * len(rollouts)
         return Group(-1 - index, Example(-1, like.env, []), step, rollouts, credits)
 
 
 def _storable_copy(group: Group) -> Group:
-    """Return a copy of a group for replay, with only values that a checkpoint can store."""
     rollouts = tuple(
         replace(rollout, source=Source.REPLAY, messages=to_json(rollout.messages))
         for rollout in group.rollouts

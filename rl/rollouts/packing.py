@@ -1,9 +1,9 @@
 """Distributes rows over the ranks and packs them into micro-batches.
 
-Without shared prefixes, a micro-batch holds rows of similar length, so that there is little
-padding, and its tokens are counted with padding. With shared prefixes (docs/architecture.md), the
-trainer computes equal beginnings of the rows of a micro-batch once. So rows with equal beginnings
-stay together, and tokens that a row shares with the previous row count less (`_pack_by_prefix`).
+Without shared prefixes, a micro-batch holds rows of similar length, which need little padding. Its
+token count includes padding. With shared prefixes (docs/architecture.md), the trainer computes an
+equal beginning of several rows of a micro-batch once. So rows with equal beginnings stay together,
+and tokens that a row shares with the previous row count less (`_pack_by_prefix`).
 """
 
 from bisect import bisect_left
@@ -20,7 +20,7 @@ Row = TypeVar("Row", bound=TrainingRow)
 def split_by_advantage(rows: Sequence[Any], *, whole_groups: bool) -> tuple[list[Any], list[Any]]:
     """Return the rows that have an advantage other than 0, and the other rows.
 
-    If `whole_groups`, one row with an advantage puts its whole group in the first list.
+    If `whole_groups`, one row with such an advantage puts its whole group in the first list.
     """
     units = [row.group_id if whole_groups else i for i, row in enumerate(rows)]
     trained = {unit for unit, row in zip(units, rows, strict=True) if row.has_advantage}
@@ -37,17 +37,16 @@ def pack(
 
     Args:
         loads: number of tokens of each rank so far, to which `pack` adds the tokens of `rows`.
-        budget: maximum number of tokens in a micro-batch. A longer row gets one of its own.
+        budget: maximum number of tokens in a micro-batch. A longer row is packed alone.
     """
     if shares_prefixes:
-        shares = _cut_for_ranks(sorted(rows, key=_token_sort_key), loads)
+        by_tokens = sorted(rows, key=lambda row: row.token_ids.astype(">u4").tobytes())
+        shares = _cut_for_ranks(by_tokens, loads)
         packed = [_pack_by_prefix(share, budget) for share in shares]
     else:
         shares = _assign_to_ranks(sorted(rows, key=lambda row: -row.length), loads)
         packed = [_pack_by_length(share, budget) for share in shares]
-    count = max(len(bins) for bins in packed)
-    for bins in packed:
-        _split_to_count(bins, count)
+    _equalise_counts(packed)
     return packed
 
 
@@ -77,9 +76,7 @@ def pack_groups(
             bins[-1].append(group)
         else:
             bins.append([group])
-    count = max(map(len, shares))
-    for bins in shares:
-        _split_to_count(bins, count)
+    _equalise_counts(shares)
     return [[pack_on_one_rank(bin)[0] if bin else [] for bin in bins] for bins in shares]
 
 
@@ -95,17 +92,12 @@ def _assign_to_ranks(rows: Sequence[Row], loads: list[int]) -> list[list[Row]]:
 def _pack_by_length(rows: Sequence[Row], budget: int) -> list[list[Row]]:
     bins: list[list[Row]] = []
     for row in rows:
-        # Rows are sorted by length, so the first row of a micro-batch sets its width.
+        # The longest rows come first, so a micro-batch is padded to the length of its first row.
         if bins and (len(bins[-1]) + 1) * bins[-1][0].length <= budget:
             bins[-1].append(row)
         else:
             bins.append([row])
     return bins
-
-
-def _token_sort_key(row: TrainingRow) -> bytes:
-    """Return a sort key that puts rows with equal beginnings next to each other."""
-    return row.token_ids.astype(">u4").tobytes()
 
 
 def _num_equal_tokens(one: TrainingRow, other: TrainingRow) -> int:
@@ -173,16 +165,15 @@ def _pack_by_prefix(rows: Sequence[Row], budget: int) -> list[list[Row]]:
     return bins
 
 
-def _split_to_count(bins: list[list[Any]], count: int) -> None:
-    """Halve the largest micro-batches until `bins` has length `count`.
-
-    If none can be halved, append empty ones.
-    """
-    while len(bins) < count:
-        fullest = max(bins, key=len, default=[])
-        if len(fullest) < 2:
-            bins.append([])
-            continue
-        half = len(fullest) // 2
-        bins.append(fullest[half:])
-        del fullest[half:]
+def _equalise_counts(shares: Sequence[list[Any]]) -> None:
+    """Give each rank the same number of micro-batches: halve the largest, or append empty ones."""
+    count = max(map(len, shares))
+    for bins in shares:
+        while len(bins) < count:
+            fullest = max(bins, key=len, default=[])
+            if len(fullest) < 2:
+                bins.append([])
+                continue
+            half = len(fullest) // 2
+            bins.append(fullest[half:])
+            del fullest[half:]

@@ -2,8 +2,8 @@
 
 The token weights are computed here, over the whole batch, before the split. The objective is the
 sum of weight times loss over all micro-batches and ranks, so neither its value nor its gradient
-depends on the split. Every rank gets the same number of micro-batches, because each micro-batch
-runs collective operations.
+depends on the split. Every rank gets the same number of micro-batches, because the collective
+operations of a micro-batch need all ranks.
 """
 
 from collections.abc import Callable, Sequence
@@ -29,7 +29,7 @@ class WeightedRow(TrainingRow, PlannedColumns):
     """A training row with the advantages and weights of its tokens, and its place in the batch."""
 
     rollout_id: int  # position of the row's rollout in the batch
-    group_id: int = 0  # number of the row's group and role in the batch (`compared_ids`)
+    group_id: int = 0  # equal for all rows of one group and role (`compared_ids`)
     first_position: int = 0  # number of completion tokens in earlier rows of the rollout
     number: int = 0  # position of the row among the rows of its rollout
     env: str = ""  # name of the environment that the rollout played
@@ -48,8 +48,8 @@ def weighted_row(
 ) -> WeightedRow:
     """Return the row with an advantage and a weight for each token.
 
-    `advantages` and `token_weights` have one number for the whole row, or one per turn.
-    `advantages` may also be an array with one number per completion token.
+    `advantages` and `token_weights` have one number for the whole row, or one per turn of the
+    rollout. `advantages` may also be an array with one number per completion token of the row.
     `place`: the fields of WeightedRow that locate the row in the batch.
     """
     return WeightedRow(
@@ -62,9 +62,9 @@ def weighted_row(
 
 
 def _per_token(row: TrainingRow, numbers: Sequence[float] | Floats) -> Floats:
-    """Return one value per token [L], given one number per row, turn or completion token.
+    """Return one value per token, from one number for the row or one per turn or completion token.
 
-    A number per row applies to all tokens. Otherwise all tokens outside completions get 0.
+    A single number applies to all tokens. Otherwise all tokens outside completions get 0.
     """
     if isinstance(numbers, np.ndarray):
         values = np.zeros(len(row.token_ids), np.float32)
@@ -82,7 +82,7 @@ def weighted_rows(
     """Return the batch's rows that are trained, with advantages and token weights.
 
     The aggregation returns one weight per rollout, or one per turn if `per_turn`. A rollout or turn
-    may have tokens in several rows. Its length counts them all, and each of them gets its weight.
+    may have tokens in several rows. Its length counts all these tokens, which all get its weight.
     """
     everything = [
         (group, rollout, credit)
@@ -153,16 +153,16 @@ def plan(
     shares_prefixes: bool = False,
     whole_groups: bool = False,
 ) -> list[RankBatch]:
-    """Return one `RankBatch` per rank, balanced by tokens.
+    """Return one `RankBatch` per rank, with similar numbers of tokens.
 
     A micro-batch of several rows holds at most `tokens_per_micro_batch` tokens, padding included.
-    Rows without an advantage come last, in separate micro-batches. Most losses have no gradient
-    there, and a micro-batch without gradients needs no backward pass (rl/learner/policy.py).
+    Rows whose advantages are all 0 come last, in separate micro-batches. With most losses, these
+    micro-batches have no gradient and need no backward pass (rl/learner/policy.py).
 
     `shares_prefixes`: the trainer computes equal beginnings of the rows of a micro-batch once
-    (rl/rollouts/packing.py). `whole_groups`: all rows of a group are in one micro-batch.
+    (rl/rollouts/packing.py). `whole_groups`: keep all rows of a group in one micro-batch.
     """
-    loads = [0] * ranks  # tokens assigned to each rank
+    loads = [0] * ranks  # number of tokens assigned to each rank so far
     micro_batches: list[list[MicroBatch]] = [[] for _ in range(ranks)]
     for kind in split_by_advantage(rows, whole_groups=whole_groups):
         packing = pack_groups if whole_groups else pack
@@ -170,7 +170,7 @@ def plan(
         for bins, stacked in zip(packed, micro_batches, strict=True):
             stacked += map(_pad, bins)
     return [
-        # If the batch has no rows, each rank gets one masked micro-batch, so that the step runs.
+        # Without rows, each rank gets one micro-batch of masked tokens, so that the step runs.
         RankBatch(step=step, micro_batches=tuple(stacked or [_pad([])]), metrics=metrics)
         for stacked in micro_batches
     ]
@@ -178,7 +178,7 @@ def plan(
 
 def _pad(rows: Sequence[WeightedRow]) -> MicroBatch:
     """Return the rows padded on the right; without rows, one row of masked tokens."""
-    # Without rows, return two columns, because the first token of a row is not predicted.
+    # The masked row has two tokens, because the policy never predicts the first token of a row.
     shape = max(len(rows), 1), max((row.length for row in rows), default=2)
     columns = {name: np.full(shape, c.fill, c.dtype) for name, c in columns_of(MicroBatch).items()}
     for name, values in columns.items():
@@ -196,10 +196,7 @@ def _pad(rows: Sequence[WeightedRow]) -> MicroBatch:
 
 
 def _hinted_prompts(rows: Sequence[WeightedRow]) -> dict[str, Any]:
-    """Return the fields of `MicroBatch` that contain the rows with hinted prompts.
-
-    Return {} if no row has a hinted prompt.
-    """
+    """Return the fields of `MicroBatch` for hinted prompts; {} if no row has a hinted prompt."""
     if all(row.hinted_prompt is None for row in rows):
         return {}
     pairs = []

@@ -1,7 +1,7 @@
-"""Chooses the rollouts whose tokens are recorded, and writes their sampled tokens.
+"""Chooses the rollouts whose tokens are recorded, and writes them with values from sampling.
 
-The trainer ranks record the values that an update computes for the same tokens. `record_ids` of
-`RankBatch` contains the ids of these rollouts (rl/runtime/token_files.py describes the files).
+The trainer ranks write the values that training computes for the same tokens. They find the chosen
+rollouts in `RankBatch.record_ids`. rl/runtime/token_files.py describes the files.
 """
 
 import random
@@ -18,9 +18,7 @@ from rl.runtime.token_files import Lines, write_lines
 
 @dataclass(frozen=True, kw_only=True)
 class TokenRecord:
-    """Records the sampled tokens of some groups of each step (conf/record)."""
-
-    num_groups: NonNegativeInt | None  # None: all groups, rejected groups included
+    num_groups: NonNegativeInt | None  # None: all groups, also those that the buffer rejected
 
     def choose(self, groups: Sequence[Group], rejected: Sequence[Group], step: int) -> list[Group]:
         if self.num_groups is None:
@@ -29,7 +27,7 @@ class TokenRecord:
         return random.Random(step).sample(groups, min(self.num_groups, len(groups)))
 
     def ids(self, groups: Sequence[Group], recorded: Sequence[Group]) -> tuple[str, ...]:
-        """Return `RankBatch.record_ids`: one id per rollout, "" if it is not recorded."""
+        """Return one id per rollout, "" for an unrecorded rollout, or () if nothing is recorded."""
         if not recorded:
             return ()
         chosen = {group.index for group in recorded}

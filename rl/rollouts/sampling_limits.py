@@ -8,7 +8,7 @@ from rl.records import Group
 from rl.runtime.failure import RunFailed
 from rl.wire import NoMoreBatches
 
-# Raise RolloutsFailed after this many groups without a score, or a batch of them if that is more:
+# Raise RolloutsFailed when this many groups in a row (or a batch, if it is larger) lack a score:
 _MAX_UNSCORABLE_GROUPS = 16
 # Return NoMoreBatches when the consecutive rejected groups would fill this many batches:
 _MAX_REJECTED_BATCHES = 8
@@ -20,8 +20,6 @@ class RolloutsFailed(RunFailed):
 
 @dataclass
 class FailureLimits:
-    """Counts errors and rejections of the newest groups, and decides when sampling must end."""
-
     group_size: int
     groups_per_step: int
     _num_rejected: int = 0  # number of consecutive rejected groups
@@ -32,7 +30,7 @@ class FailureLimits:
 
     def record_group(self, group: Group) -> None:
         """Record the errors of a group; raise RolloutsFailed if no recent rollout has a score."""
-        # A scorable rollout has no error, so one such rollout is enough to continue.
+        # A rollout with a score has the error "", so one such rollout is enough to continue.
         self._errors.extend(rollout.error for rollout in group.rollouts)
         if len(self._errors) == self._errors.maxlen and all(self._errors):
             (error, count), *_ = Counter(self._errors).most_common(1)
@@ -44,7 +42,7 @@ class FailureLimits:
     def record_decision(self, *, accepted: bool, counts: Mapping[str, int]) -> NoMoreBatches | None:
         """Record whether the buffer accepted a group; return NoMoreBatches if sampling must end."""
         self._num_rejected = 0 if accepted else self._num_rejected + 1
-        # The minimum is 64 groups, because a few small batches may be rejected by chance.
+        # Assume at least 8 groups per batch, because a short series of rejections may be chance.
         if self._num_rejected < _MAX_REJECTED_BATCHES * max(self.groups_per_step, 8):
             return None
         in_all = ", ".join(f"{n} {why}" for why, n in counts.items())

@@ -4,7 +4,7 @@ A rank may send these calls:
 
     next_batch    returns the rank's share of the batch of a step
     record_all    writes the tokens of all rollouts of the newest batch
-    publish       says that vLLM has new weights, so that more groups may start
+    publish       tells this process that vLLM has new weights, so that more groups may start
     evaluation    returns the metrics of the evaluation of a policy version
     state         returns the state of this process for a checkpoint
 """
@@ -35,13 +35,11 @@ from rl.rollouts.serving_replicas import ServingReplicas
 from rl.runtime.failure import RunFailed, report_failure
 from rl.runtime.files import json_line
 from rl.runtime.folder import RunFolder
-from rl.runtime.status import Status
+from rl.runtime.status import STOPPED, Status
 from rl.wire import HEADER, Answer, Call, NoMoreBatches, pack, unpack
 
 
 class RolloutService:
-    """Answers the calls of the trainer ranks. The rollouts process has one instance."""
-
     def __init__(
         self,
         run: Run,
@@ -69,37 +67,42 @@ class RolloutService:
         dispatcher.on_rejected = self._rejected.append
 
     def accept_ranks(self, host: str | None = None) -> AbstractAsyncContextManager[None]:
-        """Serve the ranks during the block, on a Unix socket, or over TCP if `host` is given."""
         return open_server(self._run_folder, self.serve, host)
 
     async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self._num_ranks += 1
-        with suppress(asyncio.IncompleteReadError, ConnectionError):  # the rank has disconnected
-            while True:
-                header = await reader.readexactly(HEADER.size)
-                data = await reader.readexactly(HEADER.unpack(header)[0])
-                answer = pack(await self._answer(unpack(data, Call)))
-                writer.write(HEADER.pack(len(answer)) + answer)
-                await writer.drain()
-        self._num_ranks -= 1
-        writer.close()
+        try:
+            with suppress(asyncio.IncompleteReadError, ConnectionError):  # the rank disconnected
+                while True:
+                    header = await reader.readexactly(HEADER.size)
+                    data = await reader.readexactly(HEADER.unpack(header)[0])
+                    answer = pack(await self._answer(unpack(data, Call)))
+                    writer.write(HEADER.pack(len(answer)) + answer)
+                    await writer.drain()
+        finally:
+            self._num_ranks -= 1
+            writer.close()
 
     async def _answer(self, call: Call) -> Answer:
-        """Return the answer to a call. After an error do not answer; `report` raises the error."""
+        """Return the answer to a call. After an error, return one that lets the rank save."""
         try:
             return Answer(value=msgspec.Raw(pack(await self._call_result(call))))
         except NoMoreBatches as end:
             return Answer(over=str(end), stopped=end.stopped)
         except Exception as error:
-            self._error = self._error or error
+            self._error = self._error or error  # `report` raises this error
+            await self._end_batches(error)
             self._broken.set()
-            await asyncio.Event().wait()  # no answer, so the rank waits for the end of this process
-            raise
+            if call.what == "next_batch":
+                return Answer(over=STOPPED, stopped=True)
+            if call.what in ("publish", "evaluation"):  # a later next_batch stops the rank
+                return Answer(value=msgspec.Raw(pack({})))
+            raise  # `serve` closes the connection, because the rank needs the missing value
 
     async def _call_result(self, call: Call) -> object:
         if call.what == "next_batch":
-            # The first rank that asks starts the plan of all ranks. No rank needs the previous
-            # plan, because every update synchronises the ranks.
+            # The first rank that asks for a step starts the plan of all ranks. All ranks already
+            # have the previous plan, because every update synchronises the ranks.
             if call.step not in self._plans:
                 self._plans = {call.step: asyncio.create_task(self._plan(call))}
             return (await self._plans[call.step])[call.rank]
@@ -130,9 +133,16 @@ class RolloutService:
             )
 
     async def _plan(self, call: Call) -> list[RankBatch]:
-        step = call.step
-        groups = apply_batch_credit(await self._dispatcher.take_batch(step), self._batch_credit)
-        self._groups = groups
+        groups = await self._dispatcher.take_batch(call.step)
+        try:
+            return await self._shares(call, apply_batch_credit(groups, self._batch_credit))
+        except Exception:
+            self._dispatcher.return_batch()
+            raise
+
+    async def _shares(self, call: Call, groups: list[Group]) -> list[RankBatch]:
+        """Write the rollouts of a step and return each rank's share of the batch."""
+        step, self._groups = call.step, groups
         before, self._num_retried = self._num_retried, self._tally.num_retried
         metrics = {
             **batch_metrics(groups, step),
@@ -190,22 +200,32 @@ class RolloutService:
         try:
             async with asyncio.TaskGroup() as tasks:
                 tasks.create_task(self._dispatcher.run())
+                if self._replicas:
+                    tasks.create_task(self._replicas.watch())
                 if self._evaluator:
                     tasks.create_task(self._evaluator.run())
         except* Exception as failure:
-            # Report before stopping, because the supervisor shows the oldest report.
-            report_failure(self._run_folder, "rollouts", failure)
-            await self._dispatcher.stop()
-            # Wait for the ranks to save, because the supervisor ends them after this process.
-            deadline = time.monotonic() + self._run.trainer.wait_timeout
-            while self._num_ranks and time.monotonic() < deadline:
-                await asyncio.sleep(0.1)
+            await self._end_batches(failure)
+            await self._wait_for_ranks()
             raise
+
+    async def _end_batches(self, error: BaseException) -> None:
+        """Report an error and plan no more batches, so that the ranks save a checkpoint."""
+        # Report before the stop can cause other reports, because the supervisor shows the oldest.
+        with suppress(OSError):  # the disk may be full
+            report_failure(self._run_folder, "rollouts", error)
+        await self._dispatcher.stop()
+
+    async def _wait_for_ranks(self) -> None:
+        """Wait for the ranks to save, because the supervisor ends them when this process ends."""
+        deadline = time.monotonic() + self._run.trainer.wait_timeout
+        while self._num_ranks and time.monotonic() < deadline:
+            await asyncio.sleep(0.1)
 
     async def report(self) -> None:
         """Show the progress of the next batch and check for a stop request, four times a second.
 
-        Raise the error of a call from a rank, because asyncio would only log the error.
+        If a rank's call failed, raise its error after the ranks have saved a checkpoint.
         """
         while True:
             self._status.set(self._dispatcher.progress())
@@ -216,6 +236,7 @@ class RolloutService:
             with suppress(TimeoutError):
                 await asyncio.wait_for(self._broken.wait(), 0.25)
             if self._error:
+                await self._wait_for_ranks()
                 raise self._error
 
 
@@ -235,7 +256,6 @@ def trained_line(group: Group, rollout: Rollout, credit: Credit, used: bool) -> 
         "advantage": advantages if len(advantages) != 1 else advantages[0],
         "num_rows": len(rollout.rows),
         "tokens": len(versions),
-        # Demonstrations have no policy version.
-        "versions": np.unique(versions[versions >= 0]).tolist(),
+        "versions": np.unique(versions[versions >= 0]).tolist(),  # [] for demonstrations
         "used": used and credit.trains,
     }

@@ -1,4 +1,4 @@
-"""Routes the requests of the rollouts process to vLLM replicas with the newest weights."""
+"""Routes the requests of the rollouts process to the vLLM replicas that have the newest weights."""
 
 import asyncio
 from collections.abc import Mapping
@@ -14,8 +14,6 @@ _CHECK_INTERVAL_S = 1.0
 
 
 class ServingReplicas:
-    """Updates the router when replicas get new weights or are restarted."""
-
     def __init__(self, run_folder: RunFolder, inference: InferenceNode) -> None:
         self.router = Router(self._request_restart, self._was_restarted)
         self._run_folder, self._inference = run_folder, inference
@@ -32,7 +30,7 @@ class ServingReplicas:
         return endpoint is not None and endpoint.incarnation != replica.incarnation
 
     def publish(self, incarnations: Mapping[str, int]) -> None:
-        """Route requests to the replicas whose incarnation has the newly published weights."""
+        """Route requests to the replicas that got the new weights and have not restarted since."""
         started = started_replicas(self._run_folder, self._inference)
         self.router.serve(r for r in started if incarnations.get(r.name) == r.incarnation)
 
@@ -46,7 +44,7 @@ class ServingReplicas:
                     self.router.lose(route, "the supervisor has restarted it")
 
     async def metrics(self) -> dict[str, float]:
-        """Return each replica's metrics since the last call; an empty dict for a single replica."""
+        """Return load, cache hits and restarts of the replicas, or {} if there is only one."""
         if self._only_one:
             return {}
         started = started_replicas(self._run_folder, self._inference)

@@ -4,12 +4,12 @@
     mask           no token is trained; the reward stays in the group's baseline
     zero_reward    the reward is 0
     mask_zero      no token is trained; the reward in the group's baseline is 0
-    penalty        reward - weight * clip((length - onset) / (limit - onset), 0, 1)
+    penalty        the reward is reward - weight * clip((length - onset) / (limit - onset), 0, 1)
                    length: tokens of the longest turn, limit: turn limit, onset: start * limit
     drop           no token is trained, and the group's baseline excludes the rollout
 
-The stop reason decides which rollouts were cut off: a turn reached its token limit, or the episode
-filled the context. Only `penalty` ignores the stop reason and reads the length, because it starts
+A rollout is cut off if, by its stop reason, a turn reached its token limit or the episode filled
+the context. Only `penalty` ignores the stop reason and reads the length, because its penalty starts
 below the limit. The limit applies to one turn, so many short turns have no penalty.
 """
 

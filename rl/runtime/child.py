@@ -25,11 +25,7 @@ _LIBC = ctypes.CDLL(None)  # loaded before any fork, because loading in a forked
 
 
 def python_module(name: str, *arguments: str) -> list[str]:
-    """Return the command line that runs a module of ours, never a file in the working folder.
-
-    Without -P a file vllm.py or queue.py in the working folder would replace the library. Our
-    modules append the working folder to sys.path, because it may contain the user's modules.
-    """
+    """Return the command of a module. With -P, no file in the working folder hides a library."""
     return [sys.executable, "-P", "-m", name, *arguments]
 
 
@@ -58,7 +54,7 @@ def _die_with_parent(parent: int) -> None:
 
 
 def group_alive(group: int) -> bool:
-    # Do not use killpg(group, 0), because it also finds zombies, which a container may keep.
+    # Do not use killpg(group, 0), because it also finds zombies, which may never be reaped.
     for stat in Path("/proc").glob("[0-9]*/stat"):
         with suppress(OSError, IndexError, ValueError):
             # The process name in parentheses may contain spaces and parentheses, so split after it.
@@ -69,7 +65,7 @@ def group_alive(group: int) -> bool:
 
 
 def describe_exit(status: int | None) -> str:
-    """Describe an exit status. Name the likely cause of KILL, because the log cannot contain it."""
+    """Describe an exit status. After KILL, name the likely cause, which is not in the log."""
     killed = (
         " (killed, perhaps by the kernel because memory ran out: docs/troubleshooting.md, memory)"
     )
@@ -89,7 +85,7 @@ def end_groups(groups: Sequence[int], grace_s: float = _GRACE_S) -> None:
 
 
 class Reaper:
-    """The handle of the reaper, a process that ends our process groups if the supervisor dies."""
+    """The handle of the reaper, which ends the children's process groups if this process dies."""
 
     def __init__(self) -> None:
         self._process: subprocess.Popen[bytes] | None = None
@@ -100,8 +96,8 @@ class Reaper:
         return self
 
     def _start(self) -> None:
-        # Without site-packages and PYTHON* variables the reaper starts fast and reliably. Children
-        # inherit no descriptors, so only this process keeps the pipe open.
+        # Skip site-packages (-S) and PYTHON* variables (-E), which could break or slow the reaper.
+        # Other children do not inherit the pipe, so it closes when this process ends.
         self._process = subprocess.Popen(
             [sys.executable, "-S", "-E", str(Path(__file__).with_name("reaper.py"))],
             stdin=subprocess.PIPE,
@@ -151,11 +147,7 @@ class Child:
         ends_on_term: bool = True,
         in_terminal: bool = False,
     ) -> None:
-        """Configure a child process, which `start` starts.
-
-        If `ends_on_term` is False, the process does not end on TERM, so `end` sends KILL at once.
-        If `in_terminal` is True, the process uses the terminal of this process instead of a log.
-        """
+        """If `ends_on_term` is False, `end` sends KILL at once. `in_terminal`: use no log."""
         self.ends_on_term, self._in_terminal = ends_on_term, in_terminal
         self.name, self.command, self.log = name, list(command), log
         self._reaper, self.env = reaper, dict(env or {})
@@ -206,14 +198,10 @@ class Child:
     def __exit__(self, *_: object) -> None:
         self.end()
 
-    def kill_leader(self) -> None:
-        if self._process is not None:
-            self._process.kill()
-
 
 def end_together(children: Sequence[Child]) -> None:
     """End the process groups of all children in parallel."""
     for child in children:
-        if not child.ends_on_term:
-            child.kill_leader()
+        if child._process is not None and not child.ends_on_term:
+            child._process.kill()
     end_groups([child.group for child in children if child.group is not None])

@@ -1,11 +1,11 @@
-"""Copy the user's source files into the run folder, and find files that have changed since.
+"""Copy the user's source files into the run folder, and find files that changed later.
 
     <run>/code/step_000000/losses/cispo.py    at the start of the run
     <run>/code/step_000050/losses/cispo.py    at a resume after step 50 with changed code
 
-The copied files are those that the dry call imported (rl/dry_call), without libraries and without
-rl/, which the commit in overrides.yaml identifies. The path of a copy is relative to the working
-folder or to this checkout, so that a run can be resumed after these folders have moved.
+The copied files are those that the dry call (rl/dry_call) imported, except libraries and rl/. The
+commit in overrides.yaml identifies rl/. The path of a copy is relative to the working folder or to
+this checkout, so that a run can be resumed after these folders have moved.
 """
 
 import filecmp
@@ -49,7 +49,7 @@ def changed_code(run_folder: RunFolder) -> list[str]:
 
 
 def code_versions(run_folder: RunFolder) -> dict[str, tuple[str, ...]]:
-    """Return {file name: hashes of its copies, oldest first}. Omit a copy equal to the previous."""
+    """Return {file name: hashes of its copies, oldest first}. Successive hashes differ."""
     versions: dict[str, tuple[str, ...]] = defaultdict(tuple)
     for folder in sorted(run_folder.code.glob("step_*")):
         for name, copy in _copies(folder):
@@ -62,7 +62,7 @@ def code_versions(run_folder: RunFolder) -> dict[str, tuple[str, ...]]:
 
 def _copies(folder: Path) -> Iterator[tuple[str, Path]]:
     for copy in sorted(folder.rglob("*")):
-        with suppress(FileNotFoundError):  # skip folders, and links out of this folder
+        with suppress(FileNotFoundError):  # skip folders, and links to files outside `folder`
             yield str(copy.relative_to(folder)), regular_file(copy, folder)
 
 

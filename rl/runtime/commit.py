@@ -7,10 +7,7 @@ REPO = Path(__file__).parents[2]
 
 
 def commit_of(folder: Path = REPO) -> str:
-    """Return the git commit of a folder, "" if the folder is no repository or git is missing.
-
-    The suffix "+uncommitted" means that the folder has uncommitted changes.
-    """
+    """Return a folder's git commit, "" if unknown, with "+uncommitted" if files have changed."""
     head = _git(folder, "rev-parse", "HEAD")
     return f"{head}+uncommitted" if head and _git(folder, "status", "--porcelain") else head
 

@@ -7,12 +7,13 @@ import subprocess
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
+from itertools import takewhile
 from pathlib import Path
 
 _QUERY = "--query-gpu=index,uuid,memory.total,driver_version,mig.mode.current"
-# Matches a MIG partition in `nvidia-smi -L`. Groups: its memory in GB, and its name for CUDA.
+# Matches the line of a MIG partition in `nvidia-smi -L`; captures its memory in GB and its UUID.
 _PARTITION = re.compile(r"^\s+MIG .*?(\d+)gb.*\(UUID: (MIG-[^)]+)\)")
-_MOST_FILES = 65_536  # highest limit of open files that we set, because kernel tables grow with it
+_MOST_FILES = 65_536  # we set no higher limit of open files, because kernel tables grow with it
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -29,7 +30,7 @@ class Host:
 
 @dataclass(frozen=True)
 class Gpu:
-    """A GPU, or one partition (MIG) of it, as nvidia-smi describes it."""
+    """A GPU, or one MIG partition of a GPU, as nvidia-smi describes it."""
 
     name: str  # for CUDA_VISIBLE_DEVICES: a number, or the UUID of a partition
     uuid: str
@@ -60,7 +61,7 @@ def _memory(
     both = [(total.get("MemTotal:"), total.get("MemAvailable:"))]
     limit, used = (_read(group / f"memory.{name}").strip() for name in ("max", "current"))
     if limit.isdigit() and used.isdigit():
-        # The page cache is reclaimable, so it counts as free.
+        # The inactive file cache counts as free, because the kernel reclaims it when needed.
         files = _read_numbers(group / "memory.stat").get("inactive_file", 0)
         both.append((int(limit), int(limit) - int(used) + files))
     known = [(size, free) for size, free in both if size is not None and free is not None]
@@ -75,7 +76,7 @@ def _read_numbers(path: Path) -> dict[str, int]:
 
 
 def gpus_of_driver() -> tuple[Gpu, ...]:
-    """Return the GPUs that nvidia-smi lists in this container, () if it fails."""
+    """Return the GPUs that nvidia-smi lists in this container, or () if nvidia-smi fails."""
     return _gpus_on(os.environ.get("PATH", ""))
 
 
@@ -106,7 +107,7 @@ def _nvidia_smi(*arguments: str) -> list[str]:
 
 
 def gpu_memory(names: Sequence[str]) -> int | None:
-    """Return the memory of the smallest of these GPUs in bytes, None if it is unknown."""
+    """Return the bytes of the smallest of these GPUs, or None if the size of any is unknown."""
     sizes = [
         gpu.memory
         for name in names
@@ -127,8 +128,9 @@ def _read(path: Path) -> str:
 def visible_gpus(devices: Path = Path("/dev")) -> list[str]:
     """Return the GPUs in CUDA_VISIBLE_DEVICES, or all GPUs if the variable is not set.
 
+    CUDA ignores an unknown entry, such as -1, and all entries after it.
     nvidia-smi numbers the GPUs of a container from 0, as CUDA does. If nvidia-smi fails, count the
-    driver's files in /dev and number them from 0, because their names contain the host's numbers.
+    driver's files in /dev. Ignore the numbers in their names, because these are the host's numbers.
     """
     names = [gpu.name for gpu in gpus_of_driver()]
     if not names:
@@ -137,7 +139,14 @@ def visible_gpus(devices: Path = Path("/dev")) -> list[str]:
     listed = os.environ.get("CUDA_VISIBLE_DEVICES")
     if listed is None or not names:
         return names
-    return [name.strip() for name in listed.split(",") if name.strip() not in ("", "-1")]
+    uuids = [gpu.uuid for gpu in gpus_of_driver()]
+
+    def is_known(name: str) -> bool:
+        if name.startswith("GPU-") and uuids:
+            return any(uuid.startswith(name) for uuid in uuids)
+        return name.startswith(("GPU-", "MIG-")) or (name.isdigit() and int(name) < len(names))
+
+    return [*takewhile(is_known, map(str.strip, listed.split(",")))]
 
 
 def visible_cpus() -> list[int]:
@@ -155,7 +164,7 @@ def core_of(cpu: int) -> int:
 
 
 def raise_file_limit() -> int:
-    """Raise this process's limit of open files as far as the system allows; return the limit."""
+    """Raise this process's limit of open files, at most to _MOST_FILES; return the new limit."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     allowed = _MOST_FILES if hard == resource.RLIM_INFINITY else min(hard, _MOST_FILES)
     if soft != resource.RLIM_INFINITY and soft < allowed:

@@ -1,7 +1,7 @@
-"""Endpoint files: the address of each server of a run and the number of its restarts.
+"""Endpoint files: the address and the number of restarts of each server of a run.
 
 Each server has one endpoint file. Only the supervisor starts processes, so a process that finds a
-broken server requests its restart in a second file.
+broken server writes a second file, which asks the supervisor to restart the server.
 """
 
 import json
@@ -22,7 +22,7 @@ class Endpoint:
     """The content of a server's endpoint file, which each start of the server replaces."""
 
     address: Address
-    incarnation: int = 0  # number of restarts before this start
+    incarnation: int = 0  # number of times that the server was restarted
     pid: int = 0  # process id of the server; `write` replaces 0 with the id of the calling process
 
     def write(self, run_folder: RunFolder, process: str) -> None:
@@ -33,7 +33,6 @@ class Endpoint:
 
     @classmethod
     def read(cls, run_folder: RunFolder, process: str) -> Self | None:
-        """Read a server's endpoint file; return None if the server has not started yet."""
         try:
             content = json.loads(run_folder.endpoint_of(process).read_text())
         except FileNotFoundError:
@@ -50,7 +49,7 @@ def request_restart(run_folder: RunFolder, process: str, incarnation: int, why: 
 
 
 def read_restart_request(run_folder: RunFolder, process: str, incarnation: int) -> str | None:
-    """Return the reason in the restart request for this incarnation, None without a request."""
+    """Return the reason in the restart request for this incarnation, or None."""
     with suppress(FileNotFoundError):
         content = json.loads(run_folder.restart_request_of(process).read_text())
         if content["incarnation"] == incarnation:

@@ -54,14 +54,14 @@ def message_of(error: BaseException) -> str:
 
 
 def with_remedies(text: str) -> str:
-    """Return an error or the end of a log, followed by remedies for the known errors in it."""
+    """Return `text` (an error or the end of a log), and remedies for the known errors in it."""
     remedies = (remedy for part, remedy in _REMEDIES.items() if re.search(part, text))
     return "\n".join([text, *remedies])
 
 
 @contextmanager
 def reporting_failures(run_folder: RunFolder, process: str) -> Iterator[None]:
-    """Write a failure report and exit with status 1 if the block raises an error."""
+    """If the block raises an error, write a failure report and exit with status 1."""
     try:
         yield
     except Exception as error:  # noqa: BLE001 the outermost frame of a process
@@ -71,7 +71,6 @@ def reporting_failures(run_folder: RunFolder, process: str) -> Iterator[None]:
 
 
 def report_failure(run_folder: RunFolder, process: str, error: BaseException) -> None:
-    """Write the failure report of a process, unless the process already has a report."""
     path = run_folder.failures / f"{process}.json"
     if path.exists():
         return
@@ -81,10 +80,7 @@ def report_failure(run_folder: RunFolder, process: str, error: BaseException) ->
 
 
 def first_failure(run_folder: RunFolder, of: str = "") -> dict[str, str] | None:
-    """Return the oldest report of the processes whose names begin with `of`, None without one.
-
-    The report has the keys "part" (the name of the process) and "message".
-    """
+    """Return the oldest report of the processes whose names begin with `of`, or None."""
     reports: list[tuple[float, dict[str, str]]] = []
     for path in sorted(run_folder.failures.glob(f"{of}*.json")):
         with suppress(OSError, ValueError, KeyError, TypeError, OverflowError):

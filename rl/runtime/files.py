@@ -25,14 +25,14 @@ class Inside:
 
 
 def write_atomically(path: Path, text: str) -> None:
-    """Write a temporary file and rename it, so that readers never see an incomplete text."""
+    """Write a temporary file and rename it, so that readers never see an incomplete file."""
     aside = path.with_name(f".{path.name}.{os.getpid()}")
     aside.write_text(text, encoding="utf-8")
     aside.replace(path)
 
 
 def write_private(path: Path, text: str) -> None:
-    """Write a new file that only the user can read. Raise FileExistsError if it exists."""
+    """Write a new file that only the user can read. Raise FileExistsError if `path` exists."""
     # Set the mode on creation, because other users could open the file before a later chmod.
     descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
     with os.fdopen(descriptor, "w") as file:
@@ -40,10 +40,7 @@ def write_private(path: Path, text: str) -> None:
 
 
 def own_folder(path: Path) -> Path:
-    """Create a folder if it does not exist, and let only this user read it.
-
-    Raise PermissionError if the folder belongs to another user, or if `path` is a link.
-    """
+    """Create a private folder. Raise PermissionError if it is a link or belongs to another user."""
     path.mkdir(mode=0o700, parents=True, exist_ok=True)
     status = path.lstat()
     if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.geteuid():
@@ -71,7 +68,7 @@ def json_line(record: dict[str, Any]) -> str:
 
 
 def append_line(path: Path, record: dict[str, Any]) -> dict[str, Any]:
-    """Append a record to a file of JSON lines. Return what a reader of the new line gets."""
+    """Append a record to a file of JSON lines. Return the record as a reader gets it."""
     line = json_line(record)
     with path.open("a", encoding="utf-8") as file:
         file.write(line)
@@ -83,10 +80,10 @@ class LineTail:
 
     def __init__(self, path: Path) -> None:
         self._path = path
-        self._offset = 0  # bytes up to the end of the last complete line that was read
+        self._offset = 0  # position after the last complete line that was read
 
     def read(self) -> list[bytes]:
-        """Return the complete lines added since the last call, or all if the file has shrunk."""
+        """Return the complete lines added since the last call, or all lines if the file shrank."""
         try:
             with regular_file(self._path, self._path.parent).open("rb") as file:
                 if os.fstat(file.fileno()).st_size < self._offset:
@@ -95,17 +92,13 @@ class LineTail:
                 content = file.read()
         except FileNotFoundError:
             return []
-        # The next call reads an incomplete last line again.
         complete = content[: content.rfind(b"\n") + 1]
         self._offset += len(complete)
         return complete.splitlines()
 
 
 def to_json(value: Any, depth: int = 0) -> Any:
-    """Convert a value to types that JSON allows.
-
-    A float that is not finite becomes null. An object of a type unknown to JSON becomes its repr.
-    """
+    """Convert to JSON types: NaN and infinity to None, and objects without a JSON type to text."""
     if value is None or isinstance(value, bool | str):
         return value
     if isinstance(value, float):

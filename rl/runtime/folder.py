@@ -20,7 +20,7 @@ _NUMBERED = re.compile(r"\.?(?:step|version)_([0-9]+)")
 class ResumePoint:
     """The checkpoint that a resumed run starts from."""
 
-    step: int  # number of the next training step, which equals the policy version
+    step: int  # number of the next training step and version of the saved policy
     folder: Path
     rollouts: dict[str, Any]  # saved state of the rollouts process
 
@@ -64,7 +64,6 @@ class RunFolder:
 
     @property
     def is_run(self) -> bool:
-        """Whether the folder contains a run's configuration, metrics, rollouts or evaluations."""
         kept = (self.config, self.metrics, self.rollouts, self.evaluations)
         return any(path.exists() for path in (*kept, self.evaluated))
 
@@ -100,29 +99,25 @@ class RunFolder:
         return self.profile / f"rank{rank}.json.gz"
 
     def clear_process_files(self) -> None:
-        """Delete the files of an earlier start's processes, and its incomplete checkpoints."""
+        """Delete the process files and incomplete checkpoints that an earlier start has left."""
         self.private.clear()
         left = (self.failures, self.statuses, self.warnings, self.endpoints, self.stop_request)
-        for path in left:
-            remove(path)
-        # A process that was killed while it wrote or deleted a checkpoint leaves a hidden folder.
-        for path in self.checkpoints.glob(".step_*"):
+        for path in (*left, *self.checkpoints.glob(".step_*")):
             remove(path)
 
     def clear_preparations(self, keep: str | None) -> None:
-        """Delete the model and warm start of a failed start, unless the folder contains `keep`."""
+        """Delete the built model and the warm start, except a folder that contains `keep`."""
         kept = Path(keep).expanduser().resolve() if keep else None
         for path in (self.built_model, self.warm_start):
             if kept is None or not kept.is_relative_to(path.resolve()):
                 remove(path)
 
     def initial_model(self) -> Path:
-        """Return the local folder of the initial model."""
         return Path(self._model_lines()[0])
 
     @property
     def started_from(self) -> str:
-        """The checkpoint that is the initial model, such as "first, step 5", or "" if none is."""
+        """The checkpoint used as initial model, such as "first, step 5"; "" for other models."""
         with suppress(OSError, ValueError):
             _, run, folder, checkpoint, _ = str(self.initial_model()).rsplit("/", 4)
             if folder == self.checkpoints.name:
@@ -178,7 +173,7 @@ class RunFolder:
         return step_of(complete[-1]) if complete else 0
 
     def resume_point(self) -> ResumePoint | None:
-        """Return the newest complete checkpoint, or None. Raise ValueError if it is damaged."""
+        """Return the newest complete checkpoint, or None. Raise ValueError for a damaged state."""
         complete = self.complete_checkpoints()
         if not complete:
             return None
@@ -187,21 +182,27 @@ class RunFolder:
             return ResumePoint(int(state["step"]), complete[-1], {**state["rollouts"]})
 
 
+class UnusableFile(ValueError):
+    """An error whose message names a file and a remedy, so that `naming_damage` adds nothing."""
+
+
 @contextmanager
 def naming_damage(path: Path, remedy: str = "delete its checkpoint") -> Iterator[Path]:
-    """Convert an error in the block, which reads `path`, into a ValueError that names `path`.
+    """Convert an error in the block, which reads `path`, into an UnusableFile that names `path`.
 
-    Raise errors of memory, disk or imports unchanged, because the file may be intact.
+    Do not convert errors of memory, disk or imports, because then the file may be intact.
     """
     try:
         yield path
-    except Exception as error:  # any error, because torch and msgspec raise types of their own
+    except UnusableFile:
+        raise
+    except Exception as error:  # because torch and msgspec raise their own error types
         text = f"{type(error).__name__}: {error}"
         # pyarrow raises OSError without errno for a damaged file. A missing file counts as damaged.
         is_of_system = getattr(error, "errno", None) not in (None, errno.ENOENT)
         if is_of_system or isinstance(error, ImportError) or re.search(OUT_OF_MEMORY, text):
             raise
-        raise ValueError(f"{path} is damaged ({text}): {remedy}") from error
+        raise UnusableFile(f"{path} is damaged ({text}): {remedy}") from error
 
 
 def _with_parent(path: Path) -> Path:
@@ -218,7 +219,7 @@ def step_of(path: Path) -> int:
 
 
 def drop_steps_from(run_folder: RunFolder, step: int) -> None:
-    """Move rollouts of steps >= `step` to rollouts.dropped. Delete their tokens and evaluations."""
+    """From `step` on, move rollouts to rollouts.dropped, and delete tokens and evaluations."""
     for path in _files_from(run_folder.rollouts, step):
         # Append to the dropped rollouts, because a step may be dropped more than once.
         dropped = run_folder.dropped_rollouts / path.name
@@ -226,8 +227,7 @@ def drop_steps_from(run_folder: RunFolder, step: int) -> None:
         with dropped.open("ab") as file:
             file.write(path.read_bytes())
         path.unlink()
-    # A resumed run that ends before it repeats these steps must not show their old tokens and
-    # evaluations as its results.
+    # Delete these, because a run that stops before it repeats the steps would show old results.
     for path in [*_files_from(run_folder.tokens, step), *_files_from(run_folder.evaluations, step)]:
         path.unlink()
 

@@ -1,7 +1,7 @@
 """Read the files of a run folder safely, because another person may have made them.
 
 These functions refuse files that would block a reader for ever, fill its memory, or show it files
-outside the folder. A resumed run also writes, so it checks every path of its folder first.
+outside the folder. A resumed run also writes to the folder, so it checks every path in it first.
 docs/scaling.md (run folders of other people) describes what is safe.
 """
 
@@ -21,10 +21,7 @@ _MAX_NODES = 1_000_000  # maximum number of YAML values; an alias counts as a co
 
 
 def regular_file(path: Path, folder: Path) -> Path:
-    """Return `path` if it is a regular file whose real path is in `folder`.
-
-    Raise FileNotFoundError for other paths, such as a FIFO or a link that leads out of the folder.
-    """
+    """Return `path` if it is a regular file inside `folder`. Otherwise raise FileNotFoundError."""
     if not path.is_file() or not path.resolve().is_relative_to(folder.resolve()):
         raise FileNotFoundError(errno.ENOENT, f"not a regular file inside {folder}", str(path))
     return path
@@ -39,12 +36,9 @@ def load_json(content: str | bytes) -> Any:
 
 
 def load_yaml(content: bytes) -> Any:
-    """Parse YAML. Raise yaml.YAMLError if it is invalid, nested too deep or too large.
-
-    An alias counts as a copy of its target, because a small file of aliases could fill the memory.
-    """
+    """Parse YAML. Raise yaml.YAMLError if it is invalid, nested too deep or too large."""
     names, by_name = list[str | None](), dict[str | None, int]()
-    sizes = [0]  # number of values in each collection that is being read
+    sizes = [0]  # number of values so far in each open collection
     for event in yaml.parse(content, Loader=YAML_LOADER):
         if isinstance(event, yaml.CollectionStartEvent):
             sizes.append(0)
@@ -71,8 +65,8 @@ def load_yaml(content: bytes) -> Any:
 def why_unsafe_to_write(folder: Path) -> str:
     """Return why a run must not write into `folder`, or "" if there is no reason.
 
-    Every path in `folder` must belong to the user, because a run appends to files and deletes them.
-    It must be a file, folder or socket, because a run that opens a FIFO waits for ever. A link must
+    Each path in `folder` must belong to the user or root, because a run writes and deletes files.
+    Each must be a file, folder or socket, because a run that opens a FIFO would block. A link must
     lead into `folder`, except wandb's links to its own logs and the link `sockets`, whose target
     PrivateFolder checks. Return "" for a read-only folder, because the caller reports that error.
     """

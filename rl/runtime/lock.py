@@ -57,7 +57,7 @@ def locked(run_folder: RunFolder, delete_on: type[Exception] | tuple[()] = ()) -
         run_folder.path.mkdir(parents=True, exist_ok=True)
         if problem := why_unsafe_to_write(run_folder.path):
             raise FolderUnusable(problem)
-        # Mode "w" would erase the holder's process id, and a buffer would delay our id.
+        # Mode "w" would erase the process id of the lock's holder. A buffer would delay our write.
         file = run_folder.lock.open("a+b", buffering=0)
     except OSError as error:
         raise _unwritable_error(run_folder, error) from error
@@ -94,7 +94,6 @@ def _acquire(run_folder: RunFolder, file: IO[bytes], kind: int, patience_s: floa
     deadline = time.monotonic() + patience_s
     while True:
         # Use flock, because a lockf lock ends when the process closes any descriptor of the file.
-        # Child processes do not inherit the lock, because Python closes descriptors on exec.
         try:
             fcntl.flock(file, kind | fcntl.LOCK_NB)
         except BlockingIOError:

@@ -21,7 +21,7 @@ from rl.runtime.files import LineTail
 from rl.runtime.folder import RunFolder
 from rl.runtime.text import printable
 
-# Lines with larger numbers are skipped, because the sums of a report would overflow.
+# Readers skip lines with larger numbers, because the sums of a report would overflow.
 _MAX = 1e100
 _Whole = Annotated[int, msgspec.Meta(ge=-(2**63), le=2**63 - 1)]
 _Number = Annotated[float, msgspec.Meta(ge=-_MAX, le=_MAX)]
@@ -39,17 +39,15 @@ class MetricsFile:
             self._file.write("\n")
 
     def append(self, step: int, metrics: Mapping[str, float | None]) -> None:
-        """Append one line and flush the file. A value that is not finite becomes null."""
+        """Append one line and flush the file. Too large or non-finite values become null."""
         row: Row = {"step": step, "time": time.time()}
-        row |= {name: finite_float(value) for name, value in metrics.items()}
+        values = {name: finite_float(value) for name, value in metrics.items()}
+        row |= {k: None if v is None or abs(v) > _MAX else v for k, v in values.items()}
         self._file.write(json.dumps(row) + "\n")
         self._file.flush()
 
     def truncate_after(self, step: int) -> None:
-        """Remove broken lines and the lines of steps after `step`, which the run will repeat.
-
-        The removed lines of later steps are appended to metrics.dropped.jsonl.
-        """
+        """Remove broken lines. Move the lines of steps after `step` to metrics.dropped.jsonl."""
         self._file.close()
         aside = self.path.with_suffix(".tmp")
         rows = read_metrics(self._run_folder)
@@ -77,7 +75,6 @@ class MetricsTail:
 
 
 def read_metrics(run_folder: RunFolder) -> list[Row]:
-    """Return all valid lines of a run's metrics.jsonl, in file order."""
     return MetricsTail(run_folder).read()
 
 

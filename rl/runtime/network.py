@@ -67,10 +67,7 @@ class Address:
 
 
 def bind_collectives(interface: str | None) -> None:
-    """Bind gloo and NCCL of this process to a network interface, if one is given.
-
-    Neither library authenticates its peers, so the network of the interface should be private.
-    """
+    """Bind gloo and NCCL to `interface`, because they do not authenticate their peers."""
     if interface:
         os.environ |= {"GLOO_SOCKET_IFNAME": interface, "NCCL_SOCKET_IFNAME": interface}
 

@@ -24,10 +24,10 @@ class InsideTarget(Inside):
 class PrivateFolder:
     """The folder <run>/sockets, or a link to a temporary folder if sockets need a shorter path."""
 
-    key = InsideTarget("key")  # key for the run's TCP ports; missing if it has only Unix sockets
+    key = InsideTarget("key")  # key of the run's TCP servers; missing without such servers
     external_key = InsideTarget("external_key")  # key of vLLM servers that the user started
     rendezvous = InsideTarget("rendezvous")  # the trainer's ranks connect through this file
-    vllm_socket = InsideTarget("vllm.sock")  # socket of a single vLLM server
+    vllm_socket = InsideTarget("vllm.sock")  # socket of the vLLM server `inference`
     rollouts_socket = InsideTarget("rollouts.sock")
     temporary = InsideTarget("tmp")
 
@@ -37,8 +37,7 @@ class PrivateFolder:
     def make(self, *, shared: bool = False) -> None:
         """Create an empty private folder; delete the content of an earlier start.
 
-        The kernel limits the length of a socket's path, so <run>/sockets may be a link to a
-        temporary folder. A folder `shared` with other hosts has no sockets, so it is never a link.
+        If other hosts use the folder (`shared`), it contains no sockets and is never a link.
         """
         import tempfile
 
@@ -56,7 +55,7 @@ class PrivateFolder:
 
         target = self.path.resolve()
         remove(self.path)
-        # Another run may use the target, because a copied run folder contains the same link.
+        # Check the target, because a copied run folder links to the target of the original run.
         is_temporary = target.parent == Path(tempfile.gettempdir()).resolve()
         if is_temporary and target.name.startswith(self._prefix()):
             remove(target)
@@ -76,12 +75,11 @@ class PrivateFolder:
         write_private(self.key, secrets.token_urlsafe(32))
 
     def read_key(self, *, is_external: bool = False) -> str | None:
-        """Return the key of this run's or of external servers, or None if they require no key."""
+        """Return the key of this run's servers or of external servers, or None if there is none."""
         path = self.external_key if is_external else self.key
         return path.read_text() if path.exists() else None
 
     def store_external_key(self, key: str) -> None:
-        """Store the key of the user's vLLM servers, so that every process can read the key."""
         write_private(self.external_key, key)
 
     def environment(self) -> dict[str, str]:

@@ -12,12 +12,12 @@ import time
 
 
 def main() -> None:
-    """Register groups until the pipe closes; then send TERM, wait two seconds, and send KILL."""
+    """Register groups until standard input ends. Then send them TERM and, 2 s later, KILL."""
     # Ignore the signals that a scheduler sends to all processes, because the reaper must end last.
     for name in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2):
         signal.signal(name, signal.SIG_IGN)
     groups: set[int] = set()
-    for line in sys.stdin:  # the loop ends when the supervisor ends, because the pipe closes
+    for line in sys.stdin:  # the input ends when the supervisor ends
         (groups.add if line[0] == "+" else groups.discard)(int(line[1:]))
     for sig, pause in ((signal.SIGTERM, 2.0), (signal.SIGKILL, 0.0)):
         for group in list(groups):

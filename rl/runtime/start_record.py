@@ -1,4 +1,4 @@
-"""overrides.yaml: the command that started a run, and the command that resumes the run."""
+"""Read overrides.yaml, the record of how a run was started, and build the command to resume it."""
 
 import os
 import re
@@ -13,7 +13,7 @@ from rl.runtime.given_files import load_yaml
 from rl.runtime.metrics import read_metrics, steps_done
 from rl.runtime.text import START_KEYS, key_of, printable
 
-_RESERVED = {"true", "false", "null", "nan", "inf"}  # Hydra does not parse these words as text
+_RESERVED = {"true", "false", "null", "nan", "inf"}  # Hydra reads these as text only in quotes
 
 
 def program(name: str) -> list[str]:
@@ -23,7 +23,6 @@ def program(name: str) -> list[str]:
 
 
 def read_record(folder: RunFolder) -> dict[str, Any]:
-    """Read overrides.yaml; return an empty dictionary if the file is missing or broken."""
     try:
         content = load_yaml(folder.read(folder.overrides))
     except (OSError, yaml.YAMLError):

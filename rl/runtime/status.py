@@ -1,8 +1,8 @@
 """Status files: the current activity of each process, as a small JSON file in <run>/status.
 
-Each process writes its own status, and the supervisor's screen reads all statuses. The text before
-the first ": " is the phase. The text after it is the progress. New progress does not restart the
-timer of the phase:
+Each process writes its own status, and the supervisor's screen reads all statuses. In a status, the
+text before the first ": " is the phase, and the text after it is the progress. New progress does
+not change the start time of the phase:
 
     status.set("waiting for batch 12: 40 of 64 rollouts")
 """
@@ -19,7 +19,7 @@ from rl.runtime.folder import RunFolder
 from rl.runtime.given_files import load_json
 from rl.runtime.text import printable
 
-STOPPED = "stopped, as asked"  # the reason shown if a signal or the user ended a run early
+STOPPED = "stopped, as asked"  # the reason shown if a signal or the file `stop` ended a run
 PROGRESS_INTERVAL_S = 0.2  # minimum seconds between two writes of the same phase
 
 
@@ -76,7 +76,7 @@ class Status:
 
 
 class Stopwatch:
-    """Measure the phases of one step, and write the current phase into the status file."""
+    """Measure how long each phase of a step takes, and set the current phase as the status."""
 
     def __init__(self, status: Status) -> None:
         self._status = status
@@ -84,7 +84,6 @@ class Stopwatch:
 
     @contextlib.contextmanager
     def phase(self, name: str, status: str) -> Iterator[None]:
-        """Record the duration of the block as time/<name>, and set the status text."""
         self._status.set(status)
         began = time.monotonic()
         yield
@@ -92,7 +91,6 @@ class Stopwatch:
 
 
 def read_statuses(run_folder: RunFolder) -> dict[str, ProcessStatus]:
-    """Read the status files of all processes; skip files that cannot be read."""
     statuses = {}
     for path in sorted(run_folder.statuses.glob("*.json")):
         with contextlib.suppress(OSError, ValueError, KeyError, TypeError, OverflowError):

@@ -29,17 +29,13 @@ class Stopped(SystemExit):
         return Stopped, (self.number, self.code)
 
     def raise_signal_again(self) -> None:
-        """Send the signal to the handler before ours, such as submitit's, which requeues a job."""
+        """Send the signal to the handler that ours replaced. That of submitit requeues the job."""
         if self.number is not None and callable(signal.getsignal(self.number)):
             signal.raise_signal(self.number)
 
 
 class StopRequest:
-    """The supervisor's signal handler.
-
-    A signal interrupts the run like Ctrl-C. If `waits` is True, the first signal only sets `asked`,
-    and the supervisor then requests a checkpoint.
-    """
+    """Signal handler: set `asked` at the first signal if `waits`, else raise KeyboardInterrupt."""
 
     def __init__(self) -> None:
         self.waits = self.asked = False
@@ -83,7 +79,7 @@ def pass_on_signals(run_folder: RunFolder) -> None:
             signal.signal(number, signal.SIG_DFL)
             os.kill(os.getpid(), number)
         was_asked = True
-        with suppress(OSError):  # the run folder may be deleted, or the disk may be full
+        with suppress(OSError):  # the run folder may be missing, or the disk full
             run_folder.stop_request.touch()
 
     for number in (signal.SIGTERM, signal.SIGUSR2):

@@ -5,7 +5,7 @@
              logs/00003.log    output of job 3, if each job runs in a separate process
 
 A job is identified by its overrides, not by its number. A repeated command therefore finds the
-record of each job again, even if the command has the jobs in another order.
+record of each job, even if the order of the jobs has changed.
 """
 
 import json
@@ -45,7 +45,7 @@ class SweepFolder:
     path: Path
 
     info = Inside("sweep.json")
-    jobs = Inside("jobs")  # one JSON record per job
+    jobs = Inside("jobs")  # folder with one JSON record per job
 
     def __str__(self) -> str:
         return str(self.path)
@@ -54,7 +54,6 @@ class SweepFolder:
         return self.path / "logs" / f"{number:05d}.log"
 
     def read_info(self) -> dict[str, Any]:
-        """Read sweep.json; return an empty dictionary if the file is missing or broken."""
         with suppress(OSError, ValueError):
             content = load_json(regular_file(self.info, self.path).read_bytes())
             return content if isinstance(content, dict) else {}
@@ -75,7 +74,7 @@ class SweepFolder:
         return records
 
     def claim(self, overrides: Sequence[str], grown: int = 0) -> tuple[int, JobRecord]:
-        """Return number and record of the job with these overrides, as `claim_all` does."""
+        """Return number and record of the job with these overrides. Create a missing record."""
         return self.claim_all([overrides], grown)[0]
 
     def claim_all(
@@ -101,7 +100,7 @@ class SweepFolder:
         aside = self.path / f".job-{os.getpid()}"
         _write(aside, asdict(record))
         for number in count(first):
-            with suppress(FileExistsError):  # another process or a broken file has this number
+            with suppress(FileExistsError):  # another process or a broken file uses this number
                 os.link(aside, self._path_of(number))
                 aside.unlink()
                 return number

@@ -1,12 +1,11 @@
-"""The token record: Parquet files with values per token. Lines are joined by rollout id and row.
+"""The token record: Parquet files with values per token. `read_rows` joins them by id and row.
 
     tokens/step_000012.rollouts.parquet         one line per row of a rollout
     tokens/step_000012.trainer.rank0.parquet    one line per update and row that this rank trained
 
 docs/token-record.md explains the columns. rl/records.py defines those of the first file, and
 rl/learner/observation.py those of the second. A file without the column `update` is from an older
-version, which recorded the first update only. A file is complete or absent. A resumed run that
-repeats a step replaces the files of that step.
+version, which recorded the first update only. A file is complete or absent.
 """
 
 import logging
@@ -20,13 +19,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from rl.runtime.folder import RunFolder, naming_damage
+from rl.runtime.folder import RunFolder, UnusableFile, naming_damage
 from rl.runtime.given_files import regular_file
 
 log = logging.getLogger(__name__)
 
-# Values of these columns rarely repeat, so a byte-stream split encodes them smaller than a
-# dictionary does.
+# These columns are written with a byte-stream split, because their values rarely repeat.
 _CONTINUOUS = {"mu", "pi", "old", "ref", "entropy", "loss", "grad", "candidate_grad"}
 _RENAMED = {"slope": "grad", "candidate_slope": "candidate_grad"}  # old column name -> new name
 
@@ -43,7 +41,7 @@ class Lines:
 
 
 def write_lines(path: Path, lines: Lines) -> bool:
-    """Write a token file atomically. If the disk is full, log a warning and return False."""
+    """Write a token file atomically. After an OSError, log a warning and return False."""
     import pyarrow as pa  # imported here, because the import takes 0.5 s
     from pyarrow import parquet
 
@@ -59,7 +57,6 @@ def write_lines(path: Path, lines: Lines) -> bool:
     split = [f"{name}.list.element" for name in values if name in _CONTINUOUS]
     rest = [*keys, *(f"{name}.list.element" for name in values if name not in _CONTINUOUS)]
     incomplete = path.with_name(f".{path.name}.incomplete")
-    # `Any`, because pyarrow's type annotations do not allow lists of column names.
     encodings: dict[str, Any] = {"use_dictionary": rest, "use_byte_stream_split": split}
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -95,10 +92,9 @@ class RecordedRow:
 
 
 def read_rows(run_folder: RunFolder, step: int, id: str | None = None) -> list[RecordedRow]:
-    """Return the recorded rows of a step, each once per update. `id`: return only this rollout's.
+    """Return the recorded rows of a step, each once per update. `id`: only those of this rollout.
 
-    Raises:
-        ValueError: a file is damaged, or the files come from different runs.
+    Raise ValueError if a file is damaged, or if the files come from different runs.
     """
     with naming_damage(run_folder.tokens_of(step, "*"), "delete the files of this step"):
         return _read_rows(run_folder, step, id)
@@ -117,10 +113,10 @@ def _read_rows(run_folder: RunFolder, step: int, id: str | None) -> list[Recorde
             by_token = {}
             for name, values in columns.items():
                 if len(values) != mask.sum():
-                    raise ValueError(
+                    raise UnusableFile(
                         f"{path} has {len(values)} values of {name} for row {key[1]} of rollout "
                         f"{key[0]}, which has {mask.sum()} sampled tokens: the files come "
-                        "from different runs"
+                        "from different runs, so delete the files of this step"
                     )
                 by_token[name] = np.full(len(mask), np.nan, np.float32)
                 by_token[name][mask] = values

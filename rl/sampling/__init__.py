@@ -1,1 +1,1 @@
-"""Package that samples the rollouts of an example from vLLM or from demonstrations."""
+"""Package that makes rollouts: vLLM samples them, or they are built from demonstrations."""

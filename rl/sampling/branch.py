@@ -13,10 +13,10 @@ from rl.sampling.strategy import PlayOne, StartedGroup, Strategy, play_attempts
 
 
 class Branch(Strategy):
-    """Play some attempts, then branch each of them at its most uncertain position.
+    """Play some attempts, then branch each of them where the policy was most uncertain.
 
     A branch begins with the attempt's tokens before this position, and the policy samples the rest.
-    arXiv:2507.19849.
+    ARPO is published in arXiv:2507.19849.
     """
 
     begins_turns: ClassVar[bool] = True
@@ -38,7 +38,7 @@ class Branch(Strategy):
     async def play(self, group: StartedGroup, play_one: PlayOne, size: int) -> Sequence[Rollout]:
         roots = await play_attempts(group, play_one, range(self.num_first(size)))
         starts = [(root, *at) for root in roots if (at := self.position(root))]
-        if not starts:  # no attempt has a position to branch from
+        if not starts:  # no branch is possible: play independent attempts
             return [*roots, *await play_attempts(group, play_one, range(len(roots), size))]
         branches = []
         for seed in range(len(roots), size):

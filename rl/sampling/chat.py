@@ -102,16 +102,12 @@ class Chat:
         return replace(self, sampler=sampler)
 
     def at_version(self, sampler: PolicySampler, version: int) -> Self:  # noqa: ARG002
-        """Return a copy with this sampler. Requests reuse only what vLLM cached at `version`."""
+        """Return a copy with this sampler. Requests reuse vLLM's prefix cache of `version` only."""
         return self.with_sampler(sampler)
 
 
 def checked_call(call_id: object, name: object, arguments: Any, raw: str) -> Message:
-    """Return an entry of `tool_calls`. A valid call has a name and plain JSON arguments.
-
-    An invalid call has an `error`, which the environment returns to the policy. The arguments of an
-    invalid call are `raw`, the text that the policy wrote.
-    """
+    """Return an entry of `tool_calls`. An invalid call gets an `error`, and `raw` as arguments."""
     if not isinstance(name, str) or not name:
         return invalid_call(call_id, raw, "the tool call has no name")
     if len(name) > _MAX_NAME_LENGTH:
@@ -144,18 +140,14 @@ class ChatSettings:
     served_as: str  # model name in requests to vLLM
     model: Path  # local folder with the tokenizer
     renderer: str  # name of the chat format in the library `renderers`, or auto
-    renderer_options: Mapping[str, Any] | None = None  # for the renderer or chat template
+    renderer_options: Mapping[str, Any] | None = None  # options of the renderer or chat template
     num_seqs: int | None = None  # maximum number of concurrent completions; None: unknown
     tally: RequestTally = field(default_factory=RequestTally)
 
 
 @dataclass
-class HintedPrompts:
-    """Callable that renders prompts with hints for a reference model (`reference.sees_hint=true`).
-
-    Only the reference model sees these prompts. It computes the logprobs of the policy's tokens
-    after them.
-    """
+class HintRenderer:
+    """Callable that renders prompts with hints for a reference model with `sees_hint=true`."""
 
     chat: Chat
     env: Environment

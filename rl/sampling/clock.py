@@ -43,8 +43,6 @@ class CompletionSlots:
 
 @dataclass
 class Clock:
-    """The remaining time of a rollout, and the total time of its requests to the server."""
-
     left: float  # seconds until the rollout times out
     engine_time: float = 0.0  # total seconds of the rollout's requests to the server
     _timeout: asyncio.Timeout | None = field(default=None, init=False)
@@ -82,7 +80,7 @@ class Clock:
 
     @asynccontextmanager
     async def hold_slots(self, slots: CompletionSlots, count: int = 1) -> AsyncIterator[None]:
-        """Wait for slots while the clock is paused. Add the block's duration to `engine_time`."""
+        """Pause the clock until slots are free. Run the block and add its time to `engine_time`."""
         async with AsyncExitStack() as stack:
             with self.pause():
                 await stack.enter_async_context(slots.hold(count))

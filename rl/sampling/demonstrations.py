@@ -27,7 +27,7 @@ from rl.sampling.row_builder import GrowingRow
 
 log = logging.getLogger(__name__)
 
-_MAX_TOO_LONG = 100  # this many consecutive conversations that are too long end the run
+_MAX_TOO_LONG = 100  # the run ends after this many consecutive conversations that are too long
 
 
 class ConversationTooLong(ValueError):
@@ -57,16 +57,19 @@ class ImitationSampler:
         group_size: int,
         max_seq_len: int,
     ) -> tuple[Rollout, ...]:
-        """Return `group_size` conversations as rollouts, each with reward 1.
-
-        The caller derives `rng` from the run's seed and the group's index, so that a resumed run
-        gets the same groups. A conversation that is too long is skipped with a warning.
-        """
+        """Return `group_size` rollouts with reward 1. Skip conversations that are too long."""
         stream = self.conversations(env, rng)
         rollouts: list[Rollout] = []
         too_long = 0
         while len(rollouts) < group_size:
-            messages = env.add_system_prompt(next(stream))
+            # Use a default, because StopIteration becomes a RuntimeError in a calling coroutine.
+            if (conversation := next(stream, None)) is None:
+                raise ValueError(
+                    f"the conversations of the environment {env.name!r} ended, but a group needs "
+                    f"{group_size}: let demonstrations() yield endlessly, for example in a loop "
+                    "`while True`"
+                )
+            messages = env.add_system_prompt(conversation)
             try:
                 rows = tokenize(renderer, messages, max_seq_len, env.tool_specs)
             except ConversationTooLong:

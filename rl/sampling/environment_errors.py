@@ -15,10 +15,7 @@ class EnvironmentFailed(Exception):
 
 @contextmanager
 def as_environment_error(env: Environment, what: str) -> Iterator[None]:
-    """Convert exceptions to EnvironmentFailed, except vLLM's errors and the task's cancellation.
-
-    `what`: name of the environment's method that the block calls, for the error message.
-    """
+    """Convert exceptions to EnvironmentFailed, except vLLM's errors and the task's cancellation."""
     try:
         yield
     except GenerationError:

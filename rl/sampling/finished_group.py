@@ -10,14 +10,13 @@ from envs.episode import StopReason, rewards_by_name
 from envs.protocol import Environment
 from rl.inference.completion import RequestFailed
 from rl.records import Rollout
-from rl.sampling.chat import Chat, HintedPrompts
+from rl.sampling.chat import Chat, HintRenderer
 from rl.sampling.clock import Clock
 from rl.sampling.environment_errors import EnvironmentFailed, as_environment_error
 from rl.sampling.rewarding import with_rewards
 from rl.sampling.speaker import Speaker
 
-# Fields of a rollout after an error in `score_group` or `teacher_messages`.
-_BROKEN = {"reward": None, "stop_reason": StopReason.ENV_ERROR}
+_BROKEN = {"reward": None, "stop_reason": StopReason.ENV_ERROR}  # fields of a rollout with an error
 
 
 @dataclass
@@ -31,7 +30,7 @@ class FinishedGroup:
     checked: set[str]  # environments and roles whose reward names have been checked
 
     async def with_group_rewards(self, timeout: float) -> "FinishedGroup":
-        """Return the group with the rewards of `score_group`, or without rewards if that fails."""
+        """Return the group with rewards of `score_group`, or without rewards if the call fails."""
         env = self.env
         episodes = [speaker.episode for rollout, speaker in self.played if not rollout.error]
         try:
@@ -64,10 +63,10 @@ class FinishedGroup:
         for rollout, speaker in self.played:
             speaker.episode.reward = rollout.reward
         group = [speaker.episode for rollout, speaker in self.played if not rollout.error]
-        hints, hinted = HintedPrompts(self.chat, self.env, group), list[Rollout]()
+        hints, hinted = HintRenderer(self.chat, self.env, group), list[Rollout]()
         for rollout, speaker in self.played:
             try:
-                # Any other `prepare` has shown a hint to the policy: skip these episodes.
+                # Skip episodes with another `prepare`, because it has shown a hint to the policy.
                 if speaker.prepare == self.env.add_system_prompt:
                     await speaker.rows.add_hints(partial(hints, episode=speaker.episode))
                 changes: dict[str, Any] = {"rows": speaker.rows.freeze()}

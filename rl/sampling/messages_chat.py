@@ -1,4 +1,4 @@
-"""Chat client for any OpenAI-compatible server, for evaluation only.
+"""Chat client for any OpenAI-compatible server, for evaluation and prompt search.
 
 The client sends one request per completion, because some servers do not support the parameter `n`.
 The server returns no token ids, so its completions cannot be trained on.

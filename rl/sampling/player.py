@@ -5,9 +5,9 @@
 A strategy (strategy.py) decides how many attempts are played, and which of them form the group.
 An environment with `holds_conversation` writes the prompts itself and calls a Speaker per turn.
 An error of an environment (an exception, a timeout or a NaN reward) affects only the rollout in
-which it occurs. After an exception the rollout is repeated, at most `sampler.max_retries` times. A
-rollout that still fails gets no reward, its error is counted, and the other rollouts of its group
-are trained.
+which it occurs, unless `score_group` fails. After an exception the rollout is repeated, at most
+`sampler.max_retries` times. A rollout that still fails gets no reward, its error is counted, and
+the other rollouts of its group are trained.
 """
 
 import asyncio
@@ -45,10 +45,8 @@ _Played = tuple[Rollout, Speaker]  # a rollout, and the speaker with its episode
 
 @dataclass
 class Player:
-    """Plays the episodes of an environment, which may be a mixture."""
-
     sampler: PolicySampler
-    env: Environment
+    env: Environment  # may be a mixture of environments
     chat: Chat
     watchdog: Watchdog | None = None
     seed: int | None = None  # seed of the run; None: requests have no seed
@@ -57,12 +55,11 @@ class Player:
     policy_version: int = 0
     hinted_envs: frozenset[str] = frozenset()  # names of environments whose reference sees hints
     _logged: set[str] = field(default_factory=set)  # errors that have been logged
-    # environments and roles whose reward names have been checked
-    _checked: set[str] = field(default_factory=set)
+    _checked: set[str] = field(default_factory=set)  # envs and roles with checked reward names
     _env_slots: dict[str, asyncio.Semaphore] = field(default_factory=dict)  # key: env.name
 
     def at_version(self, version: int) -> Self:
-        """Return a copy with the sampling options of `version`. Set the options of `env`, too."""
+        """Return a copy with sampler options scheduled for `version`. Also set those of `env`."""
         self.schedules.apply(self.env, "env", version)
         options = self.schedules.options("sampler", version)
         return replace(self, sampler=replace(self.sampler, **options), policy_version=version)
@@ -74,13 +71,13 @@ class Player:
     async def play_group(
         self, index: int, example: Example, group_size: int
     ) -> tuple[Rollout, ...]:
-        """Return the rollouts of one example, usually of `group_size` episodes played concurrently.
+        """Play an example, usually `group_size` times concurrently, and return the rollouts.
 
         An episode has one rollout, or one for each role that spoke.
 
         In a single-turn environment the attempts that start together share one request, which is
-        about 20 % faster than one request each. If max_tokens is large, each sends its own, because
-        one slow completion would make the shared request time out (`Chat.shares_request`).
+        about 20 % faster than one request each. If max_tokens is large, each attempt sends its own,
+        because one slow completion would make the shared request time out.
         """
         env = self.env.environment_of(example)
         sampler = replace(self.sampler, **(env.sampling or {}))  # `env.sampling` overrides options
@@ -176,7 +173,12 @@ class Player:
     async def _play_once(self, start: RolloutInputs) -> _Played:
         env, clock = start.env, start.clock
         messages = start.prepare(start.example.messages)
-        episode = Episode(start.example, messages, policy_version=self.policy_version)
+        episode = Episode(
+            start.example,
+            messages,
+            number=start.seeds.rollout,
+            policy_version=self.policy_version,
+        )
         first = Speaker(
             *(self.chat, RowBuilder(), episode),
             *(lambda: clock.hold_slots(self.chat.slots), start.seeds, start.prepare),

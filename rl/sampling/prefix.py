@@ -19,7 +19,7 @@ from rl.sampling.chat import Chat, Prompt
 class Prefix:
     """The tokens with which an attempt begins."""
 
-    turns: tuple[Completion, ...]  # the policy continues the last one, which may be empty
+    turns: tuple[Completion, ...]  # the policy continues the last turn, which may be empty
     trains: bool = False  # whether the given tokens are trained
 
     @staticmethod

@@ -23,13 +23,8 @@ THINKING = {**ANSWER, "reasoning_content": "Two and three make five."}
 async def rewrites_history(chat: Chat, renderer: Renderer) -> bool:
     """Return whether the prompt of turn two changes tokens of turn one."""
     opening = await chat.first_prompt([QUESTION], None)
-    completion = Completion(
-        token_ids=completion_with_thinking(renderer, opening.token_ids),
-        logprobs=[],
-        versions=[],
-        cut_off=False,
-        prompt_ids=opening.token_ids,
-    )
+    token_ids = completion_with_thinking(renderer, opening.token_ids)
+    completion = Completion(token_ids, [], [], cut_off=False, prompt_ids=opening.token_ids)
     message = chat.message(opening, completion)
     following = await chat.next_prompt(opening, completion, message, [REPLY])
     before = completion.prompt_ids + completion.token_ids

@@ -19,8 +19,6 @@ log = logging.getLogger(__name__)
 
 
 class FittingExamples(LazyExamples):
-    """The examples of a pool. Reading an example with a too long prompt returns another one."""
-
     def __init__(
         self,
         examples: Sequence[Example],
@@ -31,8 +29,7 @@ class FittingExamples(LazyExamples):
     ) -> None:
         """`max_prompt_len`: maximum tokens of a prompt; None: any number below max_seq_len."""
         self._examples, self._env, self._chat = examples, env, chat
-        # A prompt with this number of tokens or more is too long.
-        self._limit = min(max_seq_len, (max_prompt_len or max_seq_len) + 1)
+        self._limit = min(max_seq_len, (max_prompt_len or max_seq_len) + 1)  # too long
         if max_prompt_len is None:
             self._problem = f"fill model.max_seq_len={max_seq_len}: raise model.max_seq_len"
         else:
@@ -60,7 +57,6 @@ class FittingExamples(LazyExamples):
         )
 
     def _tokens_if_too_long(self, index: int) -> int:
-        """Return the number of tokens if the prompt is too long, else 0. May log a warning."""
         if index not in self._too_long:
             example = self._examples[index]
             tokens = self._too_long[index] = self._count_if_too_long(example)

@@ -6,8 +6,8 @@
 
 Some chat formats drop the thinking of earlier turns (Qwen3, DeepSeek-R1). The prompt of turn two
 then does not begin with the tokens of turn one, and a rollout becomes several training rows. The
-start of a run tests for this. `client.on_rewrite` decides what follows: later prompts keep the
-thinking (extend), several rows are trained (fork), or the run does not start (refuse).
+client tests the format when a run starts. `client.on_rewrite` decides what follows: later prompts
+keep the thinking (extend), several rows are trained (fork), or the run does not start (refuse).
 """
 
 from collections.abc import AsyncIterator, Iterator, Sequence
@@ -92,7 +92,9 @@ class RendererChat(Chat):
                 token_ids, tools=cast("Any", prompt.tools), prompt_ids=prompt.token_ids
             )
         except Exception as error:  # noqa: BLE001 a parser of `renderers` may raise any error
-            return self._unparsable_message(token_ids, error)
+            cause = f"the turn cannot be parsed, perhaps too deep nesting ({type(error).__name__})"
+            content = replace_surrogates(decode_text(self.renderer, token_ids))
+            return {**assistant(content), "tool_calls": [invalid_call("call_0", "", cause)]}
         message: Message = {"role": "assistant", "content": replace_surrogates(parsed.content)}
         if parsed.reasoning_content:
             message["reasoning_content"] = replace_surrogates(parsed.reasoning_content)
@@ -100,17 +102,11 @@ class RendererChat(Chat):
             message["tool_calls"] = [_tool_call(i, c) for i, c in enumerate(parsed.tool_calls)]
         return message
 
-    def _unparsable_message(self, token_ids: list[int], error: Exception) -> Message:
-        """Return the text as a message with an invalid tool call, whose error the policy gets."""
-        mistake = f"the turn cannot be parsed, perhaps too deep nesting ({type(error).__name__})"
-        content = replace_surrogates(decode_text(self.renderer, token_ids))
-        return {**assistant(content), "tool_calls": [invalid_call("call_0", "", mistake)]}
-
     async def next_prompt(
         self, prompt: Prompt, completion: Completion, message: Message, reply: list[Message]
     ) -> Prompt:
         """Append completion and reply to the prompt's tokens, or render the whole conversation."""
-        # `bridged` begins with the tokens so far. It is None if the format changes earlier turns.
+        # The result begins with all tokens so far, or is None if the format changes earlier turns.
         bridged = self.renderer.bridge_to_next_turn(
             prompt.token_ids,
             completion.token_ids,
@@ -138,10 +134,7 @@ class RendererChat(Chat):
         return min(self.sampler.max_tokens, self.max_seq_len - len(prompt.token_ids))
 
     def shares_request(self, prompt: Prompt) -> bool:
-        """Return whether even a completion of maximum length ends before rollout_timeout.
-
-        Otherwise one slow completion would make the shared request of the whole group time out.
-        """
+        """Return whether even a completion of maximum length ends before rollout_timeout."""
         return 0 < self.max_new_tokens(prompt) <= self.sampler.rollout_timeout * _MIN_TOKENS_PER_S
 
     def fills_context(self, completion: Completion) -> bool:

@@ -1,9 +1,10 @@
 """The reward of a rollout: the weighted sum of its named rewards."""
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from difflib import get_close_matches
+from typing import NoReturn
 
 from envs.protocol import Environment
 from rl.records import Rollout
@@ -14,35 +15,37 @@ def with_rewards(
 ) -> Rollout:
     """Return the rollout with these named rewards and their weighted sum.
 
-    Raise ValueError if a reward with a weight is missing. This is checked once per environment and
-    role. `checked` contains the environments and roles that have passed.
+    The rollout has an error and no reward if a reward with a weight is missing or not finite. If
+    one is missing in the first rollout of an environment and role, raise ValueError, because its
+    name in reward_weights is probably wrong. `checked`: environments and roles already checked.
     """
-    key = f"{env.name} {rollout.role}"
+    key, score = f"{env.name} {rollout.role}", f"{type(env).__name__}.score (or score_group)"
+    weights = {name: weight for name, weight in env.reward_weights.items() if weight}
+    missing = [name for name in weights if name not in rewards]
     if rewards and key not in checked:
-        _check_names(env, rewards)
+        if missing:
+            _raise_wrong_names(env, missing, rewards)
         checked.add(key)
     if rollout.role and not rewards:
-        missing = f"{type(env).__name__}.score returned no reward for the role {rollout.role!r}"
-        return replace(rollout, error=f"{missing}: return NaN if this role must not be trained")
-    reward, error = _weighted_sum(env, rewards), ""
-    if reward is None:
-        broken = [name for name in rewards if not math.isfinite(rewards[name])]
-        error = f"{type(env).__name__}.score (or score_group) returned NaN or infinity for {broken}"
-    return replace(rollout, reward=reward, rewards=rewards, error=error)
+        error = f"{type(env).__name__}.score returned no reward for the role {rollout.role!r}"
+        return replace(rollout, error=f"{error}: return NaN if this role must not be trained")
+    if missing:
+        names = ", ".join(map(repr, missing))
+        error = f"{score} did not return {names}: return 0.0 where a reward does not apply"
+        return replace(rollout, rewards=rewards, error=error)
+    total = sum(weight * rewards[name] for name, weight in weights.items())
+    if math.isfinite(total):
+        return replace(rollout, reward=total, rewards=rewards)
+    if broken := [name for name in weights if not math.isfinite(rewards[name])]:
+        error = f"{score} returned NaN or infinity for {broken}"
+    else:
+        error = f"the weighted sum of {rewards} is too large: lower reward_weights or the rewards"
+    return replace(rollout, rewards=rewards, error=error)
 
 
-def _weighted_sum(env: Environment, rewards: Mapping[str, float]) -> float | None:
-    """Return the weighted sum; None if it is not finite. Rewards without a weight may be NaN."""
-    weights = {name: weight for name, weight in env.reward_weights.items() if weight}
-    total = sum(weight * rewards.get(name, 0.0) for name, weight in weights.items())
-    return total if math.isfinite(total) else None
-
-
-def _check_names(env: Environment, rewards: Mapping[str, float]) -> None:
-    weighted = [name for name, weight in env.reward_weights.items() if weight]
-    missing = [name for name in weighted if name not in rewards]
-    if not missing:
-        return
+def _raise_wrong_names(
+    env: Environment, missing: Sequence[str], rewards: Mapping[str, float]
+) -> NoReturn:
     close = get_close_matches(missing[0], rewards, n=1)
     hint = f"did you mean {close[0]!r}? " if close else ""
     raise ValueError(

@@ -15,21 +15,19 @@ from rl.sampling.sampler import RequestSeeds
 
 @dataclass
 class RolloutInputs:
-    """The inputs of one rollout. The rollouts of a group may share `prompt`."""
-
     env: Environment
     example: Example
     clock: Clock
     seeds: RequestSeeds
     prepare: Callable[[Sequence[Message]], list[Message]]  # adds system prompt and any hint
-    prompt: Prompt | None = None  # first prompt; None until it is rendered
+    prompt: Prompt | None = None  # first prompt, shared by a group; None until rendered
     opening: Completion | None = None  # first completion, from the request that the group shared
     prefix: Prefix | None = None  # given tokens that begin the first turns
 
     def change_example(self, example: Example, hint: str | None) -> None:
-        """Play `example` instead, with `hint` in its prompt.
+        """Replace the example by `example`, and show `hint` in its prompt.
 
-        If `hint` is "", the prompt shows the example's own hint. If it is None, there is no hint.
+        If `hint` is "", the prompt shows the example's own hint; if None, it shows none.
         """
         env, self.prompt = self.env, None
         self.example = replace(example, info={**example.info, "hint": hint}) if hint else example

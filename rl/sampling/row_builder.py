@@ -80,6 +80,5 @@ class RowBuilder:
             row.hinted_prompt = await hint(row.prompt)
 
     def freeze(self) -> tuple[TrainingRow, ...]:
-        """Return the rows that contain a completion token."""
         rows = (row.freeze() for row in self._rows)
         return tuple(row for row in rows if row.completion_mask.any())

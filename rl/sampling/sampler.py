@@ -39,10 +39,7 @@ class PolicySampler:
         parse_stops(self.stop, "sampler.stop")
 
     def non_default_parameters(self) -> dict[str, Any]:
-        """Return the temperature, and the other options that change what is sampled.
-
-        Options with a neutral value are omitted, because OpenAI's API rejects some of them.
-        """
+        """Return options of a request. Omit those without effect: OpenAI's API rejects some."""
         pairs = ((name, getattr(self, name)) for name in NEUTRAL_SAMPLING)
         changed = {name: value for name, value in pairs if value != NEUTRAL_SAMPLING[name]}
         stop = {"stop": list(self.stop)} if self.stop else {}
@@ -66,8 +63,8 @@ class RequestSeeds:
         run seed, group index, rollout, attempt, turn ---> seed of the request
 
     If a request samples several completions, completion j gets seed + j. A seed does not depend on
-    time or on the order of requests. `replace` returns a copy that starts at the first turn. A run
-    is repeated only if vLLM also computes equal logits (conf/sampler).
+    time or on the order of requests. `replace` returns a copy that starts at the first turn. A
+    repeated run samples the same tokens only if vLLM computes equal logits (conf/sampler).
     """
 
     seed: int | None  # seed of the run; None: requests have no seed (`sampler.seeded`)

@@ -24,24 +24,16 @@ from rl.sampling.sampler import RequestSeeds
 
 @dataclass
 class Speaker:
-    """Callable that samples the policy's turns in one episode and adds them to `rows`.
-
-    Attributes:
-        hold_slot: returns a context manager that limits concurrent requests (`Clock.hold_slots`).
-        seeds: the seeds of the requests, one per turn.
-        prepare: function that adds `env.system_prompt`, and a hint if the policy sees one.
-        prefix: given tokens with which the first turns begin; None: all tokens are sampled.
-        stop_reason: why the newest turn ended; CONTEXT if the prompt fills max_seq_len.
-    """
+    """Callable that samples the policy's turns in one episode and adds them to `rows`."""
 
     chat: Chat
     rows: RowBuilder
     episode: Episode
-    hold_slot: Callable[[], AbstractAsyncContextManager[None]]
+    hold_slot: Callable[[], AbstractAsyncContextManager[None]]  # limits concurrent requests
     seeds: RequestSeeds
-    prepare: Callable[[list[Message]], list[Message]]
-    prefix: Prefix | None = None
-    stop_reason: StopReason = StopReason.STOP
+    prepare: Callable[[list[Message]], list[Message]]  # adds system prompt and any hint
+    prefix: Prefix | None = None  # given tokens with which the first turns begin
+    stop_reason: StopReason = StopReason.STOP  # why the newest turn ended
     # (conversation, prompt, completion) of the newest turn; None before the first turn
     _last: tuple[list[Message], Prompt, Completion] | None = None
     _failure: GenerationError | None = field(default=None, repr=False)
@@ -62,7 +54,7 @@ class Speaker:
             self.episode.role, self._roles[role] = role, self
         elif role not in self._roles:
             ours = self.episode
-            shared = {"policy_version": ours.policy_version, "memory": ours.memory}
+            shared = {name: getattr(ours, name) for name in ("number", "policy_version", "memory")}
             episode = Episode(ours.example, [], **shared, role=role)
             own = (self.chat, RowBuilder(), episode, self.hold_slot, self.seeds, self.prepare)
             self._roles[role] = Speaker(*own)
@@ -131,7 +123,7 @@ class Speaker:
 
 
 def _same_messages(before: list[Message], repeated: list[Message]) -> bool:
-    """Return whether messages are equal except for call ids and reasoning, which clients drop."""
+    """Compare messages without call ids and reasoning, because environments may drop these."""
     return [_comparison_key(m) for m in before] == [_comparison_key(m) for m in repeated]
 
 

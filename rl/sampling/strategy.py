@@ -44,11 +44,11 @@ class PlayOne(Protocol):
 
 
 class Strategy:
-    """Base class of strategies. Its constructor's keywords are the options in YAML.
+    """Base class of strategies. A strategy's constructor takes its YAML options as keywords.
 
     Attributes:
-        reads_rewards: whether `play` reads rewards. Rewards of `score_group` are computed later.
-        fixed_size: whether `play` always returns `size` rollouts, or none.
+        reads_rewards: whether `play` reads rewards. Environments with score_group are then refused.
+        fixed_size: whether `play` always returns either `size` rollouts or none.
         needs_hints: whether every example needs a hint.
         begins_turns: whether turns may begin with given tokens; sampler.stop must then be [].
         samples: whether `play` needs attempts that the policy samples, not demonstrations.
@@ -61,10 +61,7 @@ class Strategy:
     samples: ClassVar[bool] = True
 
     def num_first(self, size: int) -> int:
-        """Return how many attempts start together from the prompt alone, with seeds from 0 on.
-
-        One request may sample the first turns of all of them.
-        """
+        """Return how many attempts start first, without prefix or hint, with seeds from 0 on."""
         return size
 
     async def play(self, group: StartedGroup, play_one: PlayOne, size: int) -> Sequence[Rollout]:
@@ -91,7 +88,7 @@ async def play_attempts(
 async def play_strategy(
     strategy: Strategy, group: StartedGroup, play_one: PlayOne, size: int
 ) -> tuple[Rollout, ...]:
-    """Return a strategy's rollouts. Raise ValueError if a seed repeats or their number is wrong."""
+    """Return a strategy's rollouts. Raise ValueError if a seed repeats or the count is wrong."""
     name, seeds = type(strategy).__name__, set[int]()
 
     async def play_new_seed(example: Example, *, seed: int, **given: Any) -> Rollout:

@@ -1,10 +1,10 @@
-"""Chat client for which vLLM renders the prompts with its own chat template.
+"""Chat client for which vLLM renders the prompts with the model's chat template.
 
     messages --/tokenize--> token ids --/inference/v1/generate--> tokens, logprobs, versions
 
 vLLM's /v1/chat/completions is not used, because it returns no policy version per token. vLLM
-renders the whole conversation again before every turn. The rollout stays one training row while
-each prompt repeats the sampled tokens exactly. Otherwise a new row begins (row_builder.py).
+renders the whole conversation again before every turn. If the new prompt repeats the earlier
+tokens exactly, it extends the training row. Otherwise a new row begins (row_builder.py).
 """
 
 import asyncio
@@ -31,9 +31,8 @@ class TokensChat(RendererChat):
     render_error: ClassVar[type[Exception]] = ValueError
     on_rewrite: Literal["fork", "refuse"] | None = None  # None: there is only one turn
     template_options: Mapping[str, Any] | None = None  # variables of the chat template
-    # Empty, or the task that tests the template (prefix_probe.py). It is a list, because copies of
-    # the chat share the task. The test cannot run in `connect`, because vLLM may still be starting
-    # and have no LoRA adapter yet.
+    # Empty, or the task that tests the template. Copies of the chat share this list. The test does
+    # not run in `connect`, because vLLM may still be starting and have no LoRA adapter yet.
     _probe: list[asyncio.Task[None]] = field(default_factory=list)
 
     async def check_server(self) -> None:

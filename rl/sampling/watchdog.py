@@ -23,8 +23,6 @@ log = logging.getLogger(__name__)
 
 
 class Watchdog:
-    """A context manager with a thread that reports code which blocks the current event loop."""
-
     def __init__(
         self, show: Callable[[str], None], *, patience: float = 3.0, interval: float = 0.5
     ) -> None:
@@ -43,7 +41,7 @@ class Watchdog:
         self._ended.set()
 
     def pop_blocked_seconds(self) -> float:
-        """Return the seconds for which the current task blocked the loop, and reset the count."""
+        """Return the last reported seconds of blocking by the current task, and reset them to 0."""
         task = asyncio.current_task()
         return self._blocked.pop(task, 0.0) if task is not None else 0.0
 
@@ -65,7 +63,7 @@ class Watchdog:
         task, frame = asyncio.current_task(self._loop), sys._current_frames().get(self._ident)
         if task is None or frame is None:
             return
-        self._blocked[task] = seconds  # how long this task has blocked the loop
+        self._blocked[task] = seconds  # how long this task has blocked the loop so far
         message = (
             f"all rollouts have been blocked for {seconds:.0f} s by {_location(frame)}: "
             "write a plain `def` function, which runs in a thread, or await non-blocking code"

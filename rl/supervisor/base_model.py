@@ -35,7 +35,6 @@ def model_of(run_folder: RunFolder, prepare: Callable[[], Path]) -> Path:
 
 
 def make_cache(folder: Path) -> None:
-    """Create the cache folder of warm starts. Raise ConfigError if it is not writable."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
         with TemporaryFile(dir=folder):
@@ -50,11 +49,7 @@ def make_cache(folder: Path) -> None:
 
 
 def fetch_references(run: Run) -> list[Path]:
-    """Return the folders of the reference models, downloaded from the Hugging Face Hub if needed.
-
-    Raises:
-        ConfigError: there is no such model, or its files are damaged.
-    """
+    """Return the reference models' folders. Raise ConfigError for a missing or damaged model."""
     if not needs_reference(run.plain()):
         return []
     with as_config_error():

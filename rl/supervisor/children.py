@@ -56,7 +56,7 @@ class Children:
         if self._run.cluster.spans_hosts:  # all ranks connect to a TCP port of rank 0
             listening, first = {LISTEN_VARIABLE: self._hosts.here.address}, self._hosts.ranks[0]
             meeting = {"MASTER_ADDR": first.address, "MASTER_PORT": str(first.free_port())}
-        # Hide the GPUs, because a reward function may import JAX, which would fill a GPU's memory.
+        # Hide GPUs from the rollouts process, because JAX in a reward function would fill a GPU.
         env = {**listening, "CUDA_VISIBLE_DEVICES": ""}
         self._start("rollouts", python_module("rl.rollouts", folder), env)
         for rank, place in enumerate(self._plan.ranks):
@@ -89,7 +89,6 @@ class Children:
         )
 
     def _own_replicas(self) -> list[Replica]:
-        """Return the replicas that this run will start, with addresses and, for TCP, a key."""
         inference, cluster = self._run.inference, self._run.cluster
         private, names = self._run_folder.private, inference.names
         if inference.listen == "unix" and not cluster.spans_hosts:
@@ -129,15 +128,14 @@ class Children:
         while True:
             tick()
             begun = self._first_batch_has_begun()
-            if stop.asked:  # check first, because the signal may also have ended processes
+            if stop.asked:  # check this first, because the signal may also end processes
                 self._request_stop()
-            # Ignore the stop file before the first batch, because there is nothing to save.
-            asked = begun and self._run_folder.stop_request.exists()
+            asked = self._run_folder.stop_request.exists()
             ended = {n: c.returncode for n, c in self._children.items() if c.returncode is not None}
             if all(trainer.returncode == 0 for trainer in trainers):
                 self._raise_if_reported()  # ranks also end with 0 if sampling has failed
                 return
-            if self._replicas:  # check vLLM first, because the others fail if it ends
+            if self._replicas:  # check vLLM first, because ranks and rollouts fail if it ends
                 gone = self._replicas.check_and_restart(may_restart=begun and not asked)
                 if gone is not None:
                     if begun:
@@ -176,10 +174,7 @@ class Children:
             raise RunFailed(f"{failure['part']}: {failure['message']}{details}")
 
     def _stop_and_save(self, tick: Callable[[], None]) -> bool:
-        """Request a checkpoint because vLLM has ended, and wait for the ranks to end.
-
-        Return whether every rank ended with status 0 and every finished step is saved.
-        """
+        """Request a checkpoint. Return whether all ranks end with 0 and all steps are saved."""
         ranks = self._trainers()
         self._run_folder.stop_request.touch()
         deadline = time.monotonic() + self._run.trainer.wait_timeout
@@ -196,10 +191,7 @@ class Children:
         self._raise_failure_with_log(name, describe_exit(status))
 
     def _raise_if_host_lost(self, seconds: float) -> None:
-        """Raise HostLost if the host of an ended rank is reported as lost within `seconds`.
-
-        HostLost explains the failure better than the error of a rank that could not reach the host.
-        """
+        """Raise HostLost if the host of an ended rank is reported as lost within `seconds`."""
         deadline = time.monotonic() + seconds
         while time.monotonic() < deadline:
             for rank, host in enumerate(self._hosts.ranks):
@@ -237,7 +229,6 @@ def _device_environment(place: Place, *, shared: bool) -> dict[str, str]:
         segments = os.environ.get("PYTORCH_ALLOC_CONF", "expandable_segments:True")
         waits = {WAIT_VARIABLE: "1"} if shared else {}
         return {"DS_ACCELERATOR": "cuda", "PYTORCH_ALLOC_CONF": segments, **waits}
-    # oneDNN has a cache of its own, and PyTorch has another one for the same kernels.
     caches = ("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "LRU_CACHE_CAPACITY")
     kept = {name: os.environ.get(name, _KERNELS_KEPT) for name in caches}
     return {"DS_ACCELERATOR": "cpu", "OMP_WAIT_POLICY": "PASSIVE", **kept}

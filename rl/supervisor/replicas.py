@@ -38,8 +38,6 @@ StartReplica = Callable[[Replica], Process | None]  # returns None for an extern
 
 @dataclass(eq=False)
 class WatchedReplica:
-    """One vLLM server, with its process and its observed state."""
-
     replica: Replica
     status: Status
     child: Process | None = None
@@ -73,7 +71,6 @@ class Replicas:
         self._pool = ThreadPoolExecutor(len(replicas))  # one thread per server
 
     def start(self) -> None:
-        """Start all servers without waiting until they answer."""
         for one in self._all:
             self._start(one)
 

@@ -3,8 +3,8 @@
 check        validates keys, types, ranges, rules        rl/config/check.py
 Run.of       creates typed nodes                         rl/config/nodes.py
 placement    assigns devices and threads to processes    rl/placement/placement.py
-with_plan    sets counts and flags for these devices     rl/placement/settings.py
-for_model    sets vLLM's memory for a known model        rl/placement/budget.py
+with_plan    sets process counts and vLLM's flags        rl/placement/settings.py
+for_model    sets vLLM's memory from the model's sizes   rl/placement/budget.py
 """
 
 from collections.abc import Mapping, Sequence
@@ -16,7 +16,7 @@ from rl.cluster.host import Hosts
 from rl.config.check import check
 from rl.config.schedules import split_schedules
 from rl.config.schema import ConfigError, Run, as_config_error
-from rl.config.transport import NO_ADAPTED_EXPERTS
+from rl.config.transport import NO_ADAPTED_EXPERTS, placement_problem
 from rl.model.lora import check_targets
 from rl.model.shape import Shape
 from rl.placement.budget import fit_memory, gpu_excess, process_memory
@@ -34,16 +34,13 @@ class Resolved:
     machines: Sequence[Host]  # the hosts; with cluster=ray one imaginary host with all devices
 
     def for_model(self, sizes: Shape | None) -> tuple[Self, str]:
-        """Return a copy with vLLM's memory for a model of these sizes, and the plan as text.
-
-        If `sizes` is None, the model is not known yet, and vLLM's memory is not set.
-        """
+        """Return a copy that sets vLLM's memory for these model sizes, and the plan as text."""
         if sizes and sizes.expert and self.run.adapter.freezes_base:
             with as_config_error():
                 check_targets(self.run.adapter.target_modules)
             if self.run.pushes_adapter and not self.plan.on_gpus:
                 raise ConfigError([f"{NO_ADAPTED_EXPERTS}: use sync=shm, which pushes all weights"])
-        if sizes is None:
+        if sizes is None:  # the model is not known yet
             return self, plan_page(self.plan, None, self.machines)
         run = fit_memory(self.run, self.plan, sizes, self.machines)
         memory = process_memory(run, self.plan, sizes)
@@ -61,7 +58,7 @@ def resolve(config: Mapping[str, Any], machines: Sequence[Host] | None = None) -
 
 
 def assign_devices(run: Run, machines: Sequence[Host] | None = None) -> Resolved:
-    """Assign devices to the processes of a checked run. Raise ConfigError if there are too few."""
+    """Assign devices to the processes of a checked run. Raise ConfigError for too few devices."""
     if run.trainer.debug:
         run = run.with_values({"trainer.ranks": 1})
     if run.cluster.spans_hosts:
@@ -70,18 +67,19 @@ def assign_devices(run: Run, machines: Sequence[Host] | None = None) -> Resolved
         known, machines = machines, machines or [this_host()]
         plan = placement(run, machines)
         group = run.inference.tensor_parallel_size if run.starts_vllm else 1
-        uses_nccl = max(len(plan.ranks), group) > 1
+        uses_nccl = max(len(plan.ranks), group) > 1 or run.transport.has("own_gpus")
         problem = device_problem(machines[0], needs_vllm=run.starts_vllm, uses_nccl=uses_nccl)
         if known is None and problem:
             raise ConfigError([problem])
+    shared = any(map(plan.is_shared, plan.inference))
+    apart = placement_problem(run.transport, on_gpus=plan.on_gpus, shared=shared)
+    if run.sampler.uses_vllm and apart:
+        raise ConfigError([apart])
     return Resolved(with_plan(run, plan), plan, machines)
 
 
 def _plan_reservation(run: Run, machines: Sequence[Host] | None) -> tuple[Plan, Sequence[Host]]:
-    """Plan a run whose hosts Ray reserves later.
-
-    If the number of replicas or of ranks is null, plan one.
-    """
+    """Plan a run whose hosts Ray reserves later. An unset count of replicas or ranks means one."""
     inference, cluster = run.inference, run.cluster
     replicas, ranks = inference.replicas or 1, run.trainer.ranks or 1
     counted = run.with_values({"inference.replicas": replicas, "trainer.ranks": ranks})

@@ -6,8 +6,6 @@
 
 While the supervisor watches, the screen shows what the processes write to status/*.json and
 metrics.jsonl. If a process ends too early and cannot be restarted, the supervisor ends the run.
-
-This module does not import torch.
 """
 
 import json
@@ -33,7 +31,7 @@ from rl.config.schema import ConfigError, Run, as_config_error
 from rl.dry_call.child import DryCall
 from rl.model.folder import check_teacher, check_trainable, fingerprint
 from rl.model.pretrained import check_files
-from rl.model.shape import shape_of
+from rl.model.shape import read_sizes
 from rl.runtime.child import Reaper
 from rl.runtime.code_copies import changed_code, copy_code
 from rl.runtime.commit import commit_of
@@ -92,10 +90,12 @@ def supervise(
     lock = locked(run_folder, delete_on=ConfigError)
     dry_call = DryCall([run.plain()])
     with stopped_by_signals() as stop, lock, Reaper() as reaper, dry_call:
-        # Check again under the lock, because another run may have used the folder meanwhile.
-        if problems := list(run_folder_problems(config)):
+        # Check again under the lock, because another run may have used the folder meanwhile, and
+        # with the number of ranks, which was null before.
+        trainer = {**config["trainer"], "ranks": run.trainer.ranks}
+        if problems := list(run_folder_problems({**config, "trainer": trainer})):
             raise ConfigError(problems)
-        # If an earlier attempt ended before its first step, delete its model and warm start.
+        # If this run was started before but finished no step, delete the old model and warm start.
         if run_folder.overrides.is_file() and not run_folder.has_results():
             run_folder.clear_preparations(keep=run.model.path)
         record = {"overrides": overrides, "command": list(command)}
@@ -144,10 +144,7 @@ def _end_complete_run(run: Run, run_folder: RunFolder) -> float | None:
 
 
 def _end_run(run: Run, run_folder: RunFolder, stop: StopRequest, limit: TimeLimit) -> float | None:
-    """Print the summary and return the mean reward.
-
-    Raise Stopped after a signal. Raise OutOfTime if max_time has ended the run before max_steps.
-    """
+    """Print the summary. Return the mean reward, or raise Stopped or OutOfTime."""
     rows, trainer = read_metrics(run_folder), read_statuses(run_folder).get("trainer.rank0")
     is_cut_short = steps_done(rows) < run.max_steps
     reason = trainer.progress if trainer else ""
@@ -232,10 +229,7 @@ class _Launch:
         return kept
 
     def _build_model(self, run: Run, run_folder: RunFolder) -> Path:
-        """Build or download the model and return its folder.
-
-        Raise ConfigError if the model is unusable.
-        """
+        """Build or download the model. Raise ConfigError if it is unusable."""
         with as_config_error():
             model = build(run.model)().prepare(run_folder.built_model)
             check_trainable(model)
@@ -250,7 +244,7 @@ class _Launch:
     def execute(self, resolved: Resolved, model: Path, *, is_main: bool = True) -> None:
         """Start all processes and watch them until they end. `is_main`: False for a warm start."""
         run_folder, stop = self.run_folder, self.stop
-        sizes = shape_of(model)
+        sizes = read_sizes(model)
         resolved, page = resolved.for_model(sizes)
         run, plan = resolved.run, resolved.plan
         if sizes and not run.adapter.freezes_base:

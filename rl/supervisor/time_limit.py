@@ -14,7 +14,7 @@ from rl.runtime.folder import RunFolder
 from rl.runtime.metrics import MetricsTail, Row, column
 from rl.runtime.stop_request import StopRequest
 
-# The estimate uses only this many last steps, because the first steps may include compilation.
+# Estimate a step's time from the latest steps, because the first ones may include compilation.
 _RECENT_STEPS = 20
 _MARGIN = 1.25
 _ENDING_S = 5.0  # assumed seconds from the last checkpoint to the end of all processes
@@ -22,13 +22,11 @@ _CHECKPOINT_S = 30.0  # until a checkpoint is measured, it is assumed to take at
 # A checkpoint has bfloat16 and float32 weights, a bfloat16 export, and Adam's two float32 moments.
 _BYTES_PER_PARAMETER = 16
 _BYTES_PER_S = 2e8  # assumed speed of the disk
-_NO_CHECKPOINT_S = 0.01  # a step whose metric time/checkpoint is smaller has saved none
+_NO_CHECKPOINT_S = 0.01  # if no time/checkpoint exceeds this, no checkpoint was saved
 _CHECK_INTERVAL_S = 0.5  # seconds between two checks of the remaining time
 
 
 class TimeLimit:
-    """A timer that requests the end of a run shortly before max_time."""
-
     def __init__(self, max_time: float | str | None, run_folder: RunFolder) -> None:
         """Start the timer. `max_time`: seconds, or a text such as 3h30m; None: no limit."""
         self.is_over, self._max_time = False, max_time
@@ -39,18 +37,12 @@ class TimeLimit:
         self._rows: list[Row] = []
 
     def expect_checkpoint(self, num_parameters: int) -> None:
-        """Estimate the time of the first checkpoint from the number of trained parameters.
-
-        The estimate is at most 25 % of max_time, but at least 30 s.
-        """
+        """Estimate the time of the first checkpoint from the number of trained parameters."""
         seconds = num_parameters * _BYTES_PER_PARAMETER / _BYTES_PER_S
         self._checkpoint_s = max(_CHECKPOINT_S, min(seconds, 0.25 * self._seconds))
 
     def request_stop_if_due(self, stop: StopRequest) -> None:
-        """Request the end of the run if the remaining time may not suffice for another step.
-
-        Raise RunFailed if max_time is over before the first step is done.
-        """
+        """Request the end of the run if the remaining time may not suffice for another step."""
         now = time.time()
         if self._max_time is None or self.is_over or now - self._last_check < _CHECK_INTERVAL_S:
             return
@@ -67,10 +59,7 @@ class TimeLimit:
 
 
 def seconds_to_save(rows: Sequence[Row], assumed: float = _CHECKPOINT_S) -> float:
-    """Return the estimated seconds for one step, one checkpoint and the end of all processes.
-
-    `assumed`: seconds of a checkpoint, until the first one is measured.
-    """
+    """Estimate the seconds of a step, a checkpoint (`assumed` until measured) and the run's end."""
     step = max(column(list(rows[-_RECENT_STEPS:]), "time/step"), default=0.0)
     checkpoint = max(column(list(rows), "time/checkpoint"), default=0.0)
     known = checkpoint if checkpoint > _NO_CHECKPOINT_S else assumed

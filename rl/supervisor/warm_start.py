@@ -4,8 +4,10 @@ A warm start is a run of its own, with the configuration conf/warm_start.yaml. T
 cache folder is a hash of everything that affects the resulting weights.
 """
 
+import glob
 import hashlib
 import json
+import os
 import shutil
 import tempfile
 from collections.abc import Callable, Iterable
@@ -22,6 +24,9 @@ from rl.runtime.folder import RunFolder
 # The cache key contains all files of these packages, because a change may affect the weights.
 _PACKAGES = ("rl/learner", "rl/model", "rl/sampling", "rl/rollouts", "losses")
 _ROOT = Path(__file__).parents[2]
+# Options of an environment's data that may name a folder or a file pattern. Other options may
+# look like a pattern by chance, such as the operators "*" and "/" of env=arithmetic.
+_DATA_KEYS = ("path", "eval_path", "corpus", "questions")
 _LIBRARIES = ("torch", "transformers", "deepspeed", "renderers")
 
 
@@ -38,24 +43,20 @@ class WarmStart:
 def warm_start_key(
     first: Run, own_files: Iterable[str], read: Callable[[Path], bytes] = Path.read_bytes
 ) -> str:
-    """Return a hash of everything that affects the weights which the warm start `first` produces.
-
-    `own_files`: the files that the dry call of `first` has imported (DryCall.files).
-    """
+    """Return a hash of all that affects the weights which the warm start `first` produces."""
     content = first.plain()
     irrelevant = ("output_dir", "run_name", "inference", "client", "sync", "logger", "record")
     for group in (*irrelevant, "cluster", "trainer", "max_time"):
         del content[group]
     content["max_grad_norm"] = first.trainer.max_grad_norm  # the only relevant trainer key
-    # Leave out keys that a warm start ignores: it has its own learning rate, samples no completion
-    # and computes no reward.
+    # Leave out keys that a warm start ignores.
     content["model"] = _without_keys(first.model.plain(), "learning_rate", "max_tokens")
     content["env"] = _without_keys(first.env, "reward_weights")
     sources = {path for name in _PACKAGES for path in (_ROOT / name).rglob("*.py")}
     # Leave out files in other packages of rl/, because they do not affect the weights.
     sources |= {Path(file) for file in own_files if not Path(file).is_relative_to(_ROOT / "rl")}
     content["sources"] = [hashlib.sha256(read(path)).hexdigest() for path in sorted(sources)]
-    content["files"] = [_file_hash(value) for _, value in leaves(content["env"])]
+    content["files"] = [_file_hash(key, value) for key, value in leaves(content["env"])]
     content["versions"] = [version(name) for name in _LIBRARIES]
     return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:16]
 
@@ -66,14 +67,22 @@ def _without_keys(node: Any, *keys: str) -> Any:
     return [_without_keys(item, *keys) for item in node] if isinstance(node, list) else node
 
 
-def _file_hash(value: Any) -> str:
-    """Return the hash of the file at the path `value`; "" if `value` is not the path of a file."""
+def _file_hash(key: str, value: Any) -> Any:
+    """Return the hash of the file at the path `value`; "" if `value` names no file.
+
+    For a folder or a file pattern of a key in _DATA_KEYS, return [name, size, time] of each file.
+    """
     if not isinstance(value, str) or "\n" in value or not value:
         return ""
     try:
         path = Path(value).expanduser()
         if not path.is_file():
-            return ""
+            if key.rpartition(".")[2] not in _DATA_KEYS:
+                return ""
+            pattern = f"{glob.escape(str(path))}/**" if path.is_dir() else str(path)
+            found = sorted(filter(os.path.isfile, glob.glob(pattern, recursive=True)))
+            stats = [(name, os.stat(name)) for name in found]
+            return [[name, stat.st_size, stat.st_mtime_ns] for name, stat in stats] or ""
     except (OSError, RuntimeError):  # the path is too long, or the user after ~ does not exist
         return ""
     with path.open("rb") as file:
@@ -81,10 +90,7 @@ def _file_hash(value: Any) -> str:
 
 
 def warm_start_run(run: Run, recipe: dict[str, Any], folder: Path) -> Run:
-    """Return the warm start of `run`. It is a run of its own, which trains the initial model.
-
-    `recipe`: the content of conf/warm_start.yaml.
-    """
+    """Return the warm start of `run` as a run. `recipe`: the content of conf/warm_start.yaml."""
     settings = run.model.warm_start or {}
     # Turn these options off, because a short run does not need them.
     changed = {"checkpoint_every": 0, "compile": False, "debug": False, "profile": 0}

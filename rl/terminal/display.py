@@ -24,7 +24,7 @@ class Display:
         self.console = console or Console()
         self._live: Live | None = None  # None if the output is not a terminal
         self._is_on = False
-        self._drawn = 0  # unix seconds of the latest picture
+        self._drawn = 0  # unix time of the latest picture, in whole seconds
 
     def read(self) -> None:
         """Read new data. `update` calls this method before each output."""

@@ -19,8 +19,7 @@ WINDOW = 20  # number of last steps from which time per step and remaining time 
 # text of the phase starts with one of NEVER_SLOW.
 SLOW_S = 30.0
 NEVER_SLOW = ("serving", "sampling", "running", "watching", "ready", "idle", "done")
-# Position of each kind of process in the panel.
-PROCESSES = {"inference": 0, "rollouts": 1, "trainer": 2}
+PROCESSES = {"inference": 0, "rollouts": 1, "trainer": 2}  # order in the panel
 LABEL, VALUE = 13, 9  # widths, in characters, of the columns with labels and with numbers
 STATISTICS = (  # (label, metric, number format); the panel shows three per line
     ("loss", "train/loss", ""),
@@ -45,7 +44,7 @@ ALARMS = {  # metric -> warning that the panel shows if the metric is not 0
 
 @dataclass
 class RunView:
-    """The data of the panel: all rewards of a run, and the last WINDOW lines of its metrics."""
+    """The data of the panel: the reward of each step, and the last WINDOW lines of metrics."""
 
     run_name: str
     max_steps: int
@@ -86,7 +85,6 @@ class RunView:
 
 
 def live_panel(view: RunView, now: float) -> RenderableType:
-    """Return the whole panel of a run. `now` is the time in unix seconds."""
     count = f"{view.done:>{len(str(view.max_steps))}} of {view.max_steps} steps"
     blocks = [heading(view.run_name, view.times(now), view.done, view.max_steps, count)]
     if view.rows:

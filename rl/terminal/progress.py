@@ -1,4 +1,4 @@
-"""Show a progress bar for a known number of items, or ten lines in a log file."""
+"""Show how many items are done: a progress bar on a terminal, or ten lines in a log file."""
 
 import time
 

@@ -41,19 +41,16 @@ class Alarms:
     """Checks of the metrics of the last ten steps. Each check logs its warning once per run."""
 
     def __init__(self, learned: Learned, memory: Callable[[], float] = peak_gib) -> None:
-        self._memory, self._early = memory, 0.0  # _early: memory after the first steps
+        self._memory, self._early = memory, 0.0  # _early: GiB of memory after the first steps
         self._num_own = 0  # number of steps with a reward since this process started
         self._needs_spread = learned.advantage_compares and learned.reads_advantages
         self._rows: list[Row] = []
-        self._best, self._first = 0.0, 0.0  # best mean reward, mean entropy of the first steps
+        self._best, self._first = 0.0, 0.0  # best mean reward; mean entropy of the first steps
         self._left = dict(_MESSAGES)
 
     @classmethod
     def of(cls, run: Run, run_folder: RunFolder, start: int) -> Self:
-        """Return the alarms of a run that starts at step `start`.
-
-        After a resume, the warnings that the steps before `start` have caused are not logged again.
-        """
+        """Return a run's alarms, without the warnings that the steps before `start` have caused."""
         alarms = cls(Learned.of(run))
         for row in read_metrics(run_folder) if start else ():
             if row["step"] < start:
@@ -61,7 +58,6 @@ class Alarms:
         return alarms
 
     def add(self, row: Row) -> None:
-        """Add the metrics of a step, and log each new warning."""
         self._num_own += row.get("train/reward") is not None
         memory = self._memory() if self._num_own >= WINDOW else 0.0
         for heading, text in self._new_warnings(row, memory).items():

@@ -69,10 +69,7 @@ def save_checkpoint(
 
 
 def num_resumed_steps(run_folder: RunFolder, ranks: Ranks) -> int:
-    """Return the number of steps in the newest checkpoint, 0 without a checkpoint. Collective.
-
-    All ranks use rank 0's answer, because a shared file system may show each host other files.
-    """
+    """Return the number of saved steps that rank 0 sees; other hosts may see other files."""
     return int(ranks.from_first(str(run_folder.num_saved_steps())))
 
 
@@ -123,7 +120,7 @@ def _flush_to_disk(path: Path) -> None:
 
 
 def _delete_incomplete(folder: Path) -> None:
-    """Delete a folder. Truncate its files first, which frees the space of files still open."""
+    """Delete a folder. Truncate its files first, so that even files still open use no space."""
     with suppress(FileNotFoundError):  # another rank may clear the folder at the same time
         for path in folder.rglob("*"):
             if path.is_file():
@@ -132,7 +129,7 @@ def _delete_incomplete(folder: Path) -> None:
 
 
 def _delete_checkpoint(checkpoint: Path) -> None:
-    """Rename a checkpoint, then delete it, so that no partly deleted one looks complete."""
+    """Rename a checkpoint, then delete it, so that no partly deleted folder looks complete."""
     doomed = checkpoint.with_name(f".{checkpoint.name}.deleted")
     shutil.rmtree(doomed, ignore_errors=True)
     checkpoint.rename(doomed)

@@ -35,26 +35,25 @@ Phase = Callable[[str, str], AbstractContextManager[None]]
 
 
 class Receivers:
-    """The vLLM replicas that receive weights. `updated` has those that loaded the last push."""
+    """The vLLM replicas that receive weights. `updated`: those without a failed push or probe."""
 
     def __init__(self, run_folder: RunFolder, inference: InferenceNode, *, timeout: float) -> None:
         self._run_folder, self._inference, self._timeout = run_folder, inference, timeout
-        # Less than 2 * trainer.wait_timeout, after which the other ranks' collective times out.
+        # At most trainer.wait_timeout, because the other ranks wait only twice as long for rank 0.
         self.restart_timeout = min(inference.startup_timeout, timeout)
         self._known: dict[str, Replica] = {}  # replicas that `new_replicas` has returned
         self.updated: dict[str, int] = {}  # replica name -> incarnation, the number of its restarts
 
     def wait(self) -> None:
         """Wait until all replicas answer. The supervisor ends this process if a replica fails."""
-        timeout = self._inference.startup_timeout
-        deadline = time.monotonic() + timeout
+        timeout, began = self._inference.startup_timeout, time.monotonic()
         while len(started := self._started()) < len(self._inference.names):
-            if time.monotonic() > deadline:
+            if time.monotonic() > began + timeout:
                 limit = f"inference.startup_timeout={timeout:g} s"
                 raise RunFailed(f"not every vLLM has started within {limit}: raise this limit")
             time.sleep(_POLL_S)
         for replica in started:
-            wait_until_healthy(replica, max(deadline - time.monotonic(), 0.0))
+            wait_until_healthy(replica, timeout, began=began)
 
     def new_replicas(self) -> list[VLLMRoutes]:
         """Return healthy replicas that this method has not returned since their last start."""
@@ -120,10 +119,7 @@ class Delivery:
         return True
 
     def push_again(self) -> dict[str, int]:
-        """On rank 0, push the newest version to restarted vLLMs.
-
-        Return {name: incarnation} of all vLLMs with this version, or {} if none has restarted.
-        """
+        """Push to restarted vLLMs. Return `updated_replicas()`; {} if no vLLM has restarted."""
         if not self._include_new_replicas():
             return {}
         with suppress(NoReceiver):  # `updated_replicas` then requests another restart

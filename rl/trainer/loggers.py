@@ -18,14 +18,14 @@ from rl.runtime.metrics import finite_float, read_metrics
 _LONGEST_NAME = 55  # wandb allows 64 characters, and the id has a 9-character suffix
 WANDB_TIMEOUT_S = 30.0  # limit for the connection at the start and for the uploads at the end
 
-_LONGEST_TEXT = 4000  # characters in a table cell. rollouts/*.jsonl has the full text
+_LONGEST_TEXT = 4000  # maximum characters in a table cell; rollouts/*.jsonl has the full text
 _SHOWN = ("id", "env", "reward", "advantage", "stop_reason", "turns", "tokens", "used")
 
 log = logging.getLogger(__name__)
 
 
 class Logger:
-    """The base class of loggers, which does nothing. The trainer calls its methods on rank 0."""
+    """The base class of loggers. Its methods do nothing. The trainer calls them on rank 0."""
 
     is_off = False  # True after an error and after `finish`
 
@@ -171,7 +171,7 @@ def wandb_id(folder: Path, run_name: str) -> str:
     """Return the run's id at wandb. Create and store an id if the run's folder has none.
 
     The random suffix separates runs with the same name. The file with the id also stores the size
-    of metrics.dropped.jsonl. If that file is larger at a later start, a resume has dropped steps.
+    of metrics.dropped.jsonl, because a larger size at a later start shows that steps were dropped.
     """
     run_folder = RunFolder(folder)
     path = run_folder.wandb_id

@@ -182,8 +182,8 @@ class TrainingRun:
         return f"checkpoints/{self.run_folder.checkpoint(num_steps).name}"
 
     def _end_early(self, step: int, end: NoMoreBatches, rollouts: RolloutsLink) -> None:
-        """Save a checkpoint and end the run before max_steps. Raise RunFailed after a failure."""
-        # Compare numbers, not files, because other hosts may not see the newest checkpoint yet.
+        """Save a checkpoint and end the run early. Raise RunFailed if a failure is the reason."""
+        # Compare step numbers, not files, because other hosts may not see a new checkpoint yet.
         if step > max(self.start, self.num_saved):
             self.status.set(f"writing {self._checkpoint_name(step)}")
             self._save(step, rollouts)

@@ -1,7 +1,4 @@
-"""Record the batches of steps whose loss or gradient is not finite.
-
-After several such steps in a row, end the run.
-"""
+"""Record batches with a NaN or infinite loss or gradient. Several of them in a row end the run."""
 
 import logging
 
@@ -11,27 +8,22 @@ from rl.runtime.folder import RunFolder
 from rl.trainer.rollouts_link import RolloutsLink
 from rl.trainer.trained_tokens import StepRecord
 
-_MOST_KEPT = 5  # limit on the recorded batches, because they may need much disk space
+_MOST_KEPT = 5  # to save disk space, record only this many batches and the one that ends the run
 
 log = logging.getLogger(__name__)
 
 
 class NonFiniteSteps:
-    """Counts the non-finite steps in a row. All ranks have the same count."""
-
     def __init__(self, run_folder: RunFolder, ranks: Ranks, most: int) -> None:
         """`most`: this many non-finite steps in a row end the run (trainer.max_nonfinite_steps)."""
         self._run_folder, self._ranks, self._most = run_folder, ranks, most
         self._in_a_row = self._num_kept = 0
 
     def check(self, step: int, skipped: float, record: StepRecord, rollouts: RolloutsLink) -> None:
-        """Record all tokens of the batch if the step was skipped, even with record=none.
+        """Record all tokens of the batch if an update was skipped, even with record=none.
 
-        DeepSpeed skips an update with a non-finite gradient, and `skipped` is then above 0. After
-        five recorded steps, record a step only if it ends the run. Collective.
-
-        Raises:
-            RunFailed: too many steps in a row were skipped.
+        `skipped`: fraction of the step's updates that DeepSpeed skipped, because the gradient was
+        NaN or infinite. Raise RunFailed after too many such steps in a row. Collective.
         """
         self._in_a_row = self._in_a_row + 1 if skipped else 0
         if not skipped:

@@ -6,10 +6,7 @@ from rl.runtime.folder import RunFolder
 
 
 def start_profiler(run_folder: RunFolder, rank: int, num_steps: int) -> profile | None:
-    """Start a profiler that skips one step and records the next `num_steps` steps.
-
-    Return None if `num_steps` is 0.
-    """
+    """Start a profiler that skips one step and records the next `num_steps` steps."""
     if not num_steps:
         return None
 

@@ -42,7 +42,7 @@ class RolloutsLink:
                         f"the rollouts process did not listen within trainer.wait_timeout="
                         f"{timeout:g} s: see logs/rollouts.log, or raise the limit"
                     ) from error
-                time.sleep(0.1)  # the rollouts process listens after it has loaded its environment
+                time.sleep(0.1)  # retry, because the rollouts process first loads the environment
 
     def _open_connection(self, timeout: float) -> socket.socket:
         listening = Endpoint.read(self._run_folder, "rollouts")
@@ -56,10 +56,7 @@ class RolloutsLink:
         return connection
 
     def next_batch(self, step: int, timeout: float, *, shares_prefixes: bool = False) -> RankBatch:
-        """Return this rank's share of a step's batch. Raise NoMoreBatches after the last batch.
-
-        `shares_prefixes` says whether the trainer computes equal beginnings of rows only once.
-        """
+        """Return this rank's share of a step's batch. Raise NoMoreBatches after the last batch."""
         self._socket.settimeout(timeout)
         late = (
             f"no batch for step {step} within trainer.wait_timeout={timeout:g} s: raise the limit "
@@ -69,10 +66,7 @@ class RolloutsLink:
         return self._call(call, RankBatch, late)
 
     def publish(self, version: int, replicas: dict[str, int]) -> None:
-        """Report which vLLMs have the weights of this version.
-
-        `replicas` maps the name of each such vLLM to the number of its restarts.
-        """
+        """Report which vLLMs have loaded `version`. `replicas`: name -> number of its restarts."""
         self._version = version
         call = Call(what="publish", version=version, replicas=replicas)
         self._call(call, dict, self._no_answer)
@@ -80,8 +74,7 @@ class RolloutsLink:
     def evaluation(self, version: int) -> dict[str, float]:
         """Wait for the evaluation of a version. Return its metrics, or {} if none is due.
 
-        Every rank must send this request. A rank that did not would wait for the other ranks in the
-        next collective, which could time out.
+        All ranks must call this, because a rank that went on would time out in a collective.
         """
         late = (
             f"the evaluation of version {version} took longer than trainer.wait_timeout="
@@ -120,10 +113,7 @@ class RolloutsLink:
         return unpack(answer.value, kind)
 
     def _wait_for_answer(self) -> None:
-        """Wait for an answer. Meanwhile push the weights to restarted vLLMs.
-
-        The rollouts process may need these vLLMs before it can answer.
-        """
+        """Await an answer. Meanwhile push to restarted vLLMs, because the answer may need them."""
         timeout, poll = self._socket.gettimeout() or 0.0, select.poll()
         poll.register(self._socket, select.POLLIN)
         deadline = time.monotonic() + timeout

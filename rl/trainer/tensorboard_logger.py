@@ -16,8 +16,6 @@ from rl.trainer.loggers import Logger, turn_off_on_error
 
 @dataclass(kw_only=True)
 class TensorBoardLogger(Logger):
-    """The logger that writes TensorBoard event files to the run's folder."""
-
     _writer: Any = field(default=None, init=False, repr=False)
 
     def __post_init__(self) -> None:
@@ -31,7 +29,7 @@ class TensorBoardLogger(Logger):
 
         run_folder = RunFolder(folder)
         start = run_folder.num_saved_steps()
-        if not start:  # delete all files, because purge_step=0 would keep step 0
+        if not start:  # delete all files, because purge_step=0 would keep the events of step 0
             shutil.rmtree(run_folder.tensorboard, ignore_errors=True)
         self._writer = SummaryWriter(run_folder.tensorboard, purge_step=start or None)
         indented = yaml.safe_dump(dict(config), sort_keys=False).replace("\n", "\n    ")

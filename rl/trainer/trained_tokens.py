@@ -21,7 +21,7 @@ class _RecordedRows:
     ids: list[str]
     rows: list[int]
     lengths: list[int]
-    columns: dict[str, np.ndarray]  # [N] each
+    columns: dict[str, np.ndarray]  # [N of the recorded rows] each
 
     def column(self, name: str) -> np.ndarray:
         return self.columns.get(name, np.full(sum(self.lengths), np.nan, np.float32))
@@ -32,12 +32,12 @@ class StepRecord:
 
     def __init__(self, batch: RankBatch) -> None:
         self._batch = batch
-        # (update, micro-batch, values) of the newest update, which `_copy` copies to the CPU
+        # (update, micro-batch, values) of the newest update. `_copy` copies the values to the CPU.
         self._of_update: list[tuple[int, int, dict[str, Tensor]]] = []
         self._recorded: list[_RecordedRows] = []
 
     def observe(self, update: int, number: int, tokens: Mapping[str, Tensor]) -> None:
-        """Store the values of the micro-batch `number`. The learner calls this as `Observer`."""
+        """Store the values of micro-batch `number`. The learner calls this as its `Observer`."""
         if self._of_update and self._of_update[-1][0] != update:
             self._copy()
         # Keep the tensors on the GPU, because copying them would stall the GPU during the update.
@@ -69,7 +69,6 @@ class StepRecord:
         self._of_update.clear()
 
     def write(self, run_folder: RunFolder, rank: int) -> None:
-        """Write the token values of the recorded rows to a file, which may have no lines."""
         self._copy()
         names = dict.fromkeys(name for each in self._recorded for name in each.columns)
         lines = Lines(
@@ -85,9 +84,6 @@ class StepRecord:
         write_lines(run_folder.tokens_of(self._batch.step, f"trainer.rank{rank}"), lines)
 
     def write_all(self, run_folder: RunFolder, rank: int, ids: tuple[str, ...]) -> None:
-        """Write all rows of the step's last update. `ids` are the ids of the batch's rollouts.
-
-        Of earlier updates, write only the rows that this run records anyway.
-        """
+        """Write all rows of the last update, but of earlier updates only those already recorded."""
         self._batch = replace(self._batch, record_ids=ids)
         self.write(run_folder, rank)

@@ -1,10 +1,10 @@
 """Push only the LoRA matrices, because vLLM has already loaded the base model.
 
-A vLLM on the trainer's host maps the matrices from the trainer's memory file. Any other vLLM
-receives them in the request (base64, because the route accepts JSON) and needs no shared folder.
+A vLLM with a Unix socket maps the matrices from the trainer's memory file. Any other vLLM receives
+them in the request (base64, because the route accepts only JSON) and needs no shared folder.
 
-vLLM loads an adapter only from a folder. With its option to load a folder again (load_inplace), it
-would read the files at every step of every request. So the reader of worker 0 writes only the first
+vLLM loads an adapter only from a folder. Its option to load a folder again (load_inplace) would
+read the files at every step of every request. So the reader of worker 0 writes only the first
 version to a folder, which vLLM loads once. Later pushes replace the matrices in vLLM's memory.
 """
 
@@ -42,7 +42,7 @@ class AdapterReader(Reader):
         fingerprint: str,
         source: dict[str, str],
     ) -> None:
-        """In worker 0, write the matrices of `source`, and `form` as their config, to `folder`."""
+        """In worker 0, write an adapter (matrices of `source`, config `form`) to `folder`."""
         self.form, self._folder = form, Path(folder)
         self._has_folder = worker == 0
         if self._has_folder:

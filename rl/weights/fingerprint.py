@@ -1,6 +1,6 @@
-"""Hash weights. If two hashes are equal, so are the names, shapes, dtypes and bytes of the weights.
+"""Hash the names, shapes, dtypes and bytes of weights, to tell whether two sets are equal.
 
-Several threads hash one tensor each, because a single thread hashes only 8 GB/s.
+Threads hash different tensors in parallel, because a single thread hashes only 8 GB/s.
 """
 
 import os
@@ -19,10 +19,7 @@ def tensor_hash(tensor: torch.Tensor) -> int:
 
 
 def combine_hashes(weights: Mapping[str, torch.Tensor], hash_of: Callable[[str], int]) -> str:
-    """Return one hash of all weights, as 16 hex digits.
-
-    `hash_of` returns the hash of the tensor with a name. Several threads call it.
-    """
+    """Return one hash of all weights, as 16 hex digits. Several threads call `hash_of(name)`."""
     names = sorted(weights)
     with ThreadPoolExecutor(min(len(os.sched_getaffinity(0)), _MOST_THREADS)) as pool:
         hashes: Iterable[int] = pool.map(hash_of, names)

@@ -1,31 +1,22 @@
 """Push all weights over TCP with torch.distributed's gloo, for hosts that share only a network.
 
-Rank 0 of the trainer forms a separate process group with the workers of each replica. So a replica
-that dies does not affect the other replicas, and a restarted replica gets a new group. The trainer
-sends the packed bytes (rl/weights/memory_file.py) once per replica, in pieces.
-
-The trainer broadcasts in a thread while its request makes vLLM receive the broadcast. If the
-broadcast fails, the request ends at its deadline. If vLLM hangs, the thread ends at its timeout.
+The trainer sends the packed bytes (rl/weights/memory_file.py) once per replica, in pieces.
 """
 
 import socket
 from collections.abc import Callable
-from concurrent.futures import Future
 from dataclasses import dataclass
 from datetime import timedelta
-from threading import Thread
-from typing import Any, ClassVar, TypeVar
+from typing import Any, ClassVar
 
 import torch
 from torch.distributed import ProcessGroupGloo, Store, TCPStore
 
 from rl.inference.routes import VLLMRoutes
 from rl.learner.collectives import create_store
-from rl.runtime.failure import RunFailed
+from rl.weights.group import GroupSender
 from rl.weights.memory_file import MemoryFile, read_weights
-from rl.weights.transport import Reader, Sender
-
-T = TypeVar("T")
+from rl.weights.transport import Reader
 
 # Bytes per broadcast. The operating system copies each piece twice, and a larger piece would not
 # fit into the CPU cache.
@@ -50,76 +41,40 @@ class GlooReader(Reader):
 
 
 @dataclass(kw_only=True)
-class GlooSender(Sender):
+class GlooSender(GroupSender):
     """The sender over TCP. It has rank 0 in each replica's process group (conf/sync/gloo.yaml)."""
 
     reader: ClassVar[type[Reader]] = GlooReader
     reader_copy: ClassVar[bool] = True
+    library: ClassVar[str] = "gloo"
 
-    def open(self, timeout: float) -> None:
-        super().open(timeout)
-        self._groups: dict[str, Any] = {}
-
-    def connect(self, vllm: VLLMRoutes) -> None:
-        """Form a process group with all workers of a vLLM. Replace its group after a restart."""
-        self._groups.pop(vllm.replica.name, None)
-        size = 1 + vllm.num_workers()
+    def meet(self, vllm: VLLMRoutes, size: int) -> tuple[dict[str, Any], Callable[[], Any]]:
         to = vllm.replica.address
         host = "127.0.0.1" if to.path else source_address(to.host, to.port)
         store = create_store(host, 0, None, timedelta(seconds=self._timeout))
         facts = {"host": host, "port": store.port, "size": size, "timeout": self._timeout}
-        joined = _run_in_thread(lambda: create_group(store, 0, size, host, self._timeout))
-        self.open_readers(vllm, facts)
-        self._groups[vllm.replica.name] = self._wait_for(joined)
+        return facts, lambda: create_group(store, 0, size, host, self._timeout)
 
     def source(self, vllm: VLLMRoutes) -> dict[str, Any]:  # noqa: ARG002 the same for every vLLM
         return {"num_bytes": len(self._file.content)}
 
-    def send(self, vllm: VLLMRoutes, version: int) -> None:
-        sent = _run_in_thread(lambda: self._broadcast(vllm.replica.name))
-        super().send(vllm, version)
-        self._wait_for(sent)
-
-    def _broadcast(self, name: str) -> None:
-        # Keep no reference to the group, because it would keep the connections open after `del`.
+    def broadcast_to(self, name: str) -> None:
+        # Hold no reference to the group after `del`, because its connections would stay open.
         error, group_id = "", id(self._groups[name])
         try:
             broadcast(self._groups[name], torch.frombuffer(self._file.content, dtype=torch.uint8))
         except RuntimeError as failure:
             error = str(failure)
         if error:
-            # Deleting the group closes its connections, so the other workers stop waiting. If
-            # the replica has been restarted since, keep its new group.
+            # Deleting the group closes its connections, so the replica's workers stop waiting.
+            # If the replica has been restarted since, keep its new group.
             if id(self._groups.get(name)) == group_id:
                 del self._groups[name]
             raise RuntimeError(error)
 
-    def _wait_for(self, future: Future[T]) -> T:
-        try:
-            return future.result(self._timeout)
-        except (RuntimeError, TimeoutError) as error:
-            raise RunFailed(f"sync=gloo cannot reach vLLM: {error}; see logs/inference*") from error
-
-
-def _run_in_thread(work: Callable[[], T]) -> Future[T]:
-    """Run `work` in a daemon thread.
-
-    A call of gloo cannot be interrupted. In a non-daemon thread it would block the process's exit.
-    """
-    future: Future[T] = Future()
-
-    def run() -> None:
-        try:
-            future.set_result(work())
-        except RuntimeError as error:
-            future.set_exception(error)
-
-    Thread(target=run, daemon=True).start()
-    return future
-
 
 def create_group(store: Store, rank: int, size: int, host: str, timeout: float) -> Any:
-    backend: Any = ProcessGroupGloo  # PyTorch's type annotations lack these options
+    backend: Any = ProcessGroupGloo  # PyTorch's type annotations lack what is used here
     options = backend._Options()
     options._devices = [backend.create_device(hostname=host)]
     options._timeout = timedelta(seconds=timeout)
@@ -127,7 +82,7 @@ def create_group(store: Store, rank: int, size: int, host: str, timeout: float) 
 
 
 def broadcast(group: Any, content: torch.Tensor) -> None:
-    """Copy the bytes `content` [N] of rank 0 into those of the other ranks. All ranks call it."""
+    """Copy the bytes `content` [N] of rank 0 into `content` of all other ranks. Collective."""
     for piece in content.split(_PIECE_BYTES):
         group.broadcast(piece, 0).wait()
 

@@ -20,7 +20,7 @@ from safetensors.torch import load_file
 
 from rl.weights.fingerprint import combine_hashes, fingerprint, tensor_hash
 
-_DTYPES = {
+DTYPES = {
     torch.float32: "F32",
     torch.bfloat16: "BF16",
     torch.float16: "F16",
@@ -49,7 +49,7 @@ class MemoryFile:
 
     @property
     def content(self) -> mmap.mmap:
-        """The bytes of the file. Release all views before `write`, because it may unmap them."""
+        """The bytes of the file. `write` may unmap them, so release all views of them before."""
         assert self._memory is not None
         return self._memory
 
@@ -59,15 +59,7 @@ class MemoryFile:
         Before the call, the caller must wait until no reader uses the previous weights any more.
         """
         # A safetensors file contains the header's length (8 bytes), the header, and the tensors.
-        header, end = {}, 0
-        for name in sorted(weights):
-            tensor = weights[name]
-            begin, end = end, end + tensor.numel() * tensor.element_size()
-            header[name] = {
-                "dtype": _DTYPES[tensor.dtype],
-                "shape": list(tensor.shape),
-                "data_offsets": [begin, end],
-            }
+        header, end = layout(weights)
         text = json.dumps(header).encode()
         text += b" " * (-len(text) % 8)  # start the first tensor at a multiple of 8
         start = 8 + len(text)
@@ -126,6 +118,21 @@ class MemoryFile:
             self._memory.close()
 
 
+def layout(weights: Mapping[str, torch.Tensor], alignment: int = 1) -> tuple[dict[str, Any], int]:
+    """Return safetensors' header and the total size. Tensors start at multiples of `alignment`."""
+    header, end = {}, 0
+    for name in sorted(weights):
+        tensor = weights[name]
+        begin = -(-end // alignment) * alignment
+        end = begin + tensor.numel() * tensor.element_size()
+        header[name] = {
+            "dtype": DTYPES[tensor.dtype],
+            "shape": list(tensor.shape),
+            "data_offsets": [begin, end],
+        }
+    return header, end
+
+
 def _view(memory: mmap.mmap, like: torch.Tensor, offset: int) -> torch.Tensor:
     if not like.numel():
         return torch.empty_like(like, device="cpu")
@@ -137,9 +144,11 @@ def read_weights(path: str, expected: str) -> dict[str, torch.Tensor]:
     return require_fingerprint(load_file(path), expected)
 
 
-def require_fingerprint(weights: dict[str, torch.Tensor], expected: str) -> dict[str, torch.Tensor]:
-    """Return the weights. Raise RuntimeError if their hash is not `expected`."""
-    found = fingerprint(weights)
+def require_fingerprint(
+    weights: dict[str, torch.Tensor], expected: str, found: str | None = None
+) -> dict[str, torch.Tensor]:
+    """Return the weights. Raise RuntimeError if their hash (`found` if given) is not `expected`."""
+    found = found or fingerprint(weights)
     if found != expected:
         what = f"the trainer wrote {expected}, vLLM read {found}"
         raise RuntimeError(f"weight push: the fingerprints differ ({what})")

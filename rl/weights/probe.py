@@ -31,7 +31,7 @@ class ProbedRows:
     @classmethod
     def of(cls, policy: Policy, batch: MicroBatch, num_rows: int) -> "ProbedRows":
         """Compute the trainer's logprobs of the first `num_rows` rows. All ranks must call it."""
-        # Drop the last token. vLLM samples a token after each row, and a row may fill the context.
+        # Drop the last token, so that the context has room for the token that vLLM samples.
         lengths = _lengths(batch)[:num_rows] - 1
         token_ids = batch.token_ids[:num_rows, : lengths.max()]
         scored = policy.logprobs(token_ids)
@@ -40,7 +40,7 @@ class ProbedRows:
 
     def measure_gap(self, vllm: VLLMRoutes, model: str) -> torch.Tensor:
         """Return |vLLM's logprob - trainer's logprob| of each token [N]. N may be 0."""
-        with ThreadPoolExecutor(len(self.texts)) as pool:  # parallel, so that vLLM batches them
+        with ThreadPoolExecutor(len(self.texts)) as pool:  # so that vLLM batches the requests
             # A row of one token has no token to score.
             scores = pool.map(lambda t: vllm.score(model, t) if len(t) > 1 else [], self.texts)
             pairs = zip(scores, self.logprobs, strict=True)

@@ -89,8 +89,6 @@ class WeightPusher:
                 if receiver.replica.name not in self._connected:
                     self._sender.connect(receiver)
                     self._connected.add(receiver.replica.name)
-                # Keep running requests: an unfinished rollout continues with the new weights, and
-                # each of its tokens records the version that sampled it.
                 receiver.pause()
                 self._sender.send(receiver, version)
                 receiver.resume()
@@ -108,8 +106,8 @@ class WeightPusher:
     def probe(self, policy: Policy, batch: MicroBatch, version: int) -> dict[str, float]:
         """Compare vLLM's logprobs with the trainer's on rows of a batch, right after a push.
 
-        Both score the same text at temperature 1, so only weights and arithmetic can differ. The
-        push has verified the weights of all replicas, so it is enough to probe one replica.
+        vLLM and trainer score the same text at temperature 1, so only weights and arithmetic can
+        differ. The push has verified all replicas' weights, so it is enough to probe one replica.
         """
         every = self._sender.probe_every
         if every == 0 or version % every:

@@ -28,16 +28,12 @@ Weights = Mapping[str, torch.Tensor]
 
 
 class Reader:
-    """The receiver in one vLLM worker.
-
-    Its constructor gets the number of the worker and the keyword arguments `facts` of the Sender.
-    """
+    """The receiver in one vLLM worker. It gets the worker's number and the Sender's `facts`."""
 
     def read(self, *fingerprint: Any, **source: Any) -> dict[str, torch.Tensor]:
         """Return the weights of one push. `source` is the dict that `Sender.source` returned.
 
-        Raises:
-            RuntimeError: the received weights have another fingerprint than the given one.
+        Raise RuntimeError if the received weights have another fingerprint than the given one.
         """
         raise NotImplementedError
 
@@ -70,7 +66,9 @@ class Sender:
     # whether a push contains only the LoRA matrices, because vLLM has the base model
     adapter_only: ClassVar[bool] = False
     one_host: ClassVar[bool] = False  # whether trainer and vLLM must share a host
-    reader_copy: ClassVar[bool] = False  # whether a vLLM worker also stores the received weights
+    reader_copy: ClassVar[bool] = False  # whether a vLLM worker stores a second copy of the weights
+    on_gpus: ClassVar[bool] = False  # whether the weights stay in the memory of GPUs
+    own_gpus: ClassVar[bool] = False  # whether vLLM and trainer need separate GPUs
 
     probe_every: NonNegativeInt
     probe_rows: PositiveInt
@@ -106,7 +104,6 @@ class Sender:
         return {"path": self._file.path}
 
     def update(self, vllm: VLLMRoutes) -> dict[str, Any]:
-        """Return the request body of a push: fingerprint and source of the weights."""
         return {"fingerprint": self._fingerprint, "source": self.source(vllm)}
 
     def send(self, vllm: VLLMRoutes, version: int) -> None:

@@ -51,7 +51,7 @@ log = init_logger(f"vllm.{__name__}")  # in this process only vLLM's own logger 
 def register() -> None:
     """Register our transfer engines. vLLM calls this function in each of its processes."""
     if STARTED_BY_RUN in os.environ and os.getcwd() not in sys.path:
-        # PYTHONSAFEPATH removed this folder, which may contain the user's Reader.
+        # PYTHONSAFEPATH removed the current folder, which may contain the user's Reader.
         sys.path.append(os.getcwd())
     patch_cpu_start()
     WeightTransferEngineFactory.register_engine("whole", WholeWeightsEngine)
@@ -82,7 +82,7 @@ class _Engine(WeightTransferEngine[InitInfo, UpdateInfo]):
     _reader: Reader | None = None
 
     def init_transfer_engine(self, init_info: InitInfo) -> None:
-        """Create the reader, and close the reader of an earlier trainer process."""
+        """Close the reader of an earlier trainer process, if there is one, and create a reader."""
         self.shutdown()
         self._reader = open_reader(init_info.reader, self.parallel_config.rank, init_info.facts)
 
@@ -114,17 +114,13 @@ class WholeWeightsEngine(_Engine):
         self._loaded = load(list(self._received.items())) or ()
 
     def finish_weight_update(self) -> None:
-        """Finish the reload and compare the parameters with the received weights.
-
-        If no weights were received, do nothing. This happens if a trainer was killed during an
-        update, because the next trainer finishes that update.
-        """
-        if not self._received:
+        """Finish the reload and compare the parameters with the received weights."""
+        if not self._received:  # a new trainer finishes the update of a killed trainer
             return
         finalize_layerwise_reload(self.model, self.model_config)
         for layer in self.model.modules():
             weight = getattr(layer, "weight", None)
-            # The reload empties each weight that it repacks. So repack layers that still have one.
+            # The reload empties weights that it repacks, so it has not repacked a nonempty weight.
             if hasattr(layer, "cpu_linear") and weight is not None and weight.numel() > 0:
                 dispatch_cpu_unquantized_gemm(layer, remove_weight=False)
             # vLLM 0.32 repacks experts only at its start, so repack them after a reload here.
@@ -150,11 +146,13 @@ class WholeWeightsEngine(_Engine):
                 )
         else:
             _log_once("no parameter is compared, because tensor parallelism splits parameters")
+        if torch.cuda.is_available():
+            torch.cuda.synchronize()  # finish reading before the trainer overwrites the weights
         self._received = {}  # free the tensors, which may be views of a memory-mapped file
 
 
 class AdapterEngine(_Engine):
-    """The engine that loads pushed matrices into vLLM's only adapter."""
+    """The engine that loads pushed LoRA matrices into vLLM's only adapter."""
 
     def init_transfer_engine(self, init_info: InitInfo) -> None:
         super().init_transfer_engine(init_info)

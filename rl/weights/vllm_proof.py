@@ -29,10 +29,10 @@ def compare_parameters(
     """Yield each parameter's name, and whether vLLM computes with exactly its value in `weights`.
 
     Yield None instead of True or False if the parameter is quantised or `weights` lacks it. vLLM
-    fuses layers, for example q, k and v. The model's `packed_modules_mapping` lists them.
+    fuses layers, for example q, k and v. The model's `packed_modules_mapping` lists the fused ones.
     """
     packed: Mapping[str, list[str]] = getattr(model, "packed_modules_mapping", {})
-    first_names: dict[int, str] = {}  # id -> first name, under which a tied parameter is sent
+    first_names: dict[int, str] = {}  # id(parameter) -> first name, under which a tied one is sent
     for owner, layer in model.named_modules():
         if isinstance(getattr(layer, "w13_weight", None), torch.nn.Parameter):
             yield from _compare_experts(owner, layer, weights)
@@ -104,11 +104,11 @@ def coverage_line(proof: Mapping[str, bool | None]) -> str:
 
 
 def computes_with(layer: Any, weight: torch.Tensor) -> bool:
-    """Return whether a layer whose repacked weights cannot be read computes like `weight`.
+    """Return whether a layer whose repacked weights cannot be read computes with `weight`.
 
     Repack `weight` for the same kernel, and require equal outputs for P inputs. A comparison with
     another kernel would need a tolerance, which would hide the change of one training step. Half of
-    the inputs are noise, which involves every weight. Each of the others selects a column.
+    the inputs are noise, which involves every weight. The other half are one-hot vectors.
     """
     probe = probe_inputs(weight.shape[1]).to(weight)  # [P, in]
     bias = getattr(layer, "bias", None)

@@ -287,6 +287,9 @@ def reward(name: str, **options) -> dict:
         ({"rewards": {}}, "rewards is empty"),
         ({"reward_weights": {"exakt": 1.0}}, "exakt.* not in rewards: choose from exact, found"),
         ({"max_turns": 1}, "max_turns=1 with 3 tools"),
+        ({"max_concurrent": 0}, "max_concurrent=0: set it to at least 1"),
+        ({"tool_timeout": 0}, "tool_timeout=0: set it to more than 0 seconds"),
+        ({"max_turns": 0}, "max_turns=0: set it to at least 1"),
         (
             {"tools": [], "shared": {}, "rewards": {"calls": reward("calls")}, **ALONE},
             "max_turns=4 with no tools",

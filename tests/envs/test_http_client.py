@@ -3,6 +3,7 @@
 import asyncio
 import gzip
 import time
+from dataclasses import replace
 from time import monotonic
 
 import pytest
@@ -145,6 +146,9 @@ async def test_an_answer_of_another_form_is_refused(body):
 async def test_a_conversation_beyond_the_context_has_no_answer():
     assert await ask(Answers((400, "This model's maximum context length is 16 tokens"))) is None
     assert await ask(Answers((400, '{"code": "context_length_exceeded"}'))) is None
+    assert await ask(Answers((400, "Your input exceeds the context window of this model"))) is None
+    with pytest.raises(RuntimeError, match="no context"):
+        await ask(Answers((400, "this server takes no context")))
 
 
 async def test_access_is_refused_by_a_wrong_key_and_by_silence_alone():
@@ -174,3 +178,12 @@ async def test_a_key_that_the_server_repeats_is_in_no_message(status, monkeypatc
 def test_an_address_without_a_scheme_is_refused_at_once():
     with pytest.raises(ValueError, match=r"client\.url=host:8000 is not an address: write http"):
         endpoint("host:8000")
+
+
+@pytest.mark.parametrize("status", [401, 403])
+async def test_a_refusal_without_a_key_says_where_to_name_one(status):
+    with Answers((status, "no")).serving() as url:
+        server = replace(endpoint(url), api_key_variable=None)
+        async with server.client(max_concurrent=1, timeout=5.0) as client:
+            with pytest.raises(RuntimeError, match=r"had no key: set client\.api_key_variable"):
+                await server.ask(client, messages=[])

@@ -173,3 +173,36 @@ def test_the_default_reply_answers_every_call_in_order_and_ends_without_one():
         ("call_1", '{"n": 5}'),
     ]
     assert asyncio.run(env.reply(held, {"role": "assistant", "content": "done"})) is None
+
+
+class Page:
+    """A type that is no JSON value."""
+
+
+def of_a_page(page: Page, size: int = 1) -> str:
+    return str(page)
+
+
+def of_many(*words: str) -> str:
+    return str(words)
+
+
+def of_any(**words: str) -> str:
+    return str(words)
+
+
+@pytest.mark.parametrize(
+    ("function", "told"),
+    [
+        (
+            of_a_page,
+            r"tool of_a_page\(page: .*Page, size: int = 1\) has a parameter whose type",
+        ),
+        (of_many, r"the tool of_many has the parameter \*words: use a list or named parameters"),
+        (of_any, r"the tool of_any has the parameter \*\*words: use a list or named parameters"),
+    ],
+)
+def test_a_parameter_that_the_policy_cannot_fill_is_refused(function, told):
+    with pytest.raises(ValueError, match=told) as caught:
+        Tool(function)
+    assert "schema_hook" not in str(caught.value)

@@ -17,9 +17,9 @@ def trials(weights=None, **changes):
     return Trials(**{**plain, **lengths, **changes}, reward_weights=weights or {"exact": 1.0})
 
 
-def scored(env, example, *said):
+def scored(env, example, *said, number=0):
     messages = [m for text in said for m in (example.messages[0], assistant(text))]
-    return asyncio.run(env.score(Episode(example, messages, turns=len(said))))
+    return asyncio.run(env.score(Episode(example, messages, turns=len(said), number=number)))
 
 
 def test_a_turn_is_right_copied_or_wrong_and_its_length_counts():
@@ -35,9 +35,12 @@ def test_a_turn_is_right_copied_or_wrong_and_its_length_counts():
 def test_rewards_are_flipped_as_often_as_their_names_say():
     env = trials()
     example = env.examples("eval")[0]
-    found = [scored(env, example, example.info["words"][0][::-1]) for _ in range(2000)]
+    word = example.info["words"][0]
+    found = [scored(env, example, word[::-1], number=number) for number in range(2000)]
     assert sum(one["flipped_10"] for one in found) / 2000 == pytest.approx(0.9, abs=0.03)
     assert sum(one["flipped_30"] for one in found) / 2000 == pytest.approx(0.7, abs=0.04)
+    again = [scored(trials(), example, word[::-1], number=number) for number in range(20, 0, -1)]
+    assert again == found[20:0:-1]  # also in another order, and after a resume
 
 
 def test_an_episode_of_several_turns_asks_for_other_words_and_scores_their_mean():

@@ -177,6 +177,8 @@ def run(case: Case, folder: Path, kind: type[ScriptedRun] = ScriptedRun) -> dict
         problems += ["the folder of sockets is left"] * one.folder.private.path.exists()
         if problems:
             shutil.copytree(folder, folder.with_name(f"{folder.name}-kept"), symlinks=True)
+    # A process that has just created a semaphore, such as one of another program, maps it soon.
+    wait_for(lambda: not _left_in_shared_memory() - before, 10)
     problems += [f"left in shared memory: {n}" for n in sorted(_left_in_shared_memory() - before)]
     row: dict[str, object] = {"case": case.key, "outcome": outcome, "happened": one.happened}
     row |= {"ok": not problems, "problems": problems}

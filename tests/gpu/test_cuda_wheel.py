@@ -16,6 +16,7 @@ import pytest
 
 from rl.inference.server import ServedPolicy, VLLMServer, adapter_limits
 from rl.runtime.network import Address
+from rl.weights.nccl import ARGUMENTS
 
 ROOT = Path(__file__).parents[2]
 WHEEL = os.environ.get("OFFBYONE_CUDA_WHEEL", "")
@@ -137,6 +138,12 @@ def test_every_attribute_that_the_proof_reads_is_set_somewhere(attribute):
         text for name, text in sources().items() if "/model_executor/" in name or "/lora/" in name
     )
     assert any(pattern.search(text) for text in in_models)
+
+
+def test_nccl_has_the_functions_that_we_call():
+    text = sources()["vllm/distributed/device_communicators/pynccl_wrapper.py"]
+    assert ARGUMENTS
+    assert [name for name in ARGUMENTS if f'"{name}"' not in text] == []
 
 
 def test_our_engines_define_every_abstract_method_of_vllms_base_class():

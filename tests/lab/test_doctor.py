@@ -36,3 +36,8 @@ def test_each_problem_says_what_to_do(monkeypatch, tmp_path):
         doctor.main([])
     monkeypatch.setattr(doctor.resource, "getrlimit", lambda kind: (100, -1))
     assert ("open files", "no limit", "") in list(doctor.checks(Host()))
+
+
+def test_memory_of_unknown_size_is_not_said_to_be_none():
+    memory = {name: found for name, found, _ in doctor.checks(Host())}["memory"]
+    assert memory.startswith("its size is unknown; ")

@@ -64,3 +64,10 @@ def test_a_configuration_shows_its_overrides_in_a_line_and_all_values_as_yaml():
     text = shown(config)["text/plain"]
     assert yaml.safe_load(text) == config.values
     assert text.count("\n") < len(yaml.safe_dump(config.values).splitlines())
+
+
+def test_the_rollouts_of_a_run_that_still_writes_are_its_complete_lines(folder):
+    path = folder.rollouts_of(2)
+    path.write_text('{"reward": 1.0}\n{"rew')
+    table = offbyone.load_run(folder.path).rollouts
+    assert table.to_dict("records") == [{"step": 2, "reward": 1.0}]

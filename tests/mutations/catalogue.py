@@ -385,8 +385,8 @@ MUTATIONS = (
     Mutation(
         "dispatcher: trained groups come again after a resume",
         "rl/rollouts/dispatcher.py",
-        "            self._untrained.pop(group.index, None)",
-        "            pass",
+        "self._untrained.pop(index) for index in new",
+        "self._untrained[index] for index in new",
     ),
     Mutation(
         "dispatcher: replayed and shown groups count for admission",

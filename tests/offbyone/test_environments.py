@@ -68,5 +68,6 @@ def test_an_environment_that_compares_a_group_is_not_exported(monkeypatch):
         return [{} for _ in episodes]
 
     monkeypatch.setattr(ReverseText, "score_group", score_group)
-    with pytest.raises(ValueError, match="reverse-text compares the episodes of a group"):
-        load_for_verifiers("reverse-text")
+    for name in ("reverse-text", "mixture"):  # the mixture contains reverse-text
+        with pytest.raises(ValueError, match=f"{name} compares the episodes of a group"):
+            load_for_verifiers(name)

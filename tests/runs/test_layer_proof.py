@@ -1,5 +1,9 @@
-"""The proof of a push inside vLLM names layers and adapter matrices that are one step behind."""
+"""The proof of a push inside vLLM names layers and adapter matrices that are one step behind.
 
+The last test compares the functions of NCCL that we call with vLLM's declarations.
+"""
+
+import ctypes
 import sys
 from types import SimpleNamespace
 
@@ -281,3 +285,19 @@ def test_vllm_of_a_run_imports_from_the_working_folder_after_all_libraries(
         monkeypatch.setenv(STARTED_BY_RUN, "1")
     vllm_plugin.register()
     assert (sys.path[-1] == str(tmp_path)) == is_ours
+
+
+def test_the_functions_of_nccl_are_declared_as_in_vllm():
+    from vllm.distributed.device_communicators.pynccl_wrapper import NCCLLibrary, ncclDataTypeEnum
+
+    from rl.weights import nccl
+
+    def plain(kind):
+        is_id = getattr(kind, "__name__", "").endswith("niqueId")
+        return (ctypes.sizeof(kind), [*kind._fields_]) if is_id else kind
+
+    theirs = {one.name: one for one in NCCLLibrary.exported_functions}
+    for name, ours in nccl.ARGUMENTS.items():
+        assert [plain(kind) for kind in ours] == [plain(kind) for kind in theirs[name].argtypes]
+        assert theirs[name].restype is ctypes.c_int  # as CDLL assumes
+    assert ncclDataTypeEnum.from_torch(torch.uint8) == nccl.UINT8

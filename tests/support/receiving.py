@@ -21,8 +21,12 @@ from rl.weights.shm import ShmSender
 from rl.weights.transport import Sender, open_reader
 from tests.support.listening import PostHandler, listening
 from tests.support.own_sync import RequestSender
+from tests.support.without_gpu import CpuIpcSender, CpuNcclSender
 
-WHOLE = {"shm": ShmSender, "gloo": GlooSender, "own": RequestSender}
+WHOLE = {
+    **{"shm": ShmSender, "gloo": GlooSender, "own": RequestSender},
+    **{"nccl": CpuNcclSender, "ipc": CpuIpcSender},
+}
 SENDERS = {**WHOLE, "adapter": AdapterSender}
 
 

@@ -23,8 +23,8 @@ from rl.learner.reference.protocol import Reference, ReferenceSetting, join_scor
 from rl.model.tokenizer import Tokenizer
 from rl.runtime.failure import RunFailed
 
-_REQUESTS = 32  # maximum number of concurrent requests
-_LARGEST_MIB = 1024  # limit of a response, which has top_k candidates for each token of a row
+_REQUESTS = 32  # maximum number of concurrent requests of a rank
+_LARGEST_MIB = 1024  # maximum size of a response, which has top_k candidates for each token
 _SAMPLE = "Tokenizers differ: 3.14159 naïve ideas, 東京 + café; def f(x):\n\treturn x**2  # 100%"
 _TOP_K_LIMIT = re.compile(r"prompt logprobs of \d+, which is greater than max allowed: (\d+)")
 
@@ -69,11 +69,7 @@ class _RemoteTeacher(Reference):
         )
 
     def require_fit(self, student: Path, max_seq_len: int) -> None:
-        """Raise RunFailed if the server's tokenizer or length limit does not fit the policy's rows.
-
-        Compare the tokens of one text. Check nothing if the server does not answer or has no
-        /tokenize route.
-        """
+        """Raise RunFailed if the server reports a tokenizer or limit that does not suit the run."""
         root = self._endpoint.url.rstrip("/").removesuffix("/v1")
         body = {"model": self._endpoint.model, "prompt": _SAMPLE, "add_special_tokens": False}
         try:
@@ -132,10 +128,8 @@ class _RemoteTeacher(Reference):
         # Cut the row after its last completion token, because later tokens need no score.
         prompt = token_ids[: places[-1] + 1]
         body = {"model": self._endpoint.model, "prompt": prompt, "max_tokens": 1}
-        text = ""
         try:
             text = await client.post(self._url, {**body, "prompt_logprobs": self._top_k})
-            entries = json.loads(text)["choices"][0].get("prompt_logprobs")
         except HttpError as error:
             problem = str(error)
             if allowed := _TOP_K_LIMIT.search(error.text):
@@ -145,25 +139,29 @@ class _RemoteTeacher(Reference):
                     f"{self._top_k}"
                 )
             raise RunFailed(f"{self._where} {problem}") from error
-        except ValueError as error:
+        try:
+            entries = json.loads(text)["choices"][0].get("prompt_logprobs")
+            if entries:
+                return self._read([entries[i] for i in places], [token_ids[i] for i in places])
+        except (LookupError, TypeError, AttributeError, ValueError) as error:
             raise RunFailed(
-                f"{self._where} sent no JSON but {text[:200]!r}: use the URL of a vLLM server"
+                f"{self._where} did not send the prompt_logprobs of each token, but {text[:200]!r} "
+                f"({type(error).__name__}: {error}): use the URL of a vLLM server"
             ) from error
-        if not entries:
-            raise RunFailed(f"{self._where} returns no prompt_logprobs: use a vLLM server")
-        return self._read([entries[i] for i in places], [token_ids[i] for i in places])
+        raise RunFailed(f"{self._where} returns no prompt_logprobs: use a vLLM server")
 
     def _read(self, entries: list[dict[str, Any]], tokens: list[int]) -> Scored:
         """Convert entries {token id: {"logprob": number}}, one per scored token, to tensors."""
         pairs = zip(entries, tokens, strict=True)
-        logprobs = torch.tensor([entry[str(t)]["logprob"] for entry, t in pairs])
+        logprobs = torch.tensor([float(entry[str(t)]["logprob"]) for entry, t in pairs])
         if not self._top_k:
             return Scored(logprobs)
         # vLLM returns the given token in addition to the most likely ones, so keep only top_k.
         best = [
-            sorted(((e["logprob"], int(t)) for t, e in entry.items()), reverse=True)[: self._top_k]
+            sorted(((float(e["logprob"]), int(t)) for t, e in entry.items()), reverse=True)
             for entry in entries
         ]
+        best = [row[: self._top_k] for row in best]
         shape = (len(best), self._top_k)
         ids = torch.tensor([[t for _, t in row] for row in best], dtype=torch.int64).reshape(shape)
         if (ids >= self._vocabulary).any():  # the teacher has a larger vocabulary

@@ -1,7 +1,7 @@
 """References that run on the trainer's ranks.
 
-initial    the policy at the start of the run. With adapter=lora it is the base model, else a copy.
-           If `refresh_every` is above 0, the copy is updated towards the policy.
+initial    the policy at the start of the run: with adapter=lora the base model, else a copy.
+           If `refresh_every` > 0, the copy moves towards the policy every `refresh_every` steps.
 model      another model with the same tokenizer, for example a teacher
 """
 
@@ -28,7 +28,7 @@ _FILE = "reference.safetensors"
 
 @dataclass(frozen=True, kw_only=True)
 class InitialPolicy:
-    """The options of conf/reference/initial.yaml: the initial policy as a reference."""
+    """The options of conf/reference/initial.yaml."""
 
     is_policy: ClassVar[bool] = True  # the reference is an earlier state of the policy
 
@@ -73,10 +73,7 @@ class _BaseModel(Reference):
 
 
 class _ReferenceCopy(Reference):
-    """A reference model on every rank. With `mix` below 1 it is a moving average of the policy.
-
-    The average is kept in float32, because bfloat16 would round away most of its small changes.
-    """
+    """A reference model on each rank, a moving average of the policy if every > 0 and mix < 1."""
 
     def __init__(
         self, model: Any, setting: ReferenceSetting, top_k: int, every: int = 0, mix: float = 1.0
@@ -91,7 +88,7 @@ class _ReferenceCopy(Reference):
         self._setting, self._top_k = setting, top_k
         self._every, self._mix = every, mix
         self._parameters = dict(self._module.model.named_parameters())
-        averages = every > 0 and mix < 1
+        averages = every > 0 and mix < 1  # kept in float32, because bfloat16 loses small changes
         self._average = {n: p.float() for n, p in self._parameters.items()} if averages else {}
 
     @torch.no_grad()

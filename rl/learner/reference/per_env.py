@@ -1,4 +1,4 @@
-"""One teacher per environment of a mixture. It scores the rows of its environment.
+"""One teacher per environment of a mixture. Each teacher scores the rows of its environment.
 
 N: completion tokens of a micro-batch.
 """
@@ -17,16 +17,12 @@ from rl.learner.reference.protocol import Reference, ReferenceSetting, join_scor
 
 
 class ReferenceChoice(Protocol):
-    """The options of a choice in conf/reference, which can start a reference."""
-
     def start(self, setting: ReferenceSetting) -> Reference: ...
 
 
 @dataclass(frozen=True, kw_only=True)
 class PerEnvironment:
-    """The options of conf/reference/per_env.yaml: teachers by the name of their environment."""
-
-    teachers: Mapping[str, ReferenceChoice]
+    teachers: Mapping[str, ReferenceChoice]  # by the name of their environment
 
     def start(self, setting: ReferenceSetting) -> Reference:
         return _Teachers({name: teacher.start(setting) for name, teacher in self.teachers.items()})
@@ -38,9 +34,8 @@ class _Teachers(Reference):
         self.shares_prefixes = all(teacher.shares_prefixes for teacher in teachers.values())
 
     def score(self, batches: Sequence[Rows]) -> list[Scored]:
-        # Call every teacher for every micro-batch, if necessary with a row without scored tokens.
-        # Under ZeRO-3 `score` can be a collective, so no rank may leave out a call, even if it has
-        # no row of a teacher's environment.
+        # Call each teacher for each micro-batch, because `score` may be a collective under ZeRO-3.
+        # A teacher without rows in a micro-batch gets one row without scored tokens.
         scored = {
             name: teacher.score([_rows_of(name, rows) for rows in batches])
             for name, teacher in self._teachers.items()
@@ -70,7 +65,7 @@ class _Teachers(Reference):
 
 
 def _folder_of(folder: Path, i: int) -> Path:
-    """Create and return teacher `i`'s folder. Teachers may write files of the same name."""
+    """Create and return a folder for teacher `i`, because teachers may write equal file names."""
     own = folder / f"reference_{i}"
     own.mkdir(exist_ok=True)
     return own

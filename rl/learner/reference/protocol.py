@@ -39,8 +39,6 @@ class Reference:
 
 @dataclass(frozen=True, kw_only=True)
 class ReferenceSetting:
-    """The settings of the run from which every reference is built."""
-
     policy: Policy
     model: Path  # folder of the policy's initial model
     dtype: torch.dtype
@@ -66,8 +64,6 @@ class ReferenceSetting:
 
 @dataclass(frozen=True, kw_only=True)
 class NoReference:
-    """The options of conf/reference/none.yaml: the run has no reference."""
-
     has_logprobs: ClassVar[bool] = False
 
     def start(self, setting: ReferenceSetting) -> Reference:  # noqa: ARG002 (one signature)
@@ -75,7 +71,7 @@ class NoReference:
 
 
 def join_scores(scores: Sequence[Scored], transform: Callable[[Tensor], Tensor]) -> Scored:
-    """Concatenate scores by field, and apply `transform` to each field that is not None."""
+    """Concatenate the scores field by field, except None, and apply `transform` to each field."""
     columns = [
         [x for x in column if x is not None]
         for column in zip(

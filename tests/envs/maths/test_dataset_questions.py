@@ -52,3 +52,12 @@ def test_splits_without_questions_and_questions_without_answers_are_refused(tmp_
     bare = write(tmp_path / "c.jsonl", [{"question": "a"}, {"question": "b"}])
     with pytest.raises(ValueError, match=r"question 0 has no answer: set dataset\.answer"):
         of_file(bare, answer=None, num_eval=1).load("train")
+
+
+def test_a_data_set_without_a_path_is_refused_with_the_same_sentence():
+    class Nothing:
+        def examples(self, split, *, env):
+            return []
+
+    with pytest.raises(ValueError, match="data set has 0 questions for training and 0 for eval"):
+        DataQuestions(dataset=Nothing()).load("train")

@@ -39,3 +39,8 @@ def test_episodes_that_are_processes_have_a_default_limit(asked, bound):
     env = verifiers("b", asked)
     assert len(env.examples("train")) == 2
     assert env.max_concurrent == bound
+
+
+def test_a_limit_of_no_episode_is_refused():
+    with pytest.raises(ValueError, match="max_concurrent=0: set it to at least 1"):
+        verifiers("b", 0)

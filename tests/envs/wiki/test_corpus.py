@@ -31,3 +31,21 @@ def test_a_heading_ends_before_its_closing_marks(line, heading):
 def test_sections_with_the_same_heading_become_one():
     content = "# Owl\n## Food\nMice.\n# Cat\n## Food\nFish."
     assert page_of({"title": "Pets", "content": content}, "x").sections == {"Food": "Mice.\nFish."}
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        "```sh\n# first\n```",
+        "~~~~\n# a\n~~~\n``` b\n# c\n~~~~~",
+        "  ````\n# a\n```\n# b\n````",
+    ],
+)
+def test_a_comment_in_a_code_block_is_no_heading(code):
+    found = list(_sections_of(f"# Use\n{code}\n# Next\ntext"))
+    assert found == [("Use", code.strip()), ("Next", "text")]
+
+
+def test_code_within_a_line_begins_no_code_block():
+    assert list(_sections_of("```a```\n# Next\ntext"))[1] == ("Next", "text")
+    assert len(list(_sections_of("`" * 2_000_000 + "a`\n# Next\ntext"))) == 2

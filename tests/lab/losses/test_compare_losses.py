@@ -5,6 +5,7 @@ from dataclasses import replace
 
 import pytest
 import torch
+from pyarrow import parquet
 
 from lab.losses.arms import _recompute_advantages, arms_of
 from lab.losses.command import difference, main
@@ -97,6 +98,7 @@ def test_the_command_prints_a_table_and_writes_a_page(tmp_path, capsys):
     assert [row[0] for row in rows[:3]] == ["as", "loss=gspo", "loss=dapo"]
     assert rows[0][3:5] == ["1.0000", "1"]
     assert "changes without effect here: buffer, truncation" in screen
+    assert screen.count("the tokens whose gradients differ most:") == 2
     page = (tmp_path / "losses.html").read_text()
     assert page.count("<h2>") == 2
     assert page.count("<figure>") == 10
@@ -124,12 +126,22 @@ def test_a_mistake_is_one_sentence(words, said, tmp_path, capsys):
     assert said in capsys.readouterr().err
 
 
-def test_a_run_that_recorded_a_part_of_its_groups_keeps_its_aggregation(tmp_path):
+def test_only_a_whole_batch_has_another_aggregation_or_an_optimizer_step(tmp_path):
     folder = record_run(tmp_path)
-    text = folder.config.read_text().replace("num_groups: null", "num_groups: 2")
-    folder.config.write_text(text)
-    with pytest.raises(ValueError, match="recorded only some of its groups: train with record=all"):
-        arms_of(folder, ["aggregation=turn_mean"])
+    text = folder.config.read_text().replace("num_groups: null", "num_groups: 0")
+    folder.config.write_text(text)  # the whole batch of a skipped step is recorded nevertheless
+    _, arm = arms_of(folder, ["aggregation=turn_mean"])
+    steps = arms_of(folder, [], has_model=True)
+    for one in (arm, *steps):
+        one.with_credit(recorded_tokens(tmp_path, STEP), folder)
+    for path in folder.tokens.iterdir():
+        parquet.write_table(parquet.read_table(path, filters=[("id", "<", "000002")]), path)
+    batch = recorded_tokens(tmp_path, STEP)
+    for one in (arm, *steps):
+        with pytest.raises(ValueError, match="batch of step 5, but the run recorded only some of"):
+            one.with_credit(batch, folder)
+    (own,) = arms_of(folder, [])
+    torch.testing.assert_close(own.gradient(batch, folder, 0.0)[1], batch.grads)
 
 
 def test_a_folder_that_is_no_run_is_refused(tmp_path, capsys):
@@ -212,3 +224,20 @@ def test_a_run_of_an_older_version_is_refused_with_a_sentence(tmp_path, capsys):
     folder.config.write_text(before + after.partition("\n")[2])
     assert main([str(tmp_path), "loss=gspo"]) == 2
     assert "is a run of an older version" in capsys.readouterr().err
+
+
+def test_tokens_with_equal_gradients_are_not_said_to_differ(tmp_path, capsys):
+    record_run(tmp_path)
+    assert main([str(tmp_path), "loss.clip_high=1e9,0.5"]) == 0
+    screen = capsys.readouterr().out
+    for part in screen.split("changes ")[1:]:
+        rows = [line.split() for line in part.splitlines() if line.startswith("5 ")]
+        assert all(row[-1] != row[-2] for row in rows), part
+
+
+def test_the_help_names_the_command_that_was_typed(monkeypatch, capsys):
+    monkeypatch.setattr("sys.orig_argv", ["python", "/bin/offbyone", "compare-losses"])
+    assert main([]) == 2
+    told = capsys.readouterr().out
+    assert "offbyone compare-losses outputs/run loss=gspo,dapo" in told
+    assert "compare_losses.py" not in told

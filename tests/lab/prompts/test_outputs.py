@@ -7,7 +7,7 @@ import pytest
 
 from envs.episode import Example
 from lab.prompts.describe import Task
-from lab.prompts.outputs import Candidate, best_of, gain, write_outputs
+from lab.prompts.outputs import Candidate, gain, index_of_best, write_outputs
 
 TASKS = [Task("eval", Example(id=i, env="e", messages=[])) for i in (7, 3, 5)]
 
@@ -31,8 +31,8 @@ def test_one_example_has_no_standard_error_and_no_gain_is_none():
 
 
 def test_a_prompt_that_is_no_better_replaces_none():
-    assert best_of(candidates([0.5, 0.5], [1.0, 0.0])) == 0
-    assert best_of(candidates([0.5, 0.5], [1.0, 0.5], [0.5, 1.0])) == 1
+    assert index_of_best(candidates([0.5, 0.5], [1.0, 0.0])) == 0
+    assert index_of_best(candidates([0.5, 0.5], [1.0, 0.5], [0.5, 1.0])) == 1
 
 
 def test_the_frontier_names_who_is_best_at_each_example_and_leaves_out_what_nobody_scored(tmp_path):

@@ -190,7 +190,7 @@ def test_excluded_runs_are_grouped_by_cause_the_most_frequent_first(three_arms):
 
 @pytest.mark.parametrize(
     ("arms", "expected"),
-    [([], "contain no run"), ([Arm("a", "a", (run(cause="stopped"),))], "the first: run: stopped")],
+    [([], "contain no run"), ([Arm("a", "a", (run(cause="stopped"),))], "first is run: stopped")],
 )
 def test_a_comparison_without_a_run_that_counts_is_refused(arms, expected):
     with pytest.raises(NothingToCompare, match=expected):

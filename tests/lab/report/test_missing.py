@@ -57,6 +57,9 @@ def test_a_sequential_decision_must_hold_under_each_assumption_too():
     cispo = result(comparison, "cispo")
     assert (cispo.decision, cispo.difference.low > 0) == ("open", True)
     assert "because it would not hold if unscored rollouts get the" in comparison.notes[-1]
+    assert 8 < (cispo.seeds_needed or 0) < inf
+    other = result(two_arms(*rewards, smallest_effect=0.2), "cispo")  # the lowest make it equal
+    assert (other.decision, other.seeds_needed) == ("open", inf)
 
 
 def test_a_difference_larger_than_the_unscored_rollouts_allow_is_still_decided():

@@ -6,13 +6,15 @@ import re
 import shutil
 from importlib.resources import files
 
+import numpy as np
 import pytest
 
-from lab.report.arms import arms_of
+from lab.report.arms import Arm, arms_of
 from lab.report.command import main
 from lab.report.comparison import compare
 from lab.report.curves import curve_rows
 from lab.report.sources import read_sources
+from tests.support import compared_runs as made
 from tests.support.finished_runs import made_arm, made_run, made_sweep
 
 CHROMIUM = shutil.which("chromium") or shutil.which("google-chrome") or ""
@@ -179,3 +181,12 @@ def test_the_charts_are_drawn_and_nothing_is_fetched(sweep):
             assert page.eval_on_selector(".conclusion", lines) <= 3.01
         browser.close()
     assert (problems, len(set(fetched))) == ([], 1)
+
+
+def test_the_band_of_runs_of_different_lengths_has_as_many_points_as_a_run():
+    lengths = (150, 141, 150)
+    runs = [made.run(rewards=[0.5] * n, seed=seed) for seed, n in enumerate(lengths)]
+    points, bands = curve_rows(compare([Arm("a", "a", tuple(runs)), made.arm("b", rewards=[0.5])]))
+    assert len([point for point in points if point["arm"] == "a"]) == 3 * 40
+    steps = [band["steps"] for band in bands if band["arm"] == "a"]
+    assert (len(steps), steps[0], steps[-1]) == (40, *np.array(runs[1].training.steps)[[0, -1]])

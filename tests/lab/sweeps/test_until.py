@@ -109,6 +109,24 @@ def test_a_sweep_that_no_seed_can_decide_ends_and_says_so(sweep):
     assert "more questions can" in progress.text()
 
 
+def test_an_arm_that_seeds_cannot_decide_gets_its_lost_runs_alone(sweep):
+    for arm in ARMS:
+        play_seeds(sweep, arm, range(3), 0.5)
+    lost = ["rate=0.7", "seed=1"]
+    number, record = sweep.claim(lost)
+    record.state = "failed"
+    sweep.write(number, record)
+    progress = Progress(sweep, ARMS, 1, 0.1)
+    progress.__dict__["seeds_needed"] = {1: float("inf")}
+    assert next_of(progress) == ["rate=0.7 seed=1"]
+    assert next_of(progress, {identity(lost)}) == []
+    progress.__dict__["seeds_needed"] = {1: float("inf"), 2: 5.0}
+    more = ["rate=0.5 seed=3", "rate=0.505 seed=3"]
+    assert next_of(progress, number=3) == ["rate=0.7 seed=1", *more]
+    progress.__dict__["seeds_needed"] = {}
+    assert next_of(progress) == []
+
+
 def test_a_sweep_plays_until_all_arms_are_decided_and_then_nothing(app):
     status, output = app.run(*JOBS)
     assert status == 0, output

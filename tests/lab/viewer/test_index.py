@@ -44,12 +44,12 @@ def test_staleness_counts_from_the_oldest_token_and_a_push_adds_up_gradients(run
     index = indexed(run)
     columns = answers.table(index)["columns"]
     assert {(s, k) for s, k in zip(columns["step"], columns["staleness"], strict=True)} >= {(2, 1)}
-    (n,) = answers.rows_with(index, {"id": "000004.1"})  # a fork: its rows lie on both ranks
+    (n,) = answers.row_numbers_with(index, {"id": "000004.1"})  # a fork: its rows lie on both ranks
     rows = answers.tokens(index, [n])[0]["rows"]
     grads = [abs(x) for row in rows for x in row["grad"] if x is not None]
     assert len(rows) == len(answers.rollouts(index, [n])[0]["messages"]) // 2
     assert columns["push"][n] == pytest.approx(sum(grads), abs=2e-5)
-    (rejected, *_) = answers.rows_with(index, {"used": "False"})
+    (rejected, *_) = answers.row_numbers_with(index, {"used": "False"})
     assert columns["push"][rejected] is None
 
 
@@ -167,11 +167,13 @@ def test_a_question_is_the_same_in_every_version_and_run_with_any_system_prompt(
 
 
 def test_a_broken_token_record_is_reported_and_the_rollouts_are_read(run: Path):
+    whole = answers.table(indexed(run))["columns"]["push"]
     (run / "tokens" / "step_000001.trainer.rank0.parquet").write_bytes(b"PAR1 no more")
     index = indexed(run)
     (problem,) = answers.table(index)["problems"]
-    assert problem.startswith("the token record cannot be read: ")
-    (n, *_) = answers.rows_with(index, {"step": "1", "used": "True"})
+    assert problem.startswith("the token record of step 1 cannot be read: ")
+    assert answers.table(index)["columns"]["push"] == [*whole[:12], *[None] * 12, *whole[24:]]
+    (n, *_) = answers.row_numbers_with(index, {"step": "1", "used": "True"})
     assert "step 1 cannot be read" in answers.tokens(index, [n])[0]["why"]
 
 

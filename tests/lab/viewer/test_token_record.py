@@ -40,7 +40,11 @@ def read(run: RunFolder, identity: str, step: int = 0, *, used: bool = True):
             "the correction for the server's logprobs dropped the token (correction 0)",
         ),
         ({"kept": 0.0}, [], "the token's weight * correction is 0"),
-        ({"advantage": 0.0}, [], "advantage 0: the rollout is as good as its group"),
+        (
+            {"advantage": 0.0},
+            [],
+            "advantage 0: the reward equals its baseline, such as the mean of the group",
+        ),
         (
             {},
             ["clip_fraction", "clip_fraction_high"],

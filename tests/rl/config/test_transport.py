@@ -28,6 +28,8 @@ LORA, NONE = "rl.model.lora.LoRA", "rl.model.lora.NoAdapter"
         (["model=qwen3-0.6b"], LORA, "adapter"),
         ([*HF, "adapter=none"], NONE, "shm"),
         (["sync=gloo"], NONE, "gloo"),
+        (["adapter=lora", "sync=ipc"], LORA, "ipc"),
+        (["sync=nccl"], NONE, "nccl"),
     ],
 )
 def test_the_command_line_has_priority_and_auto_pushes_the_least(overrides, adapter, how):
@@ -64,10 +66,12 @@ def test_a_user_adds_a_sender_by_its_target():
 
 def test_a_sender_that_needs_one_host_is_refused_between_hosts():
     for elsewhere in (EXTERNAL, SPREAD):
-        (problem,) = refusals("sync=shm", **elsewhere)
-        assert problem.startswith("sync=shm needs trainer and vLLM on one host, but ")
-        assert problem.endswith("use sync=gloo")
-    assert refusals("sync=gloo", **SPREAD) == refusals("sync=gloo") == []
+        for name in ("shm", "ipc"):
+            (problem,) = refusals(f"sync={name}", **elsewhere)
+            assert problem.startswith(f"sync={name} needs trainer and vLLM on one host, but ")
+            assert problem.endswith("use sync=gloo")
+    for name in ("gloo", "nccl"):
+        assert refusals(f"sync={name}", **SPREAD) == refusals(f"sync={name}") == []
 
 
 def test_vllm_reserves_memory_for_the_adapted_layers_and_never_for_the_head(tmp_path):

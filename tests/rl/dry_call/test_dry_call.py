@@ -660,6 +660,18 @@ def test_a_mistake_is_not_kept_and_a_child_that_dies_is_explained(own: Any, cach
     assert not cache.exists()
 
 
+def test_a_child_that_does_not_end_is_named_with_the_limit_of_all_configurations(
+    own: Any, cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("rl.dry_call.child.LIMIT_S", 0.25)
+    config = own("loss", "import time\ntime.sleep(99)\ndef mine(tokens): ...\n")
+    with (
+        DryCall([config, config]) as dry_call,
+        pytest.raises(ConfigError, match=r"ended after 0\.5 s: make"),
+    ):
+        dry_call.learned()
+
+
 def test_config_yaml_holds_what_was_learned(config: dict[str, Any], cache: Path) -> None:
     from rl.config.schema import Run
 

@@ -5,7 +5,7 @@ from contextlib import ExitStack
 
 import pytest
 
-from rl.inference.routes import VLLMRoutes
+from rl.inference.routes import VLLMRoutes, prefix_cache_counts
 from rl.runtime.failure import RunFailed
 from tests.support.listening import PostHandler, listening
 from tests.support.replicas import replica_at
@@ -39,6 +39,27 @@ def test_a_pause_keeps_running_requests_and_their_cache(vllm):
 def test_a_score_is_one_logprob_for_each_token_but_the_first_and_is_the_token_s_own(vllm):
     routes, _ = vllm
     assert routes.score("policy", [4, 2, 3]) == [-0.2, -0.3]
+
+
+class Counters(Answers):
+    """Sends the counters of the prefix cache, then errors."""
+
+    def answer(self, body):
+        self.server.paths.append(self.path)
+        if len(self.server.paths) > 1:
+            raise RuntimeError("not now")
+        return b"vllm:prefix_cache_queries_total{e} 8\nvllm:prefix_cache_hits_total{e} 6\n"
+
+
+def test_the_counters_of_the_prefix_cache_are_unknown_if_vllm_refuses(tmp_path):
+    with listening(tmp_path / "s", Counters) as server:
+        server.paths = []
+        replica = replica_at(tmp_path / "s")
+        assert prefix_cache_counts(replica) == (8.0, 6.0)
+        assert prefix_cache_counts(replica) is None
+        refused = pytest.raises(RunFailed, match=r"vLLM refused `get_world_size`: .*not now")
+        with VLLMRoutes(replica, timeout=5.0) as routes, refused:
+            routes.num_workers()
 
 
 class Slow(Answers):

@@ -21,7 +21,7 @@ from rl.inference.server import (
     run_vllm,
     vllm_process,
 )
-from rl.model.shape import shape_of
+from rl.model.shape import read_sizes
 from rl.runtime.failure import RunFailed
 from rl.runtime.folder import RunFolder
 from rl.runtime.network import Address
@@ -152,6 +152,37 @@ def test_vllm_is_told_what_it_must_know_of_the_policy(tmp_path):
     assert told["--hf-overrides"] == '{"head_dtype": "float32"}'
 
 
+@pytest.mark.parametrize(
+    ("key", "value", "flags"),
+    [
+        ("enable_prefix_caching", False, ["--no-enable-prefix-caching"]),
+        ("no_enable_prefix_caching", True, ["--no-enable-prefix-caching"]),
+        ("no_enable_prefix_caching", False, []),
+        ("disable_log_stats", False, []),  # vLLM has no --no-disable-log-stats
+        (
+            "compilation_config.cudagraph_mode",
+            "NONE",
+            ["--compilation-config.cudagraph_mode", "NONE"],
+        ),
+        ("compilation_config", {"mode": 0}, ["--compilation-config", '{"mode": 0}']),
+        ("cudagraph_capture_sizes", [1, 2], ["--cudagraph-capture-sizes", "1", "2"]),
+        ("lora_modules", [{"name": "a"}], ["--lora-modules", '{"name": "a"}']),
+    ],
+)
+def test_an_option_of_any_type_reaches_vllm(key, value, flags, tmp_path):
+    plain, given = (
+        VLLMServer(**ONE, args=args).command(tmp_path, Address(path=tmp_path / "s"), POLICY)
+        for args in ({}, {key: value})
+    )
+    assert given[len(plain) :] == flags
+
+
+def test_an_option_of_the_user_replaces_that_of_the_run(tmp_path):
+    server = VLLMServer(**ONE, args={"enable_scale_out": False})
+    command = server.command(tmp_path, Address(path=tmp_path / "s"), POLICY)
+    assert [flag for flag in command if "scale-out" in flag] == ["--no-enable-scale-out"]
+
+
 @pytest.mark.parametrize(("rank", "limit"), [(1, 1), (2, 8), (8, 8), (9, 16), (512, 512)])
 def test_the_limits_of_an_adapter_are_the_smallest_that_fit(rank, limit, tmp_path):
     assert limit in VLLM_RANKS
@@ -179,7 +210,7 @@ def test_threads_follow_the_place_and_not_the_machine_that_starts_it(tmp_path, m
 def test_the_cache_on_a_cpu_holds_a_row_by_default(tmp_path):
     size = {"cpu_kv_cache_gib": None}
     assert environment(tmp_path, **size)["VLLM_CPU_KVCACHE_SPACE"] == "1"
-    sizes = shape_of(tiny_model(tmp_path))
+    sizes = read_sizes(tiny_model(tmp_path))
     rows_of_a_gib = (1 << 30) // sizes.row_bytes(1, "float32")
     longer = environment(tmp_path, max_seq_len=2 * rows_of_a_gib + 1, **size)
     assert longer["VLLM_CPU_KVCACHE_SPACE"] == "3"

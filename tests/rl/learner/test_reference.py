@@ -99,6 +99,7 @@ class Teacher(Answers):
 
     status, has_logprobs, failures = 200, True, 0
     message = "broken"
+    reshape = None  # a function that returns the response of a choice
     max_model_len = 65
     tokens: ClassVar[list] = []  # the tokens of every text; []: there is no such route
     likeliest: ClassVar[dict] = {}  # beside the given token, at each place
@@ -122,6 +123,8 @@ class Teacher(Answers):
         status = 503 if len(self.seen) <= self.failures else self.status
         if status != 200:
             return status, {"error": {"message": self.message}}
+        if self.reshape:
+            return status, self.reshape(choice)
         return status, {"id": "cmpl-1", "object": "text_completion", "choices": [choice]}
 
 
@@ -425,3 +428,28 @@ def test_a_server_that_fails_ends_the_run_with_one_message(serve, folder, change
     with pytest.raises(RunFailed) as caught:
         endpoint(url, folder).score([batch()])
     assert str(caught.value) == f"reference.url={url}{said}"
+
+
+def choices(choice, entries):
+    return {"choices": [{**choice, "prompt_logprobs": entries}]}
+
+
+@pytest.mark.parametrize(
+    "reshape",
+    [
+        lambda choice: {},
+        lambda choice: [],
+        lambda choice: {"choices": []},
+        lambda choice: {"choices": ["x"]},
+        lambda choice: choices(choice, 5),
+        lambda choice: choices(choice, choice["prompt_logprobs"][:1]),
+        lambda choice: choices(choice, [None] * 9),
+        lambda choice: choices(choice, [{"1": {"logprob": -1.0}}] * 9),
+        lambda choice: choices(choice, [{str(t): {"logprob": None} for t in range(9)}] * 9),
+    ],
+)
+def test_a_server_that_answers_in_another_shape_ends_the_run_with_its_url(serve, folder, reshape):
+    url, _ = serve(reshape=reshape)
+    said = rf"^reference\.url={url} did not send the prompt_logprobs of each token, .* vLLM server$"
+    with pytest.raises(RunFailed, match=said):
+        endpoint(url, folder).score([batch()])

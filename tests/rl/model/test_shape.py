@@ -7,14 +7,14 @@ import torch
 from safetensors.torch import save_file
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from rl.model.shape import shape, shape_of
+from rl.model.shape import read_sizes, shape
 from tests.support.scripted import tiny_model
 from tests.support.tiny_policy import model_folder
 
 
 def test_parameters_of_a_model_without_weights_are_those_it_will_have(tmp_path):
     folder = tiny_model(tmp_path)
-    sizes = shape_of(folder)
+    sizes = read_sizes(folder)
     assert sizes is not None
     model = AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(folder))
     matrices = sum(p.numel() for p in model.parameters() if p.ndim > 1)
@@ -29,7 +29,7 @@ def test_parameters_of_a_model_without_weights_are_those_it_will_have(tmp_path):
 
 def test_parameters_of_a_mixture_are_counted_with_all_experts_and_the_router(tmp_path):
     folder = model_folder(tmp_path / "model", num_experts=4, experts_per_token=2)
-    sizes = shape_of(folder)
+    sizes = read_sizes(folder)
     assert sizes is not None
     model = AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(folder))
     assert sizes.parameters == sum(p.numel() for p in model.parameters() if p.ndim > 1)
@@ -44,7 +44,7 @@ def test_weights_that_are_there_are_counted(files, tmp_path):
     for number in range(files):
         tensors = {f"w{number}": torch.zeros(3, 5), "norm": torch.zeros(4)}
         save_file(tensors, tmp_path / f"{number}.safetensors", metadata={"format": "pt"})
-    sizes = shape_of(tmp_path)
+    sizes = read_sizes(tmp_path)
     assert sizes is not None
     assert sizes.parameters == files * 19
 
@@ -55,7 +55,7 @@ def test_another_copy_of_the_weights_beside_the_shards_is_not_counted(tmp_path):
     save_file({"a": torch.zeros(3, 5)}, folder / "consolidated.safetensors")
     index = {"weight_map": {"a": "model-00001-of-00001.safetensors"}}
     (folder / "model.safetensors.index.json").write_text(json.dumps(index))
-    sizes = shape_of(folder)
+    sizes = read_sizes(folder)
     assert sizes is not None
     assert sizes.parameters == 15
 

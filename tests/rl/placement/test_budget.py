@@ -134,6 +134,29 @@ def test_a_shared_gpu_leaves_to_vllm_what_the_trainer_does_not_need():
     assert said.inference.args["gpu_memory_utilization"] == 0.3
 
 
+def test_a_fraction_of_the_user_must_leave_room_for_the_trainer_on_the_same_gpu():
+    refused = r"utilization=0\.9 reserves 72\.0 of 80\.0 GiB .* needs 58\.9 GiB: .* at most 0\.23"
+    with pytest.raises(ConfigError, match=refused):
+        planned(gpus(1, 80), "adapter=lora", "+inference.args.gpu_memory_utilization=0.9")
+
+
+def test_a_fraction_of_the_user_counts_however_it_is_written():
+    lora = ("adapter=lora", "trainer.tokens_per_micro_batch=256", "max_seq_len=1024")
+    dashed = "+inference.args.gpu-memory-utilization"
+    run, _, _ = planned(gpus(1, 80), *lora, f"{dashed}=0.3")
+    assert run.inference.args == {"gpu_memory_utilization": 0.3}
+    with pytest.raises(ConfigError, match=r"GPU 1 has 4\.8 GiB for vLLM, which need"):
+        planned(gpus(2, 24), *lora, f"{dashed}=0.2")
+
+
+def test_whole_modules_of_an_adapter_are_trained_parameters():
+    lora, saved = (
+        trained_parameters(planned(gpus(8, 80), "trainer.ranks=1", "adapter=lora", *more)[0], SIZES)
+        for more in ((), ("adapter.modules_to_save=[model.norm,o_proj,lm_head]",))
+    )
+    assert saved - lora == 36 * 4096 * 2560 + 151936 * 2560
+
+
 def test_what_does_not_fit_is_refused_with_the_arithmetic_and_the_options_that_lower_it():
     sentence = (
         r"GPU 0 has 80\.0 GiB for vLLM and trainer, but [\d.]+ GiB are needed: "
@@ -182,6 +205,17 @@ def test_vllm_keeps_room_outside_of_its_share_for_copies_of_the_largest_layer():
     mixture = shape(QWEN_4B | {"hidden_size": 2048} | experts)
     assert mixture is not None
     assert mixture.largest == 128 * 2 * 768 * 2048  # gate and up of all experts of a layer
+
+
+def test_weights_that_stay_on_gpus_are_counted_once_more_there():
+    whole, few = 2 * SIZES.parameters, "trainer.tokens_per_micro_batch=4096"
+    for sync, at_vllm in (("ipc", 0), ("nccl", whole), ("shm", 0)):
+        _, parts, _ = planned(gpus(4, 80), "adapter=lora", few, f"sync={sync}")
+        needs = [(part.name, part.need.device.get("push", 0)) for part in parts]
+        largest = 2 * 2 * SIZES.largest
+        assert [need for name, need in needs if name == "vLLM"] == [largest + at_vllm] * 2
+        first = 0 if sync == "shm" else whole
+        assert [need for name, need in needs if name == "trainer"] == [first, 0]
 
 
 def test_every_rank_loads_the_whole_model_into_host_memory():

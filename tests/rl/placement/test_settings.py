@@ -33,8 +33,11 @@ def test_flags_of_the_user_have_priority():
 
 def test_a_flag_counts_however_it_is_written():
     node = {"args": {"max-num-seqs": 4, "--no-enforce-eager": True, "enforce_eager": None}}
-    args = {"max-num-seqs": 4, "--no-enforce-eager": True}
+    args = {"max_num_seqs": 4, "no_enforce_eager": True}  # names by which the run finds its values
     assert with_device_flags(node, SAMPLER, False)["args"] == args
+    inner = {"compilation-config.cudagraph_mode": "NONE"}
+    named = with_device_flags({"args": inner}, SAMPLER, True)["args"]
+    assert named == {"compilation_config.cudagraph_mode": "NONE"}
 
 
 def test_the_node_of_an_external_server_is_unchanged():

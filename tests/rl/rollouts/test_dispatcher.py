@@ -97,6 +97,15 @@ def test_a_resumed_run_loses_no_example_and_trains_none_twice(seed, max_stalenes
         assert sorted(done) == sorted([*whole.trained, *whole.rejected])
 
 
+def test_a_checkpoint_keeps_the_groups_of_a_batch_that_could_not_be_planned():
+    world = World(0, 1).run(3)
+    newest, before = [group.index for group in world.batches[2]], world.dispatcher.checkpoint()
+    world.dispatcher.return_batch()
+    after = world.dispatcher.checkpoint()
+    assert after.pending == sorted([*before.pending, *newest])
+    assert len(after.places) == len(after.pending)
+
+
 def test_a_resumed_run_first_plays_interrupted_groups_at_their_old_places():
     state = DispatcherState(next_index=9, pending=[4, 7], places=[(0, 8), (0, 3)])
     world = World(0, 1, step=2, state=msgspec.convert(asdict(state), DispatcherState))

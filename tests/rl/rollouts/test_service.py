@@ -13,11 +13,12 @@ from envs.messages import assistant
 from rl.inference.client import RequestTally
 from rl.records import Credit, Group, RankBatch, Rollout, TrainingRow
 from rl.rollouts.buffer import FifoBuffer
+from rl.rollouts.dispatcher import DispatcherState
 from rl.rollouts.service import RolloutService
 from rl.runtime.endpoint import Endpoint
 from rl.runtime.failure import RunFailed, first_failure
 from rl.runtime.folder import RunFolder
-from rl.runtime.status import Status
+from rl.runtime.status import STOPPED, Status
 from rl.runtime.token_files import read_rows
 from rl.trainer.rollouts_link import RolloutsLink
 from rl.wire import HEADER, Answer, Call, NoMoreBatches, pack, unpack
@@ -56,6 +57,12 @@ class Dispatcher:
 
     async def stop(self):
         self.groups = NoMoreBatches("stopped, as asked", stopped=True)
+
+    def return_batch(self):
+        self.returned = True
+
+    def checkpoint(self):
+        return DispatcherState(next_index=1)
 
     def progress(self):
         return "batch 0: nothing"
@@ -118,17 +125,65 @@ async def test_the_plan_counts_distinct_tokens_if_the_trainer_computes_only_thes
     assert len(unpack(answer.value, RankBatch).micro_batches) == num_micro_batches
 
 
+async def ended(served: RolloutService, call: Call) -> tuple[Answer, BaseException]:
+    """Return the answer to a rank, and the error that ends the process once the rank has saved."""
+    served._num_ranks = 1
+    reporting = asyncio.ensure_future(served.report())
+    answer = await asyncio.wait_for(served._answer(call), 5)
+    assert first_failure(served._run_folder)
+    state = await asyncio.wait_for(served._answer(Call(what="state")), 5)
+    assert unpack(state.value, DispatcherState).next_index == 1
+    await asyncio.sleep(0.3)
+    assert not reporting.done()
+    served._num_ranks = 0  # the rank has closed its connection
+    (error,) = await asyncio.wait_for(asyncio.gather(reporting, return_exceptions=True), 5)
+    return answer, error
+
+
 @pytest.mark.parametrize("rank", [0, 1])
-async def test_an_error_while_a_batch_is_planned_ends_the_process_with_that_error(rank, tmp_path):
+async def test_the_ranks_save_before_an_error_in_a_plan_ends_this_process(rank, tmp_path):
     served = service(tmp_path, [group(1.0, 0.0)], {"_target_": "losses.advantages.group_mean"})
-    with pytest.raises(TypeError, match="positional argument"):
-        await asked(served, Call(what="next_batch", rank=rank, step=0))
+    answer, error = await ended(served, Call(what="next_batch", rank=rank, step=0))
+    assert (answer.over, answer.stopped) == (STOPPED, True)
+    assert isinstance(error, TypeError)
+    assert "positional argument" in first_failure(served._run_folder)["message"]
+    assert served._dispatcher.returned  # a resumed run plays the groups again
 
 
-async def test_an_error_while_a_batch_is_written_ends_the_process_with_that_error(tmp_path):
+async def test_the_ranks_save_before_an_error_of_a_written_batch_ends_this_process(tmp_path):
     (tmp_path / "rollouts").write_text("no folder")
-    with pytest.raises(FileExistsError):
-        await asked(service(tmp_path, [group(1.0)]), Call(what="next_batch", step=0))
+    served = service(tmp_path, [group(1.0)])
+    answer, error = await ended(served, Call(what="next_batch", step=0))
+    assert (answer.over, answer.stopped) == (STOPPED, True)
+    assert isinstance(error, FileExistsError)
+
+
+async def test_a_rank_ends_its_step_if_an_environment_refuses_a_version(tmp_path):
+    async def refuse(version):
+        raise ValueError(f"no version {version}")
+
+    served = service(tmp_path, [group(1.0)])
+    served._dispatcher.version, served._dispatcher.publish = SimpleNamespace(number=0), refuse
+    answer, error = await ended(served, Call(what="publish", version=1))
+    assert unpack(answer.value, dict) == {}
+    assert str(error) == "no version 1"
+    assert (await served._answer(Call(what="next_batch", step=1))).over == STOPPED
+
+
+async def test_a_rank_whose_state_cannot_be_saved_is_disconnected(tmp_path):
+    def fail():
+        raise ValueError("no state")
+
+    RunFolder(tmp_path).private.make()
+    served = service(tmp_path, [group(1.0)])
+    served._dispatcher.checkpoint = fail
+    link = RolloutsLink(RunFolder(tmp_path), rank=0)
+    async with served.accept_ranks():
+        await asyncio.to_thread(link.connect, 5.0)
+        with pytest.raises(RunFailed, match="closed its connection"):
+            await asyncio.to_thread(link.state)
+        with pytest.raises(ValueError, match="no state"):
+            await asyncio.wait_for(served.report(), 5)
 
 
 async def test_a_message_that_json_cannot_hold_is_written_as_text(tmp_path):

@@ -87,6 +87,22 @@ def test_partitions_of_a_gpu_are_named_by_their_uuid(nvidia_smi, monkeypatch):
 
 
 @pytest.mark.parametrize(
+    ("listed", "visible"),
+    [
+        ("0,-1,1", ["0"]),
+        ("0,7,1", ["0"]),
+        ("GPU-none,0", []),
+        ("1, GPU-5d", ["1", "GPU-5d"]),
+        ("NoDevFiles", []),
+    ],
+)
+def test_cuda_ignores_an_unknown_entry_and_all_after_it(listed, visible, nvidia_smi, monkeypatch):
+    nvidia_smi(TWO)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", listed)
+    assert visible_gpus() == visible
+
+
+@pytest.mark.parametrize(
     ("device", "visible", "expected"),
     [("nvidia0", None, ["0"]), ("nvidiactl", None, []), ("dxg", None, ["0"]), ("", None, []),
      ("nvidia3", None, ["0"]), ("nvidia3", "", []), ("nvidia0", "0", ["0"])],

@@ -33,6 +33,12 @@ def test_a_line_is_on_disk_at_once_and_contains_only_json(tmp_path):
     assert row["time"] > 1e9
 
 
+def test_a_number_that_the_reader_would_refuse_is_null_and_its_line_stays(tmp_path):
+    MetricsFile(RunFolder(tmp_path)).append(0, {"a": 1e101, "b": -1e300, "c": 1e100})
+    (row,) = read_metrics(RunFolder(tmp_path))
+    assert (row["a"], row["b"], row["c"]) == (None, None, 1e100)
+
+
 def test_broken_lines_are_skipped_and_the_next_line_is_separate(ten_steps):
     with (ten_steps / "metrics.jsonl").open("ab") as file:
         file.write(b'[1]\n\n{"step": "x"}\n\xff\xfe\n{"step": 10, "a": "text"}\n')

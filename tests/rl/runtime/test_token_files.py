@@ -106,7 +106,15 @@ def test_files_that_do_not_belong_together_are_refused_by_name(tmp_path):
     folder = RunFolder(tmp_path)
     write_sampled(folder, ("000001.0", 0))
     write_trained(folder, 0, ("000001.0", 0), grad=[1, 2], length=2)
-    with pytest.raises(ValueError, match=r"rank0\.parquet has 2 .* grad .* from different runs"):
+    with pytest.raises(ValueError, match=r"^\S*rank0\.parquet has 2 .* different runs, so delete"):
+        read_rows(folder, 7)
+
+
+def test_the_message_of_a_damaged_file_has_one_remedy(tmp_path):
+    folder = RunFolder(tmp_path)
+    write_sampled(folder, ("000001.0", 0))
+    folder.tokens_of(7, "rollouts").write_bytes(b"PAR1")
+    with pytest.raises(ValueError, match=r"^\S*rollouts\.parquet is damaged .*: delete it$"):
         read_rows(folder, 7)
 
 

@@ -1,5 +1,6 @@
 """A demonstration has the tokens of a rollout in which the policy answered like the expert."""
 
+from itertools import islice
 from random import Random
 
 import numpy as np
@@ -14,9 +15,8 @@ from tests.support.scripted import tiny_model, tiny_renderer, tiny_tokenizer
 
 RENDERER, TOKENIZER = tiny_renderer(), tiny_tokenizer()
 SAMPLER = DemonstrationSampler(max_staleness=4, corruption_rate=0.0)
-ENV = ReverseText(
-    min_length=3, max_length=8, num_train=50, num_eval=50, reward_weights={"exact": 1.0}
-)
+SIZES = {"min_length": 3, "max_length": 8, "num_train": 50, "num_eval": 50}
+ENV = ReverseText(**SIZES, reward_weights={"exact": 1.0})
 
 
 def test_the_mask_covers_the_answer_and_its_stop_token():
@@ -50,6 +50,17 @@ def test_a_group_depends_on_its_rng_alone():
         for seed in (1, 1, 2)
     )
     assert first == again != other
+
+
+def test_demonstrations_that_end_are_reported_with_their_environment():
+    class Two(ReverseText):
+        def demonstrations(self, rng):
+            return islice(super().demonstrations(rng), 2)
+
+    env = Two(**SIZES, reward_weights={"exact": 1.0})
+    assert len(SAMPLER.group(env, RENDERER, Random(5), 2, 256)) == 2
+    with pytest.raises(ValueError, match=r"environment 'reverse-text' ended, but .* needs 3: let"):
+        SAMPLER.group(env, RENDERER, Random(5), 3, 256)
 
 
 CALL = {"type": "function", "function": {"name": "add", "arguments": {"a": 1}}}

@@ -15,6 +15,7 @@ from rl.inference.live_version import LiveVersion
 from rl.sampling.clock import CompletionSlots
 from rl.sampling.player import Player
 from rl.sampling.renderer_chat import RendererChat
+from rl.sampling.rewarding import with_rewards
 from tests.support.scripted import (
     HI,
     SAMPLER,
@@ -162,6 +163,32 @@ def test_a_weighted_reward_that_score_does_not_return_ends_the_run(scored, hint)
         play(scoring(lambda *_: scored), ScriptedClient("good"))
 
     assert hint in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("scored", "said"),
+    [
+        ({}, "did not return 'good': return 0.0 where a reward does not apply"),
+        ({"length": 1.0}, "did not return 'good': return 0.0 where a reward does not apply"),
+        (
+            {"good": 1e308},
+            "the weighted sum of {'good': 1e+308} is too large: lower reward_weights",
+        ),
+    ],
+)
+def test_a_rollout_that_lacks_a_weighted_reward_after_the_first_is_unscorable(scored, said):
+    (rollout,) = play(ScriptedEnv(), ScriptedClient("good"))
+    checked = set()
+    assert with_rewards(ScriptedEnv(), rollout, {"good": 1.0}, checked).reward == 2.0
+    unscored = with_rewards(ScriptedEnv(), replace(rollout, reward=None), scored, checked)
+    assert (unscored.reward, unscored.rewards) == (None, scored)
+    assert said in unscored.error
+
+
+def test_an_environment_that_never_returns_a_reward_is_unscorable_from_the_first_rollout():
+    (rollout,) = play(scoring(lambda *_: {}), ScriptedClient("good"))
+    assert rollout.reward is None
+    assert rollout.error.startswith("Mine.score (or score_group) did not return 'good'")
 
 
 def test_a_reward_without_a_weight_may_be_any_number():

@@ -114,3 +114,11 @@ def test_a_repeated_episode_is_counted_for_each_of_its_roles():
     sampler = replace(SAMPLER, max_retries=2)
     rollouts = play(Failing(), ScriptedClient("a"), sampler=sampler)
     assert [(r.role, r.retries, r.error) for r in rollouts] == [("first", 1, ""), ("second", 1, "")]
+
+
+def test_episodes_of_a_group_are_numbered_and_roles_share_the_number():
+    async def score(self, episode):
+        return {"won": float(episode.number)}
+
+    rollouts = play(changed(score=score), ScriptedClient("a"), group_size=3)
+    assert [r.reward for r in rollouts] == [0.0, 0.0, 1.0, 1.0, 2.0, 2.0]

@@ -50,6 +50,24 @@ def test_a_sampler_that_states_no_temperature_is_refused(config):
         _ = run.sampler.temperature
 
 
+def test_senders_between_gpus_are_refused_where_they_cannot_work(tmp_path):
+    def resolved(*overrides, on):
+        return resolve(composed(f"output_dir={tmp_path}", "run_name=r", *overrides), on).run
+
+    one, none = [Host(devices=("0",), cores=4, cpus=8)], [Host(cores=4, cpus=8)]
+    for name in ("nccl", "ipc"):
+        assert resolved(f"sync={name}", on=GPUS).transport.name == name
+        with pytest.raises(ConfigError, match=f"sync={name} .* the run has none: use sync=auto"):
+            resolved(f"sync={name}", on=none)
+        resolved(f"sync={name}", "loss=sft", "sampler=demonstrations", on=none)
+    assert resolved("sync=ipc", on=one).transport.name == "ipc"
+    shared = "sync=nccl, but trainer and vLLM share a GPU, and .*: use sync=ipc or sync=shm"
+    with pytest.raises(ConfigError, match=shared):
+        resolved("sync=nccl", on=one)
+    with pytest.raises(ConfigError, match=shared):
+        resolved("sync=nccl", "inference.devices=[0]", "trainer.devices=[1,0]", on=GPUS)
+
+
 MIXTURE = shape(
     {
         "hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 2, "vocab_size": 320,

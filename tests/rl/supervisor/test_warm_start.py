@@ -61,6 +61,29 @@ def test_a_system_prompt_that_cannot_be_a_path_changes_the_key(text: str) -> Non
     assert key_of(f"env.system_prompt='{text}'") != key_of()
 
 
+@pytest.mark.parametrize("path", ["data", "data/*.parquet", "data/part.parquet"])
+def test_changed_data_change_the_key_of_a_folder_and_of_a_file_pattern(path, tmp_path) -> None:
+    file = tmp_path / "data" / "part.parquet"
+    file.parent.mkdir()
+    file.write_text("one")
+
+    def key() -> str:
+        return key_of("env=composed", f"env.dataset.path={tmp_path / path}")
+
+    before = key()
+    assert key() == before
+    file.write_text("others")
+    assert key() != before
+
+
+def test_operators_that_look_like_paths_read_no_folder(monkeypatch, tmp_path) -> None:
+    monkeypatch.chdir(tmp_path)
+    operators = "env.operators=['*', '+']"
+    before = key_of("env=arithmetic", operators)
+    (tmp_path / "new").touch()
+    assert key_of("env=arithmetic", operators) == before
+
+
 @pytest.mark.parametrize("same", ["seed=5", "optim.learning_rate=0.1", "loss=grpo", "record=all"])
 def test_keys_that_only_the_main_run_uses_do_not_change_the_key(same: str) -> None:
     assert key_of(same) == key_of()

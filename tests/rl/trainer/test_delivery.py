@@ -2,6 +2,7 @@
 
 import time
 from contextlib import ExitStack, nullcontext
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
@@ -15,7 +16,7 @@ from tests.rl.weights.test_pusher import OnePolicy, Scorer, two_rows
 from tests.support.policy_setup import PlainSteps
 from tests.support.ranks import on_ranks, worlds
 from tests.support.receiving import opened, refuse, replica
-from tests.support.replicas import inference
+from tests.support.replicas import inference, replica_at
 
 STATS = {"train/grad_norm": 1.0, "train/learning_rate": 1e-3}
 SLOW_S = 1.0  # of the first rank, which alone talks to vLLM
@@ -104,6 +105,14 @@ class OneRank:
         return self.delivery.deliver(
             version, two_rows(), dict(STATS), lambda name, doing: nullcontext()
         )
+
+
+def test_a_replica_that_is_late_is_reported_with_the_whole_limit(tmp_path):
+    folder, node = RunFolder(tmp_path), replace(inference(1), startup_timeout=0.5)
+    receivers = Receivers(folder, node, timeout=30.0)
+    receivers._started = lambda: time.sleep(0.3) or [replica_at(tmp_path / "s")]
+    with pytest.raises(RunFailed, match=r"inference\.startup_timeout=0\.5 s"):
+        receivers.wait()
 
 
 @pytest.fixture

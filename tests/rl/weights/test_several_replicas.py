@@ -9,7 +9,6 @@ import torch
 
 from rl.inference.routes import VLLMRoutes
 from rl.runtime.failure import RunFailed
-from rl.weights.fingerprint import fingerprint
 from rl.weights.pusher import NoReceiver, WeightPusher
 from tests.rl.weights.test_pusher import OnePolicy, Scorer, pusher, two_rows
 from tests.support.receiving import SENDERS, opened, refuse, replica
@@ -95,7 +94,7 @@ def test_a_replica_that_fails_is_named_and_the_others_continue(sync, fault, repl
     push.push(policy, 2, must_differ=False)
     ((name, said),) = lost(push).items()
     assert name == "inference1"
-    assert reason.format(packed=fingerprint(sent(policy, sync))) in said
+    assert reason.format(packed=push._last) in said
     assert all(one.holds(sent(policy, sync), 2) for one in (replicas[0], replicas[2]))
     if where == "lie":  # it keeps the previous version
         assert bad.server.version == 1

@@ -1,0 +1,156 @@
+"""sync=nccl and sync=ipc without a GPU: what arrives, what is refused, and which waits end.
+
+Two processes are the workers of a vLLM, with our engine of the plugin in them. The functions of
+CUDA and NCCL are replaced (tests/support/without_gpu.py); `pytest -m gpu` has tests with them.
+"""
+
+import os
+import signal
+
+import pytest
+import torch
+
+from rl.runtime.failure import RunFailed
+from rl.weights import packed
+from rl.weights.fingerprint import fingerprint
+from rl.weights.ipc import decode
+from tests.rl.weights.test_gloo import forms, replica
+from tests.support.receiving import opened
+from tests.support.without_gpu import engine_worker
+
+torch.set_num_threads(1)
+WEIGHTS = {
+    "a.weight": torch.randn(3, 5).bfloat16(),
+    "big.weight": torch.randn(1 << 22),  # 16 MiB, which no socket holds
+    "empty.weight": torch.empty(0, 7),
+    "odd.weight": torch.randn(3).half(),  # six bytes
+    "turned.weight": torch.randn(4, 6).T,
+}
+
+
+@pytest.fixture(scope="module")
+def vllm():
+    with replica(2, engine_worker, WEIGHTS) as workers:
+        assert [one.recv() for one in workers.calls] == ["ready", "ready"]
+        yield workers
+
+
+@pytest.mark.server
+@pytest.mark.parametrize("sync", ["nccl", "ipc"])
+def test_two_workers_hold_every_push_bit_by_bit_also_of_the_next_trainer(sync, vllm):
+    for scale in (1, 3):  # two trainers
+        sender = opened(sync, 60.0)
+        for step in range(2):
+            weights = {name: tensor * (scale + step) for name, tensor in WEIGHTS.items()}
+            sender.pack(weights)
+            if step == 0:
+                sender.connect(vllm)
+            sender.send(vllm, step)
+            assert vllm.answers == [{"held": fingerprint(weights)}] * 2
+
+
+@pytest.mark.server
+@pytest.mark.parametrize("sync", ["nccl", "ipc"])
+def test_a_tensor_that_is_held_back_is_named(sync, vllm):
+    sender = opened(sync, 60.0)
+    sender.pack(WEIGHTS)
+    sender.connect(vllm)
+    sender.pack({name: tensor + 1 for name, tensor in WEIGHTS.items()})
+    sender._places["odd.weight"].copy_(WEIGHTS["odd.weight"])  # as if the step had not reached it
+    with pytest.raises(RunFailed, match=r"1 of 5 tensors .* trainer sent: odd\.weight"):
+        sender.send(vllm, 1)
+    sender.pack({name: tensor for name, tensor in WEIGHTS.items() if name != "odd.weight"})
+    sender.connect(vllm)
+    with pytest.raises(RunFailed, match=r"not use the pushed weights in \['odd.weight'\]"):
+        sender.send(vllm, 2)
+
+
+def test_a_request_that_does_not_fit_the_buffer_is_refused():
+    sender = opened("nccl")
+    mark = sender.pack({**WEIGHTS, "scalar": torch.tensor(2.5), "long": torch.ones(9).double()})
+    source = sender.source(None)
+    del source["num_bytes"]
+    read = packed.unpack(sender.buffer, **source, fingerprint=mark)
+    assert fingerprint(read) == fingerprint(
+        {**WEIGHTS, "scalar": read["scalar"], "long": read["long"]}
+    )
+    assert (float(read["scalar"]), read["long"].tolist()) == (2.5, [1.0] * 9)
+    header, odd = source["header"], source["header"]["odd.weight"]
+    missing = {name: form for name, form in header.items() if name != "odd.weight"}
+    for changed, error in (
+        (missing, "1 of 6 tensors are not what the trainer sent: odd.weight"),
+        (header | {"odd.weight": odd | {"dtype": "BF16"}}, "the fingerprints differ"),
+        (header | {"odd.weight": odd | {"shape": [1, 3]}}, "the fingerprints differ"),
+        (header | {"odd.weight": odd | {"shape": [4]}}, "invalid for input of size 3"),
+    ):
+        with pytest.raises(RuntimeError, match=error):
+            packed.unpack(sender.buffer, **(source | {"header": changed}), fingerprint=mark)
+
+
+def mixed(words):
+    """Return the checksum in plain Python."""
+    total, full = 0, (1 << 64) - 1
+    for position, word in enumerate(words, 1):
+        z = (word ^ position * 0x9E3779B97F4A7C15) & full
+        z = ((z ^ z >> 30) * 0xBF58476D1CE4E5B9) & full
+        z = ((z ^ z >> 27) * 0x94D049BB133111EB) & full
+        total += z ^ z >> 31
+    return total & full
+
+
+def test_the_checksum_is_a_sum_of_mixed_words_however_it_is_divided(monkeypatch):
+    words = torch.randint(-(1 << 63), (1 << 63) - 1, (10,))
+    whole = int(packed.checksum(words))
+    assert whole & ((1 << 64) - 1) == mixed(words.tolist())
+    monkeypatch.setattr(packed, "_WORDS", 3)
+    assert int(packed.checksum(words)) == whole
+    swapped, signs = words.clone(), words.clone()
+    swapped[[2, 7]] = words[[7, 2]]
+    signs[[2, 7]] ^= -(1 << 63)  # these two cancel each other in a plain sum
+    longer = torch.cat([words, words.new_zeros(1)])
+    assert len({int(packed.checksum(one)) for one in (words, swapped, signs, longer)}) == 4
+
+
+def test_a_worker_that_dies_is_an_error_and_the_restarted_vllm_gets_the_next_push():
+    sender = opened("nccl", 10.0)
+    sender.pack(WEIGHTS)
+    with replica(2) as workers:
+        sender.connect(workers)
+        sender.send(workers, 1)
+        assert workers.answers == [forms(WEIGHTS)] * 2
+        os.kill(workers.processes[1].pid, signal.SIGKILL)
+        with pytest.raises(RunFailed, match=r"vLLM refused: .*killed"):
+            sender.send(workers, 2)
+        del workers.calls[1:]  # the other worker alone, as a restarted replica
+        sender.connect(workers)
+        sender.send(workers, 2)
+        assert workers.answers == [forms(WEIGHTS)]
+
+
+def test_every_wait_ends_at_the_timeout_and_the_error_names_what_was_awaited():
+    sender = opened("nccl", 1.0)
+    sender.pack(WEIGHTS)
+    with replica(1) as workers:
+        facts, _ = sender.meet(workers, 2)
+        with pytest.raises(RunFailed, match="=1 s in vain for the trainer to join the group"):
+            sender.open_readers(workers, facts)
+        sender.connect(workers)
+        with pytest.raises(RunFailed, match="=1 s in vain for the weights of the trainer"):
+            workers.update(sender.update(workers))  # and rank 0 broadcasts nothing
+        sender.connect(workers)
+        workers.update = lambda info: None  # answers that it has read, and has not
+        with pytest.raises(RunFailed, match=r"sync=nccl .* s in vain for inference to receive"):
+            sender.send(workers, 3)
+        workers.init_transfer = lambda info: None
+        with pytest.raises(RunFailed, match=r"sync=nccl .* workers of inference to join the group"):
+            sender.connect(workers)
+
+
+def test_only_plain_data_of_the_right_types_is_a_handle():
+    right = [0, "AAEC", 8, 0, "bmFtZQ==", 1, "AA==", True]
+    assert decode(right) == (0, b"\0\1\2", 8, 0, b"name", 1, b"\0", True)
+    for position, value in ((0, True), (1, 5), (2, "8"), (7, 1), (3, None)):
+        with pytest.raises(RuntimeError, match="is not a handle of CUDA's memory"):
+            decode([*right[:position], value, *right[position + 1 :]])
+    with pytest.raises(RuntimeError, match="is not a handle"):
+        decode(right[:-1])
