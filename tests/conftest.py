@@ -10,10 +10,12 @@ from typing import Any
 import pytest
 
 # A test file that contains one of these texts runs in the process of its group: tests of sandboxes
-# count all sandboxes of the machine, and the worker ranks are started once per process.
+# count all sandboxes of the machine, the worker ranks are started once per process, and each
+# choice of conf/ is composed once per process.
 _TOGETHER = {
     "sandboxes": ("sandbox", "envs.maths", "math-python", "math_python"),
     "ranks": ("support.ranks",),
+    "choices": ("COMPANIONS",),
 }
 
 

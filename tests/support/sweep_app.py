@@ -3,6 +3,7 @@
     python app.py --multirun "seed=range(3)" crash=error
 
 `crash` names how the run of seed 1 fails. A file `mended` beside the program prevents it.
+While a file `hold` exists, every run waits before its step 5.
 """
 
 import os
@@ -63,6 +64,8 @@ def noise(config):
 
 def take_steps(config, metrics, first, broken, stop):
     for step in range(first, config["max_steps"]):
+        while step == 5 and Path("hold").exists() and not stop.asked:
+            time.sleep(0.02)
         if stop.asked:
             return
         if broken and config["crash"] == "error" and step == 2:

@@ -59,7 +59,6 @@ def test_a_group_that_a_yaml_overrides_without_a_package_is_named(tmp_path: Path
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (["batchsize=3"], "there is no key batchsize: did you mean batch_size?"),
         (["batch_size=250"], "use batch_size=240 or 256"),
         (["resume=true"], "resume=true needs the name of the run: add run_name=<a folder in "),
         (["loss=grpo,cispo"], "To sweep over it, add --multirun"),
@@ -227,9 +226,7 @@ def test_a_sweep_stops_at_a_run_that_cannot_start(program: Path) -> None:
     assert errors == "this run cannot start:\n- one\n- two\n"
 
 
-@pytest.mark.parametrize(
-    "sweep", [[], ["--multirun"], ["--config-dir=sweeps", "--config-name=seeds"]]
-)
+@pytest.mark.parametrize("sweep", [[], ["--config-dir=sweeps", "--config-name=seeds"]])
 def test_another_configuration_can_be_composed_inside_a_task(
     sweep: list[str], program: Path
 ) -> None:
@@ -255,7 +252,7 @@ def test_a_sweep_whose_arms_play_other_examples_is_told_to_evaluate(tmp_path: Pa
     # The launcher is refused after the check, so nothing starts.
     launcher = ["hydra/launcher=submitit_local", "hydra.launcher.cpus_per_task=99999"]
     for more, number in ((["order=difficulty"], 1), (["order=shuffled"], 0)):
-        overrides = ["loss=cispo,grpo", "evaluation=none", *more, *launcher]
+        overrides = ["optim.learning_rate=1e-4,1e-3", "evaluation=none", *more, *launcher]
         result = train("--multirun", *overrides, output_dir=tmp_path)
         assert "this machine has only" in result.stderr
         assert result.stdout.count("warning: an order or a buffer chooses examples") == number

@@ -130,7 +130,13 @@ def test_no_cell_of_the_stored_card_of_cispo_is_too_easy_or_too_hard():
 
 @pytest.mark.parametrize(
     ("words", "problem"),
-    [(["loss=cispo,grpo"], "a report card takes one value of loss"), (["row=stale"], "row=")],
+    [
+        (
+            ["loss=cispo,grpo", "row=basic", "card.level=easy"],
+            "a report card takes one value of loss",
+        ),
+        (["row=stale", "card.level=easy"], "row="),
+    ],
 )
 def test_a_card_of_several_losses_or_an_unknown_row_is_refused_before_it_starts(
     words, problem, tmp_path

@@ -208,19 +208,23 @@ def test_a_killed_sweep_leaves_no_process_and_then_runs_only_missing_jobs(launch
 
 
 def test_a_job_that_submitit_queues_again_resumes(app):
-    jobs = ["--multirun", "seed=0,2", "pause=0.4", DIR]
+    hold = app.folder / "hold"
+    hold.touch()
+    jobs = ["--multirun", "seed=0,2", DIR]
     process = app.start(*jobs, "hydra/launcher=submitit_local", "hydra.launcher.cpus_per_task=1")
 
-    def jobs_at_work():
-        return [record for record in records(app) if record.state == "running"]
-
-    def has_results(record):
-        return (Path(record.folder) / "metrics.jsonl").is_file()
+    def has_steps(record):
+        # Before its first step, a job has submitit's handler of the signal, not that of a run.
+        path = Path(str(record.folder)) / "metrics.jsonl"
+        return record.state == "running" and path.is_file() and bool(path.read_text())
 
     try:
-        assert wait_for(lambda: jobs_at_work() and all(map(has_results, jobs_at_work())), 60)
-        victim, *_ = [pid for pid in below(process.pid) if is_at_work(pid)]
+        assert wait_for(lambda: any(map(has_steps, records(app))), 120)
+        (record, *_) = filter(has_steps, records(app))
+        (victim,) = [pid for pid in below(process.pid) if is_at_work(pid, record.folder)]
         os.kill(victim, signal.SIGUSR2)
+        assert wait_for(lambda: not is_at_work(victim, record.folder), 120)
+        hold.unlink()
         output, _ = process.communicate(timeout=120)
     finally:
         process.kill()
@@ -288,12 +292,12 @@ def test_a_launcher_gets_the_signal_that_ended_its_job(waits, tmp_path):
     assert sweep.records()[0].state == "waiting"
 
 
-def is_at_work(pid):
-    """Return whether a process of submitit runs a job, so that the job's metrics are open."""
+def is_at_work(pid, folder):
+    """Return whether a process of submitit runs a job, so that the metrics of its run are open."""
     with suppress(OSError):
         is_job = b"submitit.core._submit" in Path("/proc", str(pid), "cmdline").read_bytes()
         opened = [os.readlink(path) for path in Path("/proc", str(pid), "fd").iterdir()]
-        return is_job and any(path.endswith("metrics.jsonl") for path in opened)
+        return is_job and f"{folder}/metrics.jsonl" in opened
     return False
 
 

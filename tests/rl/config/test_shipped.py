@@ -62,20 +62,20 @@ CHOICES = sorted(
 
 
 @pytest.mark.parametrize("choice", CHOICES)
-def test_every_choice_of_every_group_is_a_run_that_could_start(choice: str, tmp_path: Path) -> None:
-    check(composed(choice, *COMPANIONS.get(choice, []), f"output_dir={tmp_path}"))
+def test_every_choice_of_every_group_is_a_run_that_could_start(choice: str) -> None:
+    check(composed(choice, *COMPANIONS.get(choice, [])))
 
 
 @pytest.mark.parametrize("path", sorted(SWEEPS.glob("*.yaml")), ids=lambda path: path.stem)
-def test_every_sweep_opens_with_its_question_and_composes(path: Path, tmp_path: Path) -> None:
+def test_every_sweep_opens_with_its_question_and_composes(path: Path) -> None:
     assert path.read_text().startswith("# ")
     assert path.read_text().splitlines()[0].endswith("?")
-    check(composed(f"output_dir={tmp_path}", sweep=path.stem))
+    check(composed(sweep=path.stem))
     hydra = yaml.safe_load(path.read_text())["hydra"]
     assert hydra["mode"] == "MULTIRUN"
     for key, values in hydra["sweeper"]["params"].items():
         for value in str(values).split(",") if "(" not in str(values) else []:
-            check(composed(f"output_dir={tmp_path}", f"{key}={value}", sweep=path.stem))
+            check(composed(f"{key}={value}", sweep=path.stem))
 
 
 def nodes(value: Any, path: str = "") -> list[tuple[str, dict[str, Any]]]:

@@ -131,8 +131,8 @@ def critics(setup):
 @per_world(
     "mode",
     {
-        1: ("zero0", "zero1", "zero2 compiled", "zero3 checkpointing"),
-        2: ("zero0", "zero1", "zero2", "zero3 scattered checkpointing"),
+        1: ("zero0", "zero2 compiled"),
+        2: ("zero1", "zero3 scattered checkpointing"),
     },
 )
 @on_ranks
@@ -223,10 +223,10 @@ def plain_loss(twin, groups, expected, old_values, clip):
 @per_world(
     "dtype, mode, adapter",
     {
-        1: (("float32", "zero0", False), ("bfloat16", "zero0", True)),
+        1: (("float32", "zero0", False),),
         2: (
-            *(("float32", "zero2", False), ("float32", "zero3 scattered", False)),
-            *(("bfloat16", "zero1", False), ("bfloat16", "zero3", True)),
+            *(("float32", "zero2", False), ("bfloat16", "zero1", True)),
+            ("float32", "zero3 scattered", False),
         ),
     },
 )
@@ -283,8 +283,8 @@ def test_gradients_of_many_bfloat16_micro_batches_lose_nothing_in_their_sum(setu
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(critic_module, "ValueModule", Drawn)
         critic = setup.critic("bfloat16", mode, optim)
-    credited = setup.credited(critic, forked_groups(2, num_groups=8), "rows")
-    assert len(credited) * setup.ranks.world > 30
+    credited = setup.credited(critic, forked_groups(2, num_groups=4), "rows")
+    assert len(credited) * setup.ranks.world > 15
     critic.update(0, credited, 1)
     together, total = optim.made.gradient, torch.zeros_like(optim.made.gradient)
     for batch in credited:

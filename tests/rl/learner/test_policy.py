@@ -25,21 +25,19 @@ from tests.support.policy_setup import (
 from tests.support.ranks import on_ranks, per_world
 from tests.support.tiny_policy import flat, relative_error
 
-GRADIENTS = {  # the shipped ZeRO stages, and how
-    1: ("zero0", "zero1", "zero2", "zero3", "zero0 checkpointing", "zero0 compiled"),
-    2: (
-        *("zero0", "zero1", "zero2", "zero3", "zero3 scattered", "zero3 checkpointing"),
-        "zero3_offload scattered",
-        "zero2 checkpointing compiled",
-    ),
+# Together with WITH_ADAPTER, every shipped ZeRO stage with one and with two ranks. Recomputed and
+# compiled layers occur with some stages only: each compiled case takes 15 seconds or more.
+GRADIENTS = {
+    1: ("zero0", "zero1", "zero2 checkpointing compiled", "zero3 checkpointing"),
+    2: ("zero0", "zero1", "zero2", "zero3 scattered", "zero3_offload scattered"),
 }
 STEPS = {
     1: (
         *(("float32", mode) for mode in ("zero0", "zero3")),
-        *(("bfloat16", mode) for mode in ("zero0", "zero2", "zero3_offload_optimizer")),
+        *(("bfloat16", mode) for mode in ("zero2", "zero3_offload_optimizer")),
     ),
     2: (
-        *(("float32", mode) for mode in ("zero0", "zero1", "zero2", "zero3 scattered")),
+        *(("float32", mode) for mode in ("zero1", "zero3 scattered")),
         *(
             ("bfloat16", mode)
             for mode in ("zero0", "zero2", "zero3", "zero3_offload", "zero1 sums")
@@ -48,8 +46,8 @@ STEPS = {
 }
 steps = per_world("dtype, mode", STEPS)
 WITH_ADAPTER = {
-    1: ("zero0", "zero0 checkpointing compiled"),
-    2: ("zero0", "zero1", "zero2", "zero3", "zero3 scattered checkpointing"),
+    1: ("zero0 checkpointing",),
+    2: ("zero1", "zero2", "zero3 scattered checkpointing"),
 }
 
 
@@ -94,7 +92,7 @@ def test_the_update_is_the_gradient_of_the_whole_batch_however_it_is_split(setup
     assert stats["train/grad_norm"] == 0
 
 
-@per_world("mode", GRADIENTS)
+@per_world("mode", {1: ("zero0",), 2: GRADIENTS[2]})
 @on_ranks
 def test_a_long_gradient_is_clipped_and_its_length_reported(setup, mode):
     policy = setup.policy("float32", mode, PlainSteps(), max_grad_norm=0.5)
@@ -105,13 +103,13 @@ def test_a_long_gradient_is_clipped_and_its_length_reported(setup, mode):
     assert float(update.norm()) == pytest.approx(0.5, rel=1e-5)
 
 
-@per_world("mode", {1: ("zero0", "zero1", "zero2", "zero3"), 2: ("zero0", "zero2", "zero3")})
+@per_world("mode", {1: ("zero1", "zero3"), 2: ("zero0", "zero2", "zero3")})
 @on_ranks
 def test_no_number_of_bfloat16_micro_batches_loses_a_part_of_the_gradient(setup, mode):
-    optim, rows = PlainSteps(0.0), setup.many_rows(64)
+    optim, rows = PlainSteps(0.0), setup.many_rows(16)
     policy = setup.policy("bfloat16", mode, optim)
     gradients = []
-    for budget, count in ((10**6, setup.ranks.world), (1, 64)):
+    for budget, count in ((10**6, setup.ranks.world), (1, 16)):
         batch = setup.split(rows, budget)
         assert len(batch.micro_batches) * setup.ranks.world == count
         policy.update(batch, setup.objective)
@@ -158,7 +156,13 @@ def test_an_exported_model_loads_in_transformers_with_the_same_logits(setup, dty
     assert not logprobs[:, 0].any()
 
 
-@per_world("dtype, mode, saved", {w: [*((*c, None) for c in STEPS[w]), *ADAPTED[w]] for w in STEPS})
+LOADED_ADAPTERS = {1: ADAPTED[1][:1], 2: [c for c in ADAPTED[2] if c[1] in ("zero1", "zero3")]}
+
+
+@per_world(
+    "dtype, mode, saved",
+    {w: [*((*c, None) for c in STEPS[w]), *LOADED_ADAPTERS[w]] for w in STEPS},
+)
 @on_ranks
 def test_a_loaded_policy_and_one_that_skipped_bad_batches_take_the_same_next_step(
     setup, dtype, mode, saved

@@ -1,5 +1,6 @@
 """LoRA under every ZeRO stage, compared with plain torch and peft."""
 
+import functools
 import re
 from pathlib import Path
 from shutil import copytree
@@ -17,19 +18,26 @@ from tests.support.ranks import on_ranks, per_world
 kept = per_world("dtype, mode, saved", ADAPTED)
 
 
+@functools.cache
+def trained(setup, dtype, mode):
+    """Return a policy with an adapter after one step, which several tests read."""
+    policy = setup.policy(dtype, mode, setup.adamw())
+    policy.update(setup.batch(setup.rows), setup.objective)
+    return policy
+
+
 @kept
 @on_ranks
 def test_only_what_is_trained_is_optimized_and_saved(setup, dtype, mode, saved):
     setup = adapted(setup, saved)
-    policy, folder = setup.policy(dtype, mode, setup.adamw()), setup.new_folder()
+    policy, folder = trained(setup, dtype, mode), setup.new_folder()
     base = dict(setup.base(dtype).named_parameters())
-    policy.update(setup.batch(setup.rows), setup.objective)
-    trained = sum(tensor.numel() for tensor in setup.everywhere(policy).values())
-    assert trained < sum(parameter.numel() for parameter in base.values()) / 2
+    num_trained = sum(tensor.numel() for tensor in setup.everywhere(policy).values())
+    assert num_trained < sum(parameter.numel() for parameter in base.values()) / 2
     shared = 1 if mode.startswith("zero0") else setup.ranks.world
-    assert 0 < optimized(policy) <= trained / shared * 1.1 + 64  # ZeRO pads
+    assert 0 < optimized(policy) <= num_trained / shared * 1.1 + 64  # ZeRO pads
     policy.save(folder)
-    assert stored(folder) <= trained
+    assert stored(folder) <= num_trained
     for name, tensor in policy.weights().items():  # empty on all ranks but the first
         if "layernorm" in name or name.endswith("embed_tokens.weight"):
             assert torch.equal(tensor, base[name])
@@ -70,12 +78,8 @@ def stored(folder):
 @on_ranks
 def test_both_exports_have_the_logprobs_of_the_policy(setup, dtype, mode, saved):
     setup = adapted(setup, saved)
-    policy, folder, source = (
-        setup.policy(dtype, mode, setup.adamw()),
-        setup.new_folder(),
-        setup.sources[dtype],
-    )
-    policy.update(setup.batch(setup.rows), setup.objective)
+    policy, folder = trained(setup, dtype, mode), setup.new_folder()
+    source = setup.sources[dtype]
     whole = Path(copytree(source, folder / f"whole{setup.ranks.rank}"))
     # Not by save_pretrained, which writes on the first rank alone.
     weights = dict(setup.base(dtype).named_parameters())
@@ -111,7 +115,7 @@ def gap(model, token_ids, own):
     return float((plain - own[:, 1:]).abs().max())
 
 
-@kept
+@per_world("dtype, mode, saved", {1: ADAPTED[1][1:], 2: ADAPTED[2][-1:]})
 @on_ranks
 def test_dropout_is_in_the_update_and_not_in_logprobs(setup, dtype, mode, saved):
     batch = setup.batch(setup.rows)
@@ -128,8 +132,7 @@ def test_dropout_is_in_the_update_and_not_in_logprobs(setup, dtype, mode, saved)
 @on_ranks
 def test_with_its_adapter_off_a_trained_policy_is_the_model_it_began_as(setup, dtype, mode, saved):
     """So the base is the reference of a divergence, without a second copy."""
-    policy = adapted(setup, saved).policy(dtype, mode, setup.adamw())
-    policy.update(setup.batch(setup.rows), setup.objective)
+    policy = trained(adapted(setup, saved), dtype, mode)
     batch = Batch.of(setup.batch(setup.rows).micro_batches[0], setup.ranks.device, 0)
     off, on = policy.base_scores(batch).logprobs, policy.score(batch)
     base = setup.policy(dtype, mode, PlainSteps()).score(batch)

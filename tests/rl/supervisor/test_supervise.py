@@ -1,4 +1,7 @@
-"""What the supervisor refuses before it writes anything (each test starts a real train.py)."""
+"""What the supervisor refuses before it writes anything.
+
+The tests start a real train.py, or call `supervise` in this process (`refused`).
+"""
 
 import json
 import os
@@ -9,11 +12,11 @@ from pathlib import Path
 import pytest
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from rl.config.schema import Run
+from rl.config.schema import ConfigError, Run
 from rl.runtime.folder import RunFolder
 from rl.runtime.lock import locked
 from rl.runtime.status import Status
-from rl.supervisor.supervise import _is_complete
+from rl.supervisor.supervise import _is_complete, supervise
 from tests.support.composing import REPO, composed
 from tests.support.launching import train
 from tests.support.tiny_policy import model_folder
@@ -97,27 +100,6 @@ def test_a_model_without_a_tokenizer_is_refused_in_one_sentence(tmp_path):
     assert result.returncode == 2
 
 
-def test_a_model_with_a_chat_format_of_its_own_is_refused_before_vllm_starts(tmp_path):
-    model = model_folder(tmp_path / "model")
-    AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(model)).save_pretrained(model)
-    (model / "chat_template.jinja").write_text("{{ messages }} <function=f>")
-    sizes = ["adapter=none", "model.max_seq_len=64", "model.max_tokens=32"]
-    result = train("model=hf", "model.path=model", "run_name=r", *sizes, output_dir=tmp_path)
-    assert result.stderr.startswith("this run cannot start:\n- model.renderer=auto does not know")
-    assert "use client=tokens, which takes the model's own chat template, or set" in result.stderr
-    assert result.returncode == 2
-    assert not (tmp_path / "r").exists()
-
-
-def test_a_cache_that_cannot_be_written_is_named(tmp_path):
-    (tmp_path / "file").touch()
-    result = train(output_dir=tmp_path, OFFBYONE_CACHE=str(tmp_path / "file"))
-    assert result.stderr.startswith("this run cannot start:\n- the cache of warm starts, ")
-    assert "file/warm, is not writable (Not a directory): set the" in result.stderr
-    assert "OFFBYONE_CACHE to a writable folder" in result.stderr
-    assert result.returncode == 2
-
-
 def test_a_wrong_loss_ends_the_engine_that_has_started_and_does_no_step(tmp_path):
     (tmp_path / "wrong.py").write_text("def mine(tokens):\n    return -tokens.logprobs\n")
     result = train(
@@ -176,45 +158,67 @@ OWN = ["model=hf", "model.path=model", "model.renderer=qwen3", "adapter=none"]
 OWN += ["model.max_seq_len=64", "model.max_tokens=32", "run_name=r"]
 
 
-def refused(folder: Path, *arguments: str, **environment: str) -> str:
+@pytest.fixture
+def refused(tmp_path, monkeypatch, capsys):
     """Return the only problem of a run that must not start anything nor leave a folder."""
-    result = train(*arguments, output_dir=folder, **environment)
-    start = "this run cannot start:\n- "
-    assert result.stderr.startswith(start), result.stderr[-2000:]
-    assert result.returncode == 2
-    assert "starting vLLM" not in result.stdout
-    assert not (folder / "r").exists()
-    (problem,) = result.stderr.removeprefix(start).splitlines()
-    return problem
+    monkeypatch.chdir(tmp_path)
+
+    def problem_of(*arguments: str) -> str:
+        config = composed(*arguments, f"output_dir={tmp_path}")
+        primary = lambda name: composed(primary=name)  # noqa: E731
+        with pytest.raises(ConfigError) as caught:
+            supervise(config, overrides=[*arguments], command=["train.py"], compose=primary)
+        assert "starting vLLM" not in capsys.readouterr().out
+        assert not (tmp_path / "r").exists()
+        (problem,) = caught.value.problems
+        return problem
+
+    return problem_of
+
+
+def test_a_cache_that_cannot_be_written_is_named(tmp_path, refused, monkeypatch):
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("OFFBYONE_CACHE", str(tmp_path / "file"))
+    problem = refused("run_name=r")
+    assert problem.startswith("the cache of warm starts, ")
+    assert "file/warm, is not writable (Not a directory): set the" in problem
+    assert "OFFBYONE_CACHE to a writable folder" in problem
 
 
 @pytest.mark.parametrize("damage", DAMAGES)
-def test_a_damaged_model_is_refused_before_anything_starts(damage, tmp_path):
+def test_a_damaged_model_is_refused_before_anything_starts(damage, tmp_path, refused):
     model = saved_model(tmp_path / "model")
     change, said = DAMAGES[damage]
     change(model)
-    assert said in refused(tmp_path, *OWN)
+    assert said in refused(*OWN)
 
 
-def test_a_teacher_with_fewer_logits_than_the_policy_is_refused(tmp_path):
+def test_a_model_with_a_chat_format_of_its_own_is_refused_before_vllm_starts(tmp_path, refused):
+    (saved_model(tmp_path / "model") / "chat_template.jinja").write_text("{{ m }} <function=f>")
+    problem = refused(*(word for word in OWN if "renderer" not in word))
+    assert problem.startswith("model.renderer=auto does not know")
+    assert "use client=tokens, which takes the model's own chat template, or set" in problem
+
+
+def test_a_teacher_with_fewer_logits_than_the_policy_is_refused(tmp_path, refused):
     saved_model(tmp_path / "model")
     teacher = model_folder(tmp_path / "teacher")
     changed_json(teacher / "config.json", vocab_size=200, pad_token_id=0)
     AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(teacher)).save_pretrained(teacher)
     distil = ["loss=distill", "reference=model", f"reference.path={teacher}"]
-    problem = refused(tmp_path, *OWN, *distil)
+    problem = refused(*OWN, *distil)
     assert f"reference.path={teacher} has 200 logits, so it cannot score 64 tokens of" in problem
     changed_json(teacher / "tokenizer.json", added_tokens=[])
-    assert "has another tokenizer than the policy, so" in refused(tmp_path, *OWN, *distil)
+    assert "has another tokenizer than the policy, so" in refused(*OWN, *distil)
 
 
 @pytest.mark.parametrize(
     "data", ["env=composed env.dataset.path", "env=math-file env.questions.dataset.path"]
 )
-def test_a_broken_line_of_a_data_set_is_named_before_anything_starts(data, tmp_path):
+def test_a_broken_line_of_a_data_set_is_named_before_anything_starts(data, tmp_path, refused):
     lines = ['{"question": "1+1?", "answer": "2"}', '{"question": "1+2?", "answer": ']
     (tmp_path / "data.jsonl").write_text("\n".join(lines))
-    problem = refused(tmp_path, "run_name=r", *f"{data}=data.jsonl".split())
+    problem = refused("run_name=r", *f"{data}=data.jsonl".split())
     assert "data.jsonl, line 2 is not JSON at character " in problem
     assert problem.endswith("Expecting value: correct this line")
 
@@ -224,7 +228,14 @@ def test_data_on_a_hub_out_of_reach_is_refused_at_once_with_the_ways_out(offline
     with socket.create_server(("127.0.0.1", 0)) as silent:
         endpoint = f"http://127.0.0.1:{silent.getsockname()[1]}"
         hub = {"HF_ENDPOINT": endpoint, "HF_HUB_ETAG_TIMEOUT": "1", "HF_HOME": str(tmp_path / "hf")}
-        problem = refused(tmp_path, "run_name=r", "env=gsm8k", HF_HUB_OFFLINE=offline, **hub)
+        settings = ["run_name=r", "env=gsm8k"]
+        result = train(*settings, output_dir=tmp_path, HF_HUB_OFFLINE=offline, **hub)
+    start = "this run cannot start:\n- "
+    assert result.stderr.startswith(start), result.stderr[-2000:]
+    assert result.returncode == 2
+    assert "starting vLLM" not in result.stdout
+    assert not (tmp_path / "r").exists()
+    (problem,) = result.stderr.removeprefix(start).splitlines()
     why = "HF_HUB_OFFLINE is set" if offline == "1" else f"{endpoint} does not answer"
     assert "the data set openai/gsm8k is neither a local folder nor in the cache, and" in problem
     assert why in problem
