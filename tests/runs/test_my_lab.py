@@ -17,7 +17,7 @@ from rl.runtime.folder import RunFolder
 from rl.runtime.metrics import read_metrics
 from rl.runtime.sweep_folder import DONE, SweepFolder
 from tests.support.answers import Answers, completion
-from tests.support.launching import ROOT, Result, begin, ended, wait_for
+from tests.support.launching import ROOT, Result, alive, begin, ended, groups_below, wait_for
 
 LIMIT = pytest.mark.timeout(600)
 TRAIN = ["offbyone", "train"]
@@ -133,9 +133,11 @@ def interrupted(lab) -> Result:
     process = begin(command, lab.folder, lab.environment)
     saved = folder / "checkpoints" / "step_000002"
     wait_for(lambda: saved.is_dir() or process.poll() is not None, 300)
+    groups = groups_below(process.pid)
     process.send_signal(signal.SIGINT)
     result = ended(process, folder, 60)
     assert result.status == 130, result.screen
+    assert wait_for(lambda: not alive(groups), 5), alive(groups)
     return result
 
 

@@ -51,6 +51,10 @@ def test_a_server_that_is_killed_in_a_batch_loses_and_repeats_nothing(launcher):
         stop(process)
     assert "inference0: ended with status -9 (killed, " in screen
     assert "the server is restarted, and the other" in screen
+    assert "ended before max_steps=500: stopped, as asked" in screen
+    assert "run_name=replicas resume=true" in screen
+    assert folder.num_saved_steps() == len(read_metrics(folder))
+    assert not folder.private.path.exists()
     nothing_is_lost_or_trained_twice(folder)
     every_token_has_a_version_that_may_be_trained(folder)
 

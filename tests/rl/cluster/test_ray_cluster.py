@@ -88,10 +88,10 @@ def test_a_missing_or_too_small_ray_is_one_sentence(ray_cluster, folder):
             pass
 
 
-def test_a_killed_supervisor_leaves_no_process_on_any_node(ray_cluster, folder, tmp_path):
-    command = [sys.executable, "-c", SUPERVISOR, str(tmp_path), ray_cluster.address]
+def test_a_killed_supervisor_leaves_no_process_on_any_node(ray_cluster, folder):
+    command = [sys.executable, "-c", SUPERVISOR, str(folder.path), ray_cluster.address]
     supervisor = subprocess.Popen(command, cwd=Path(__file__).parents[3])
-    families = [Family(tmp_path / "vllm"), Family(tmp_path / "rank")]
+    families = [Family(folder.path / "vllm"), Family(folder.path / "rank")]
     try:
         assert wait_until(lambda: all(f.pids.exists() for f in families), 60)
     finally:
