@@ -15,12 +15,14 @@ import os
 import sys
 import tempfile
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from benchmarks._choices import ENVIRONMENTS, STEPS, Compositions, page
+from benchmarks._covering import Assignment
 from benchmarks._playing import Playground
 from rl.dry_call.learn import run_with_facts
 from rl.learner.learner import Learner
@@ -57,10 +59,9 @@ def train(config: dict[str, Any], playground: Playground, ranks: Ranks) -> list[
     return stats
 
 
-def train_all(compositions: Compositions, every: int) -> int:
-    """Train each `every`-th row, printing a line for each; return how many failed."""
+def train_all(compositions: Compositions, rows: Sequence[tuple[int, Assignment]]) -> int:
+    """Train these numbered rows, printing a line for each; return how many failed."""
     failed = 0
-    rows = list(enumerate(compositions.trainable.rows))[::every]
     os.environ.update(RANK="0", LOCAL_RANK="0", WORLD_SIZE="1", DS_ACCELERATOR="cpu")
     torch.set_num_threads(1)  # one thread is faster for matrices this small
     with tempfile.TemporaryDirectory() as name:
@@ -89,7 +90,9 @@ def main() -> None:
     compositions = Compositions()
     if arguments.page:
         PAGE.write_text(page(compositions.whole))
-    elif failed := train_all(compositions, arguments.every):
+        return
+    rows = list(enumerate(compositions.trainable.rows))[:: arguments.every]
+    if failed := train_all(compositions, rows):
         sys.exit(f"{failed} runs failed")
 
 

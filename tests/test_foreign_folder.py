@@ -145,7 +145,9 @@ def test_a_run_does_not_go_on_in_a_folder_with_foreign_files(resume, foreign):
         f"resume={resume}",
         "model.warm_start=null",
     ]
-    for unusable in (ALIASES, DEEP, "format: 2", "", "format: [" + DIGITS):
+    # A new run does not read the file before it finds the steps, so one text is enough for it.
+    texts = (ALIASES, DEEP, "format: 2", "", "format: [" + DIGITS)
+    for unusable in texts if resume == "true" else texts[:1]:
         (plain / "config.yaml").write_text(unusable)
         done = foreign.command("train.py", *run)
         assert done.returncode == 2, done.stdout

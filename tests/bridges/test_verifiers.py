@@ -21,17 +21,16 @@ SCRIPTED = "inference._target_=scripted_vllm.ScriptedVLLM sampler=sync sync.max_
 pytestmark = pytest.mark.timeout(900)
 
 
-@pytest.mark.parametrize("direction", ["import", "export"])
 @pytest.mark.parametrize("generation", ["v1", "classic"])
-def test_the_cases_hold_with_the_real_library(generation, direction, tmp_path):
+def test_the_cases_hold_with_the_real_library(generation, tmp_path):
     library = REPO / ".venv" / f"verifiers-{generation}"
     if not library.exists():
         pytest.skip(f"{library.name} is not installed for the tests: make verifiers")
     paths = os.pathsep.join(map(str, (library, *NEEDS)))
     flags = ["-q", "-p", "no:cacheprovider", f"--basetemp={tmp_path / 'cases'}"]
-    cases = HERE / f"{direction}_cases.py"
+    cases = [str(HERE / f"{direction}_cases.py") for direction in ("import", "export")]
     done = subprocess.run(
-        [sys.executable, "-m", "pytest", *flags, str(cases)],
+        [sys.executable, "-m", "pytest", *flags, *cases],
         cwd=REPO,
         env={**os.environ, "PYTHONPATH": paths, "HOME": str(tmp_path)},
         capture_output=True,

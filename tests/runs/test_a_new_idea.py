@@ -1,4 +1,4 @@
-"""Copy the files and commands of docs/a-new-idea.md and run them."""
+"""Copy the files and commands of docs/a-new-idea.md and run them, with a script for vLLM."""
 
 import json
 import sys
@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from tests.support import printed
-from tests.support.launching import ROOT, Result, begin, ended
+from tests.support.launching import ROOT, SCRIPTED, Result, begin, ended
 
 PAGE = ROOT / "docs" / "a-new-idea.md"
 FILES, (_, TABLES, FIRST_LOOK, SWEEP) = printed.files(PAGE), printed.commands(PAGE)
@@ -66,7 +66,7 @@ def test_wrong_settings_are_refused_before_anything_starts(command, wrong, said,
 @pytest.mark.server
 @pytest.mark.timeout(600)
 def test_the_first_look_shows_what_the_page_says(relay):
-    done = do(FIRST_LOOK, relay)
+    done = do(f"{FIRST_LOOK} {' '.join(SCRIPTED)}", relay)
     assert done.status == 0, done.screen[-6000:]
     steps = [line for line in done.metrics if "train/trust" in line]
     assert len(steps) == 3

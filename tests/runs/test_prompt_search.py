@@ -10,7 +10,7 @@ import sys
 
 import pytest
 
-from tests.support.launching import ROOT
+from tests.support.launching import COLD, ROOT
 from tests.support.prompted_endpoint import PromptedEndpoint
 from tests.support.word_either_way import BACKWARDS, FORWARDS
 
@@ -24,7 +24,7 @@ PROPOSALS = ("```\nsideways\n```", "```\nforwards!\n```", f"```\n{BACKWARDS}\n``
 
 
 def test_the_search_improves_a_poor_prompt(launcher, tmp_path):
-    result = launcher.succeed("taught", *ENV, *TAUGHT, warm=["model.warm_start=null"])
+    result = launcher.succeed("taught", *ENV, *TAUGHT, warm=COLD)
     model = result.folder / "checkpoints" / "step_000120" / "hf"
 
     with PromptedEndpoint(PROPOSALS).listening() as teacher:

@@ -3,18 +3,19 @@
 import pytest
 
 from rl.runtime.folder import RunFolder
-from tests.support.launching import Launcher
+from tests.support.launching import COLD, Launcher
 from tests.support.stale_plugin import ADAPTER, SHM, write
 
 pytestmark = [pytest.mark.server, pytest.mark.timeout(900)]
 
 EVERY = ["max_steps=8", "entropy_bonus=0.1", "sync.probe_every=0"]
+EVERY += ["batch_size=8", "group_size=4", "sampler.max_tokens=16"]
 Q = "model.layers.2.self_attn.q_proj"
 SYNC = {
     "shm": (
         SHM,
         "model.layers.1.mlp.experts.down_proj",
-        ["model=tiny-moe", "model.warm_start=null"],
+        ["model=tiny-moe"],
         "weight push: vLLM does not use the pushed weights in",
         "layers.1.mlp.experts.routed_experts.w2_weight",
     ),
@@ -28,7 +29,7 @@ SYNC = {
 }
 
 
-@pytest.mark.parametrize(("sync", "step"), [("shm", 5), ("adapter", 1)])
+@pytest.mark.parametrize(("sync", "step"), [("shm", 2), ("adapter", 1)])
 def test_a_layer_that_vllm_does_not_load_ends_the_run_in_that_step(
     sync, step, tmp_path_factory, launcher
 ):
@@ -36,7 +37,7 @@ def test_a_layer_that_vllm_does_not_load_ends_the_run_in_that_step(
     environment = write(tmp_path_factory.mktemp("plugin"), code, tensor, step)
     there = Launcher(launcher.output, {**launcher.environment, **environment})
     name = f"stale-{sync}-{step}"
-    result = there.run(name, *EVERY, f"sync={sync}", *overrides)
+    result = there.run(name, *EVERY, f"sync={sync}", *overrides, warm=COLD)
     assert result.status == 1, result.screen
     assert sentence in result.screen
     assert layer in result.screen

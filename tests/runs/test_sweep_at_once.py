@@ -10,7 +10,8 @@ import pytest
 from rl.runtime.folder import RunFolder
 from rl.runtime.metrics import read_metrics
 from rl.runtime.sweep_folder import SweepFolder
-from tests.support.launching import alive, below, groups_below, stop, wait_for
+from tests.faults.table import NEVER
+from tests.support.launching import COLD, SCRIPTED, alive, below, groups_below, stop, wait_for
 
 pytestmark = [pytest.mark.server, pytest.mark.timeout(900)]
 
@@ -25,14 +26,17 @@ def test_two_jobs_share_the_cores_and_a_killed_sweep_runs_only_what_is_missing(l
         pytest.skip("one core")
     place = launcher.output / "at-once"
     jobs = ["seed=0,1", f"hydra.sweep.dir={place}", "trainer.checkpoint_every=1"]
-    jobs += ["hydra/launcher=joblib", "hydra.launcher.n_jobs=2", "max_steps=6"]
-    jobs += ["model.warm_start=null", "--multirun"]
+    jobs += ["hydra/launcher=joblib", "hydra.launcher.n_jobs=2", "max_steps=8"]
+    jobs += [*SCRIPTED, f"+inference.args.faults={place}.json", "--multirun"]
+    # Slow answers, so that no job ends before the other has begun.
+    slow = Path(f"{place}.json")
+    slow.write_text(json.dumps([{"fault": "Hang", "seconds": 2.0, "times": NEVER}]))
     sweep = SweepFolder(place)
 
     def runs():
         return [RunFolder(Path(r.folder)) for r in sweep.records().values() if r.folder]
 
-    process = launcher.start("at-once-${seed}", *jobs, warm=[])
+    process = launcher.start("at-once-${seed}", *jobs, warm=COLD)
     try:
         assert wait_for(lambda: len([r for r in runs() if r.num_saved_steps()]) == 2, 400)
         workers = [pid for pid in below(process.pid) if b"rl.trainer" in _title(pid)]
@@ -46,17 +50,18 @@ def test_two_jobs_share_the_cores_and_a_killed_sweep_runs_only_what_is_missing(l
     saved = {run.name: run.num_saved_steps() for run in runs()}
     assert all(record.state == "running" for record in sweep.records().values())
 
-    result = launcher.succeed("at-once-${seed}", *jobs, warm=[])
+    slow.write_text("[]")
+    result = launcher.succeed("at-once-${seed}", *jobs, warm=COLD)
     assert "2 to be resumed; 2 in parallel" in result.screen
     assert {run.name for run in runs()} == set(saved)
     for run in runs():
-        assert [row["step"] for row in read_metrics(run)] == list(range(6))
+        assert [row["step"] for row in read_metrics(run)] == list(range(8))
         assert not run.private.path.exists()
         log = next(sweep.log_of(n) for n, r in sweep.records().items() if r.run_name == run.name)
-        assert log.read_text().count("6/6 steps") == 1
+        assert log.read_text().count("8/8 steps") == 1
     assert [record.state for record in sweep.records().values()] == ["done", "done"]
 
-    again = launcher.succeed("at-once-${seed}", *jobs, warm=[])
+    again = launcher.succeed("at-once-${seed}", *jobs, warm=COLD)
     assert "2 jobs, 2 done before" in again.screen
     assert json.loads(sweep.info.read_text())["command"] in again.screen
 

@@ -12,7 +12,7 @@ from transformers import AutoModelForCausalLM
 
 from rl.runtime.folder import RunFolder
 from rl.runtime.token_files import read_rows
-from tests.support.launching import ROOT
+from tests.support.launching import COLD, ROOT
 
 pytestmark = [pytest.mark.server, pytest.mark.timeout(900)]
 
@@ -22,6 +22,7 @@ COOLER = "sampler.temperature={_target_: rl.schedule.linear, start: 1.0, end: 0.
 LETTERS = "env.reward_weights={exact: 0.0, similarity: 1.0}"
 # The entropy bonus gives every step a gradient, even if all rewards are equal.
 FIRST = ["trainer.checkpoint_every=2", "seed=3", "entropy_bonus=0.01", LETTERS]
+FEW = ["batch_size=16", "group_size=4"]
 
 
 @pytest.fixture(scope="module")
@@ -86,7 +87,7 @@ def _examples(folder, step):
 def test_synchronous_training_in_float32_on_two_ranks_is_exactly_on_policy(launcher):
     result = launcher.succeed(
         "sync", "max_steps=3", LETTERS, "sampler=sync", "model.dtype=float32", "trainer.ranks=2",
-        "deepspeed=zero2", "loss=grpo", COOLER,
+        "deepspeed=zero2", "loss=grpo", COOLER, "entropy_bonus=0.01", *FEW, warm=COLD,
     )  # fmt: skip
     assert [line["staleness/max"] for line in result.metrics] == [0, 0, 0]
     assert all(line["mismatch/mean_abs"] < 1e-4 for line in result.metrics)

@@ -11,7 +11,8 @@ pytestmark = [pytest.mark.server, pytest.mark.timeout(900)]
 def run(launcher):
     # 16 questions at a low temperature, so that almost surely some answer is right.
     sure = ["batch_size=64", "sampler.temperature=0.3", "model.dtype=float32"]
-    return launcher.succeed("wiki", "env=wiki-search", "max_steps=2", *sure, warm=[])
+    few = ["evaluation.num_examples=8", "evaluation.rollouts_per_example=1"]
+    return launcher.succeed("wiki", "env=wiki-search", "max_steps=2", *sure, *few, warm=[])
 
 
 def steps(run):

@@ -14,6 +14,9 @@ from pathlib import Path
 ROOT = Path(__file__).parents[2]
 SMALL = ["batch_size=32", "group_size=8", "trainer.wait_timeout=400"]
 WARM = ["model.warm_start.steps=8"]
+COLD = ["model.warm_start=null"]
+# The engine answers from a script, for tests whose subject is not vLLM.
+SCRIPTED = ["inference._target_=tests.support.scripted_vllm.ScriptedVLLM", "sync.max_mismatch=1e9"]
 
 
 def train(

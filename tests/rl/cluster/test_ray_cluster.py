@@ -54,16 +54,17 @@ def ray_cluster():
         yield cluster
 
 
-@pytest.fixture
-def folder(tmp_path):
-    run_folder = RunFolder(tmp_path)
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    run_folder = RunFolder(tmp_path_factory.mktemp("run"))
     run_folder.private.make()
     run_folder.private.make_key()
     return run_folder
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def hosts(ray_cluster, folder):
+    """Return hosts for all tests after the first that needs them: they take all GPUs."""
     with Reaper() as reaper, settings(ray_cluster.address).hosts(folder, reaper, DEMAND) as hosts:
         yield hosts
 
@@ -71,6 +72,33 @@ def hosts(ray_cluster, folder):
 def start_family(host, folder):
     family = Family(folder / f"pids-{host.address}")
     return family, host.start(Start("part", family.command, folder / "part.log"))
+
+
+# These two tests come first, because they need GPUs that are free.
+def test_a_missing_or_too_small_ray_is_one_sentence(ray_cluster, folder):
+    with Reaper() as reaper:
+        too_many = settings(ray_cluster.address).hosts(folder, reaper, Demand(3, 2, 2))
+        with pytest.raises(RunFailed, match="needs 8 GPUs, but the cluster has 4"), too_many:
+            pass
+        nowhere = settings("127.0.0.1:1").hosts(folder, reaper, DEMAND)
+        with (
+            pytest.raises(RunFailed, match="no Ray cluster at cluster"),
+            nowhere,
+        ):
+            pass
+
+
+def test_a_killed_supervisor_leaves_no_process_on_any_node(ray_cluster, folder):
+    command = [sys.executable, "-c", SUPERVISOR, str(folder.path), ray_cluster.address]
+    supervisor = subprocess.Popen(command, cwd=Path(__file__).parents[3])
+    families = [Family(folder.path / "vllm"), Family(folder.path / "rank")]
+    try:
+        assert wait_until(lambda: all(f.pids.exists() for f in families), 60)
+    finally:
+        supervisor.kill()
+        supervisor.wait()
+    pids = [pid for family in families for pid in family()]
+    assert wait_until(lambda: not any(alive(pid) for pid in pids), ENDED_S)
 
 
 def test_every_process_has_a_host_with_its_gpus_and_its_end_is_seen(hosts, folder, tmp_path):
@@ -102,32 +130,7 @@ def test_a_failed_call_to_a_node_is_one_sentence_with_its_address(hosts, tmp_pat
     assert hosts.replicas[0].free_port()  # our process on the node still answers
 
 
-def test_a_missing_or_too_small_ray_is_one_sentence(ray_cluster, folder):
-    with Reaper() as reaper:
-        too_many = settings(ray_cluster.address).hosts(folder, reaper, Demand(3, 2, 2))
-        with pytest.raises(RunFailed, match="needs 8 GPUs, but the cluster has 4"), too_many:
-            pass
-        nowhere = settings("127.0.0.1:1").hosts(folder, reaper, DEMAND)
-        with (
-            pytest.raises(RunFailed, match="no Ray cluster at cluster"),
-            nowhere,
-        ):
-            pass
-
-
-def test_a_killed_supervisor_leaves_no_process_on_any_node(ray_cluster, folder, tmp_path):
-    command = [sys.executable, "-c", SUPERVISOR, str(tmp_path), ray_cluster.address]
-    supervisor = subprocess.Popen(command, cwd=Path(__file__).parents[3])
-    families = [Family(tmp_path / "vllm"), Family(tmp_path / "rank")]
-    try:
-        assert wait_until(lambda: all(f.pids.exists() for f in families), 60)
-    finally:
-        supervisor.kill()
-        supervisor.wait()
-    pids = [pid for family in families for pid in family()]
-    assert wait_until(lambda: not any(alive(pid) for pid in pids), ENDED_S)
-
-
+# The next two tests come last, because each loses a host.
 def test_killing_our_process_on_a_node_ends_only_the_processes_there(hosts, tmp_path):
     (lost,), other = hosts.replicas, hosts.ranks[0]
     family, part = start_family(lost, tmp_path)
@@ -143,8 +146,9 @@ def test_killing_our_process_on_a_node_ends_only_the_processes_there(hosts, tmp_
 
 
 def test_a_lost_node_ends_its_processes_and_raises_host_lost(ray_cluster, hosts, tmp_path):
-    (lost,) = hosts.replicas
+    lost = hosts.ranks[0]
     family, part = start_family(lost, tmp_path)
+    assert all(alive(pid) for pid in family())
     node = next(n for n in ray_cluster.list_all_nodes() if n.node_ip_address == lost.address)
     ray_cluster.remove_node(node, allow_graceful=False)
     assert wait_until(lambda: not any(alive(pid) for pid in family()), ENDED_S)
