@@ -81,7 +81,7 @@ def weighted_rows(
 ) -> list[WeightedRow]:
     """Return the batch's rows that are trained, with advantages and token weights.
 
-    The aggregation gives each rollout (each turn if `per_turn`) a weight that depends on its length.
+    The aggregation weighs each rollout (each turn if `per_turn`) by a function of its length.
     The length counts its tokens in all rows, and each of these tokens gets the weight.
     """
     everything = [
