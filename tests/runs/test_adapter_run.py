@@ -8,8 +8,6 @@ from peft import PeftModel
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
-from tests.support.launching import COLD
-
 pytestmark = [pytest.mark.server, pytest.mark.timeout(900)]
 
 # The entropy bonus moves the policy at every step, even if all rewards are equal.
@@ -21,7 +19,7 @@ ADAPTER = [
 
 @pytest.fixture(scope="module")
 def run(launcher):
-    return launcher.succeed("adapter", "max_steps=4", *ADAPTER, warm=COLD)
+    return launcher.succeed("adapter", "max_steps=4", *ADAPTER)
 
 
 def test_vllm_agrees_after_every_push_of_an_adapter(run):
@@ -51,7 +49,7 @@ def test_the_exported_adapter_loads_on_the_model_it_names(run):
 
 
 def test_a_resumed_run_goes_on_with_the_same_adapter(run, launcher):
-    result = launcher.succeed("adapter", "max_steps=5", *ADAPTER, "resume=true", warm=COLD)
+    result = launcher.succeed("adapter", "max_steps=5", *ADAPTER, "resume=true")
     assert [line["step"] for line in result.metrics] == [0, 1, 2, 3, 4]
     assert result.metrics[4]["mismatch/sampled_mean_abs"] < 1e-4
     assert result.metrics[4]["mismatch/mean_abs"] < 1e-4

@@ -15,7 +15,7 @@ SYNC = {
     "shm": (
         SHM,
         "model.layers.1.mlp.experts.down_proj",
-        ["model=tiny-moe"],
+        ["model=tiny-moe", *COLD],
         "weight push: vLLM does not use the pushed weights in",
         "layers.1.mlp.experts.routed_experts.w2_weight",
     ),
@@ -37,7 +37,7 @@ def test_a_layer_that_vllm_does_not_load_ends_the_run_in_that_step(
     environment = write(tmp_path_factory.mktemp("plugin"), code, tensor, step)
     there = Launcher(launcher.output, {**launcher.environment, **environment})
     name = f"stale-{sync}-{step}"
-    result = there.run(name, *EVERY, f"sync={sync}", *overrides, warm=COLD)
+    result = there.run(name, *EVERY, f"sync={sync}", *overrides)
     assert result.status == 1, result.screen
     assert sentence in result.screen
     assert layer in result.screen
