@@ -196,6 +196,7 @@ def planned(made: Qwen3Config, adapter: str, how: str, token_ids: torch.Tensor) 
     reference = {"_target_": "rl.learner.reference.local.InitialPolicy"}
     loss = {"_target_": "losses.cispo.cispo"}
     frozen = {"freezes_base": adapter == "lora", "rank": 8, "target_modules": "all-linear"}
+    frozen |= {"modules_to_save": []}
     run: Any = SimpleNamespace(
         adapter=SimpleNamespace(**frozen),
         batch_size=rows,

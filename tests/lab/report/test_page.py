@@ -120,12 +120,12 @@ def test_the_curves_are_those_of_the_runs(sweep):
     ("arguments", "status", "problem"),
     [
         ([], 2, ""),
-        (["nowhere"], 2, "nowhere does not exist"),
+        (["nowhere"], 2, "nowhere is not a folder"),
         (["nowhere", "out=x.html"], 1, ""),
         (["x=y"], 2, "x=y: the key x does not exist; choose from baseline, judged, out"),
         ([".", "judged=0"], 2, "judged=0: give the number"),
         ([".", "out=page.pdf"], 2, "ends in .html"),
-        (["baseline=grpo"], 2, "name the folder"),
+        (["baseline=grpo"], 2, "give the folder"),
         ([".", "out=sweep.html"], 2, "would overwrite sweep.json: choose another name"),
     ],
 )

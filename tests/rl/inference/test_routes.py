@@ -1,6 +1,7 @@
 """What is posted to vLLM, to the letter, and what is read out of a score."""
 
 import time
+from typing import Any
 from contextlib import ExitStack
 
 import pytest
@@ -14,7 +15,7 @@ from tests.support.replicas import replica_at
 class Answers(PostHandler):
     """Notes each path; scores every token by its own number."""
 
-    def answer(self, body):
+    def answer(self, body) -> Any:
         self.server.paths.append(self.path)
         tokens = body.get("token_ids", [])[1:]
         scores = [None, *({str(t): {"logprob": -t / 10}, "9": {"logprob": -7.0}} for t in tokens)]

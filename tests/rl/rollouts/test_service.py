@@ -125,7 +125,7 @@ async def test_the_plan_counts_distinct_tokens_if_the_trainer_computes_only_thes
     assert len(unpack(answer.value, RankBatch).micro_batches) == num_micro_batches
 
 
-async def ended(served: RolloutService, call: Call) -> tuple[Answer, BaseException]:
+async def ended(served: RolloutService, call: Call) -> tuple[Answer, BaseException | None]:
     """Return the answer to a rank, and the error that ends the process once the rank has saved."""
     served._num_ranks = 1
     reporting = asyncio.ensure_future(served.report())
