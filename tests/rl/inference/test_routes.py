@@ -1,8 +1,8 @@
 """What is posted to vLLM, to the letter, and what is read out of a score."""
 
 import time
-from typing import Any
 from contextlib import ExitStack
+from typing import Any
 
 import pytest
 
