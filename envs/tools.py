@@ -93,8 +93,8 @@ class Tool:
             )
         if name not in hints:
             raise ValueError(
-                f"the tool {self.name} has a parameter {name!r} without a type, or with "
-                "* or **: give each parameter a name and a type, because the policy reads both"
+                f"the tool {self.name} has a parameter {name!r} without a type: "
+                "annotate it, because the policy reads the types"
             )
         kind = hints[name]
         if name in notes:

@@ -38,7 +38,7 @@ class SafeCheckpointEngine(TorchCheckpointEngine):
                 # Replace PyTorch's message, which advises to allow the class. That may be unsafe.
                 raise UnusableFile(
                     f"{path} is not loaded, because it may contain code of another person or of "
-                    "an older DeepSpeed, or is damaged: delete its checkpoint"
+                    "an older DeepSpeed, or is damaged: resume from another checkpoint"
                 ) from error
 
 

@@ -28,7 +28,10 @@ class TokenTable:
         self._batches = batches
 
     def gather(self, *columns: Sequence[Tensor]) -> list[Tensor]:
-        """Return each column, a tensor [N] per micro-batch, as a table [R, L]. Collective."""
+        """Return each column, a tensor [N] per micro-batch, as a table [R, L]. Collective.
+
+        The tables are float64, on the CPU, the same on every rank, and 0 at padding.
+        """
         flat = torch.zeros(len(columns), int(self.exists.sum()), dtype=torch.float64)
         for line, column in zip(flat, columns, strict=True):
             for batch, values in zip(self._batches, column, strict=True):

@@ -84,7 +84,10 @@ class RolloutService:
             writer.close()
 
     async def _answer(self, call: Call) -> Answer:
-        """Return the answer to a call. After an error, return one that lets the rank save."""
+        """Return the answer to a call. After an error, return one that lets the rank save.
+
+        Raise the error if the rank cannot go on without the value.
+        """
         try:
             return Answer(value=msgspec.Raw(pack(await self._call_result(call))))
         except NoMoreBatches as end:

@@ -90,7 +90,7 @@ def supervise(
     lock, dry_call = locked(run_folder, delete_on=ConfigError), DryCall([run.plain()])
     with stopped_by_signals() as stop, lock, Reaper() as reaper, dry_call:
         # Check again under the lock, because another run may have used the folder meanwhile, and
-        # with the number of ranks, which was null before.
+        # with the number of ranks, which may have been null.
         known = config | {"trainer": {**config["trainer"], "ranks": run.trainer.ranks}}
         if problems := list(run_folder_problems(known)):
             raise ConfigError(problems)

@@ -145,7 +145,7 @@ def test_a_fraction_of_the_user_counts_however_it_is_written():
     dashed = "+inference.args.gpu-memory-utilization"
     run, _, _ = planned(gpus(1, 80), *lora, f"{dashed}=0.3")
     assert run.inference.args == {"gpu_memory_utilization": 0.3}
-    with pytest.raises(ConfigError, match=r"GPU 1 has 4\.8 GiB for vLLM, which need"):
+    with pytest.raises(ConfigError, match=r"GPU 1 has 4\.8 GiB for vLLM, but"):
         planned(gpus(2, 24), *lora, f"{dashed}=0.2")
 
 

@@ -68,9 +68,9 @@ def test_all_ranks_resume_from_the_checkpoint_that_rank_0_sees(setup):
 @pytest.mark.parametrize(
     ("error", "said"),
     [
-        (RuntimeError("[enforce fail at inline_container.cc:672] . unexpected pos"), "Free space"),
-        (SafetensorError("Error while serializing: I/O error: (os error 28)"), "Free space"),
-        (OSError(errno.EDQUOT, "Disk quota exceeded"), "Free space"),
+        (RuntimeError("[enforce fail at inline_container.cc:672] . unexpected pos"), "Free more"),
+        (SafetensorError("Error while serializing: I/O error: (os error 28)"), "Free more"),
+        (OSError(errno.EDQUOT, "Disk quota exceeded"), "Free more"),
         (PermissionError(errno.EACCES, "Permission denied"), "are unchanged. Remove the cause"),
         (RuntimeError("CUDA error: an illegal memory access"), None),
     ],
