@@ -104,8 +104,8 @@ class Arm:
         kl = build(self.run.kl)()
         if self.run.kl["beta"] and batch.tokens.ref_logprobs is None:
             raise ValueError(
-                f"{self.name}: the run recorded no reference logprobs: leave kl out, or add kl=none "
-                "if the loss chooses a penalty"
+                f"{self.name}: the run recorded no reference logprobs: leave kl out, or add "
+                "kl=none if the loss chooses a penalty"
             )
         tokens, weights = self.with_credit(batch, folder)
         schedules, loss = Schedules.of(vars(self.run)), component(self.run.loss)

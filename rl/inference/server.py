@@ -135,6 +135,8 @@ def _flag(key: str, value: Any) -> list[str]:
     """Return the arguments that set one option of vLLM; [] if the value is None."""
     option, *inner = key.split(".")  # names after a dot are JSON keys, as in vLLM's own syntax
     name = ".".join([f"--{option.replace('_', '-')}", *inner])
+    if inner and isinstance(value, bool | list | Mapping):
+        return [name, json.dumps(value)]
     if value is False and key not in _ONLY_TRUE and not key.startswith("no_"):
         return [f"--no-{name.removeprefix('--')}"]
     if isinstance(value, bool | None):

@@ -63,7 +63,7 @@ class GroupSender(Sender):
     def _wait_for(self, future: Future[T], awaited: str) -> T:
         try:
             return wait_for(future, self._timeout, awaited)
-        except RuntimeError as error:
+        except (LookupError, OSError, RuntimeError) as error:
             what = f"sync={self.library} cannot reach vLLM"
             raise RunFailed(f"{what}: {error}; see logs/inference*") from error
 

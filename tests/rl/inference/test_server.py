@@ -165,6 +165,7 @@ def test_vllm_is_told_what_it_must_know_of_the_policy(tmp_path):
             ["--compilation-config.cudagraph_mode", "NONE"],
         ),
         ("compilation_config", {"mode": 0}, ["--compilation-config", '{"mode": 0}']),
+        ("compilation_config.eager", False, ["--compilation-config.eager", "false"]),
         ("cudagraph_capture_sizes", [1, 2], ["--cudagraph-capture-sizes", "1", "2"]),
         ("lora_modules", [{"name": "a"}], ["--lora-modules", '{"name": "a"}']),
     ],

@@ -84,6 +84,8 @@ def test_partitions_of_a_gpu_are_named_by_their_uuid(nvidia_smi, monkeypatch):
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "MIG-a1")
     assert visible_gpus() == ["MIG-a1"]
     assert gpu_memory(visible_gpus()) == 40 * 10**9
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "GPU-5d")  # divided, so the driver does not list it
+    assert visible_gpus() == ["GPU-5d"]
 
 
 @pytest.mark.parametrize(
