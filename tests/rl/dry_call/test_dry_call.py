@@ -336,7 +336,7 @@ ONE_TURN = "    return [[0.0] * len(t or ()) for t in group.turn_rewards][1:]\n"
         (
             "batch_credit",
             "def mine(groups):\n    return [g.credits[:1] for g in groups]\n",
-            "returned [[1], [1]] advantages",
+            "to [[1], [1]]: return one Credit",
         ),
         (
             "batch_credit",
