@@ -341,7 +341,7 @@ def test_a_step_that_cannot_be_pushed_is_saved_if_the_supervisor_stops_the_run(
 
 
 class KilledRun(Rehearsal):
-    def _checkpoint(self, step, rollouts):
+    def _save_if_due(self, step, rollouts):
         if step == 2:
             raise KeyboardInterrupt
 
