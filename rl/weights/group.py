@@ -75,7 +75,7 @@ def run_in_thread(work: Callable[[], T]) -> Future[T]:
     def run() -> None:
         try:
             future.set_result(work())
-        except (LookupError, OSError, RuntimeError) as error:
+        except Exception as error:  # noqa: BLE001 (`wait_for` raises it in the waiting thread)
             future.set_exception(error)
 
     Thread(target=run, daemon=True).start()
