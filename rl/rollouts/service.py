@@ -138,12 +138,12 @@ class RolloutService:
     async def _plan(self, call: Call) -> list[RankBatch]:
         groups = await self._dispatcher.take_batch(call.step)
         try:
-            return await self._shares(call, apply_batch_credit(groups, self._batch_credit))
+            return await self._finish_plan(call, apply_batch_credit(groups, self._batch_credit))
         except Exception:
             self._dispatcher.return_batch()
             raise
 
-    async def _shares(self, call: Call, groups: list[Group]) -> list[RankBatch]:
+    async def _finish_plan(self, call: Call, groups: list[Group]) -> list[RankBatch]:
         """Write the rollouts of a step and return each rank's share of the batch."""
         step, self._groups = call.step, groups
         before, self._num_retried = self._num_retried, self._tally.num_retried
