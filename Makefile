@@ -81,11 +81,12 @@ lock-check: $(STAMP) ## check that every supported Python can install both locks
 	@$(BIN)/python -m tests.support.lock_hashes --check
 
 # The wheel is read as an archive, because it cannot be installed beside the CPU build.
-cuda-check: lock-check ## compare our plugin, flags and routes with vLLM's CUDA wheel (downloads 330 MB, installs nothing)
+cuda-check: lock-check ## compare our code with vLLM's CUDA wheel, test placement and GPU paths (330 MB, installs nothing)
 	@rm -rf .venv/cuda-wheel
 	@$(BIN)/python -m pip download --disable-pip-version-check --quiet --no-deps --only-binary :all: -d .venv/cuda-wheel \
 	    --platform manylinux_2_28_x86_64 -r <(grep '^vllm==' requirements-cuda.lock)
-	@OFFBYONE_CUDA_WHEEL=$$(ls .venv/cuda-wheel/*.whl) $(BIN)/python -m pytest -n 0 tests/gpu/test_cuda_wheel.py tests/rl/placement
+	@OFFBYONE_CUDA_WHEEL=$$(ls .venv/cuda-wheel/*.whl) $(BIN)/python -m pytest -n 0 tests/gpu/test_cuda_wheel.py tests/rl/placement \
+	    tests/rl/runtime/test_devices.py tests/rl/learner/test_on_device.py tests/rl/weights/test_between_gpus.py
 
 clean: ## remove .venv and caches, but never outputs/
 	rm -rf .venv .pytest_cache .ruff_cache .hypothesis build *.egg-info
