@@ -132,7 +132,7 @@ def critics(setup):
     "mode",
     {
         1: ("zero0", "zero2 compiled"),
-        2: ("zero1", "zero3 scattered checkpointing"),
+        2: ("zero1", "zero2 shared", "zero3 scattered checkpointing"),
     },
 )
 @on_ranks

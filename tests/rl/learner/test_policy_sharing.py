@@ -3,6 +3,7 @@
 import dataclasses
 
 import pytest
+import torch
 
 from tests.support.policy_setup import BUDGETS, PlainSteps, adapted, without_advantage
 from tests.support.ranks import on_ranks, per_world
@@ -52,3 +53,19 @@ def test_the_update_is_the_gradient_of_rows_that_share_nothing(setup, mode, adap
         expected = {"idle": fraction, "lone": 0.0}.get(split)
         if expected is not None:
             assert stats["train/zero_gradient_fraction"] == pytest.approx(expected)
+
+
+@per_world("mode", {1: ("zero0",), 2: ("zero2",)})
+@on_ranks
+def test_the_token_record_has_the_numbers_of_rows_that_share_nothing(setup, mode):
+    batch, records = setup.split(forked_rows(setup.rows), BUDGETS["several"]), []
+    for how in (mode, f"{mode} shared"):
+        policy, seen = setup.policy("float32", how, PlainSteps()), []
+        policy.update(batch, setup.objective, updates=2, observer=lambda *one: seen.append(one))  # noqa: B023
+        records.append(seen)
+    assert [one[:2] for one in records[0]] == [one[:2] for one in records[1]]
+    assert torch.cat([numbers["grad"] for _, _, numbers in records[0]]).abs().max() > 1e-3
+    for (*_, plain), (*_, shared) in zip(*records, strict=True):
+        assert {"pi", "grad"} <= plain.keys() == shared.keys()
+        for name, values in plain.items():
+            torch.testing.assert_close(shared[name], values, rtol=1e-4, atol=1e-5)

@@ -349,37 +349,43 @@ def test_rows_of_environments_in_any_order_come_back_in_that_order(serve, folder
     assert found.logprobs.tolist() == [-2.125, -3.25, -5.125, -9.25]
 
 
-def test_a_reference_with_hints_scores_the_policy_s_choices_after_its_own_prompt(folder):
-    """The policy's row is 5 6 | 7 8 3 with a reply at 3; the hinted prompt is 9 4 6."""
-    micro = MicroBatch(
-        token_ids=np.array([[5, 6, 7, 8, 3]], np.int32),
-        completion_mask=np.array([[False, False, True, False, True]]),
-        rollout_logprobs=np.zeros((1, 5), np.float32),
-        advantages=np.zeros((1, 5), np.float32),
-        token_weights=np.ones((1, 5), np.float32),
-        token_versions=np.zeros((1, 5), np.int32),
-        turns=np.zeros((1, 5), np.int32),
-        source=np.zeros((1, 5), np.int8),
-        rollout_ids=np.zeros(1, np.int32),
-        group_ids=np.zeros(1, np.int32),
-        first_positions=np.zeros(1, np.int32),
-        row_numbers=np.zeros(1, np.int32),
-        envs=("words",),
-        hinted_token_ids=np.array([[9, 4, 6, 7, 8, 3]], np.int32),
-        hinted_mask=np.array([[False, False, False, True, False, True]]),
+@pytest.mark.parametrize("shares", [False, True])
+@pytest.mark.parametrize("hinted", [False, True])
+def test_a_reference_scores_the_policy_s_choices_after_its_own_prompt(folder, hinted, shares):
+    """The rows are 5 6 | 7 8 3 with a reply at 8, and 5 6 | 7 1; the hinted prompt is 9 4 6."""
+    rows = np.array([[5, 6, 7, 8, 3], [5, 6, 7, 1, 0]], np.int32)
+    mask = np.array([[0, 0, 1, 0, 1], [0, 0, 1, 1, 0]], np.bool_)
+    hints = np.array([[9, 4, 6, 7, 8, 3], [9, 4, 6, 7, 1, 0]], np.int32)
+    of_row = dict.fromkeys(
+        ("rollout_ids", "group_ids", "first_positions", "row_numbers"), np.zeros(2, np.int32)
     )
-    given = setting(folder)
+    micro = MicroBatch(
+        token_ids=rows,
+        completion_mask=mask,
+        rollout_logprobs=np.zeros((2, 5), np.float32),
+        advantages=np.zeros((2, 5), np.float32),
+        token_weights=np.ones((2, 5), np.float32),
+        token_versions=np.zeros((2, 5), np.int32),
+        turns=np.zeros((2, 5), np.int32),
+        source=np.zeros((2, 5), np.int8),
+        **of_row,
+        envs=("words", "words"),
+        hinted_token_ids=hints if hinted else None,
+        hinted_mask=np.pad(mask, ((0, 0), (1, 0))) if hinted else None,
+    )
+    given = replace(setting(folder), share_prefixes=shares)
     kl = KLPenalty(estimator=k1, beta=0.0, place="loss", target_kl=None)
     reference = frozen(folder).start(given)
+    assert reference.shares_prefixes == shares
     prepare = Preparation(given.policy, reference, keeps_old=False, kl=kl, compared=True)
     ((prepared,), _) = prepare(RankBatch(0, (micro,)), 0.0)
-    logits = tiny_policy.exact_model(folder, seed=5)(
-        input_ids=torch.tensor([[9, 4, 6, 7, 8, 3]])
-    ).logits[0]
-    logprobs = torch.log_softmax(logits.detach(), -1)
-    expected = torch.stack([logprobs[2, 7], logprobs[4, 3]]).float()
-    torch.testing.assert_close(prepared.ref_logprobs, expected, rtol=1e-5, atol=1e-5)
-    assert prepared.token_ids.tolist() == [[5, 6, 7, 8, 3]]  # what the policy trains on
+    scored = torch.tensor(hints if hinted else rows).long()
+    logits = tiny_policy.exact_model(folder, seed=5)(input_ids=scored).logits
+    logprobs, start = torch.log_softmax(logits.detach(), -1), 2 + hinted
+    expected = [(0, 0, 7), (0, 2, 3), (1, 0, 7), (1, 1, 1)]  # row, place in the completion, token
+    expected = torch.stack([logprobs[i, start + j - 1, token] for i, j, token in expected])
+    torch.testing.assert_close(prepared.ref_logprobs, expected.float(), rtol=1e-5, atol=1e-5)
+    assert prepared.token_ids.tolist() == rows.tolist()  # what the policy trains on
 
 
 @pytest.fixture(scope="module")
