@@ -133,7 +133,8 @@ def states_before(body: Any, token_ids: Tensor, mask: Tensor) -> Tensor:
     packed = pack(token_ids.cpu().numpy(), mask.cpu().numpy())
 
     def on_device(values: np.ndarray) -> Tensor:
-        return torch.from_numpy(values).to(mask.device)
+        # Without non_blocking=True the host would wait for all earlier work of the GPU.
+        return torch.from_numpy(values).to(mask.device, non_blocking=True)
 
     hidden = body(
         input_ids=on_device(packed.token_ids)[None],

@@ -10,6 +10,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 
 from rl.learner.logprobs import PolicyModule
 from rl.learner.weight_gradients import use_float32_gradients
+from rl.model.shared_prefixes import share_prefixes, shares_prefixes
 from tests.support.tiny_policy import model_folder
 
 META = torch.device("meta")
@@ -19,7 +20,9 @@ ROWS, LENGTH = 3, 8
 class OnDevice(TorchDispatchMode):
     """Collect operations with CPU tensors, and operations for which the host waits.
 
-    The size of a selection by a mask is unknown on meta, so it is set to all of the mask.
+    The size of a selection by a mask is unknown on meta, so it is set to all of the mask. A copy to
+    the host returns ones. A copy from the host is no operation with a CPU tensor, and the host does
+    not wait for it if it is not blocking.
     """
 
     def __init__(self) -> None:
@@ -27,7 +30,13 @@ class OnDevice(TorchDispatchMode):
         self.on_cpu, self.waits = set[str](), list[str]()
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        name = func.overloadpacket.__name__
+        name, kwargs = func.overloadpacket.__name__, kwargs or {}
+        if name == "_to_copy" and kwargs.get("device", args[0].device) != args[0].device:
+            if args[0].device == META:
+                self.waits.append("to the host")
+                return torch.ones(args[0].shape, dtype=args[0].dtype, device="cpu")
+            self.waits += [] if kwargs.get("non_blocking") else ["to the device"]
+            return func(*args, **kwargs)
         if any(tensor.device != META for tensor in tensors((args, kwargs))):
             self.on_cpu.add(name)
         if name in ("index", "index_put", "index_put_") and args[1][0].dtype == torch.bool:
@@ -39,7 +48,7 @@ class OnDevice(TorchDispatchMode):
         if name == "_local_scalar_dense":  # a value that decides what Python does next
             self.waits.append(name)
             return True
-        out = func(*args, **(kwargs or {}))
+        out = func(*args, **kwargs)
         if any(tensor.device != META for tensor in tensors(out)):
             self.on_cpu.add(name)
         return out
@@ -49,11 +58,22 @@ def tensors(tree: Any) -> list[torch.Tensor]:
     return [leaf for leaf in tree_leaves(tree) if isinstance(leaf, torch.Tensor)]
 
 
+# transformers asks whether rows are packed. The mask selects hidden states and targets.
+PLAIN = ["_local_scalar_dense", "index", "index", "index_put"]
+# Rows are packed on the host, which copies token ids and mask. The mask selects targets.
+SHARED = ["to the host", "to the host", "index"]
+
+
 @pytest.mark.parametrize("candidates", [0, 3])
-def test_an_update_stays_on_its_device_and_waits_only_for_the_completion_mask(candidates, tmp_path):
+@pytest.mark.parametrize("waits", [PLAIN, SHARED], ids=["plain", "shared"])
+def test_an_update_stays_on_its_device_and_waits_only_where_listed(waits, candidates, tmp_path):
     config = AutoConfig.from_pretrained(model_folder(tmp_path / "model"))
+    model = AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16).train()
+    if waits is SHARED:
+        share_prefixes(model)  # before the move, because it computes test rows
+        assert shares_prefixes(model)
+    model.to(META)
     with META:
-        model = AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16).train()
         token_ids = torch.zeros(ROWS, LENGTH, dtype=torch.int64)
         mask = torch.ones(ROWS, LENGTH, dtype=torch.bool)
         likely = torch.zeros(ROWS * (LENGTH - 1), candidates, dtype=torch.int64)
@@ -65,6 +85,6 @@ def test_an_update_stays_on_its_device_and_waits_only_for_the_completion_mask(ca
         )
         sum([logprobs.sum(), *(other.sum() for other in others)]).backward()
     assert entropies.shape == (ROWS * (LENGTH - 1),)
-    assert seen.on_cpu == set()
-    # transformers asks whether rows are packed. The mask selects hidden states and targets.
-    assert seen.waits == ["_local_scalar_dense", "index", "index", "index_put"]
+    # from_numpy and numpy() call these two on the host's copies.
+    assert seen.on_cpu == ({"detach", "lift_fresh"} if waits is SHARED else set())
+    assert seen.waits == waits
