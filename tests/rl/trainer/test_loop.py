@@ -17,6 +17,7 @@ import pytest
 from rl.config.build import build
 from rl.config.schema import Run
 from rl.records import MicroBatch, RankBatch, columns_of
+from rl.runtime.endpoint import WAIT_VARIABLE
 from rl.runtime.failure import RunFailed
 from rl.runtime.folder import RunFolder
 from rl.runtime.metrics import MetricsFile, read_metrics, steps_done
@@ -275,6 +276,19 @@ def test_a_metric_of_stop_when_in_an_earlier_line_is_known(folder, caplog):
     metrics.close()
     warn_of_missing_metric(run, folder)
     assert not caplog.messages
+
+
+def test_a_rank_that_shares_its_gpu_waits_for_vllm_before_it_uses_memory(folder, monkeypatch):
+    names = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", WAIT_VARIABLE: "1"}
+    for name, value in {**names, "DS_ACCELERATOR": "cpu"}.items():
+        monkeypatch.setenv(name, value)
+    joined = list[object]()
+    monkeypatch.setattr(loop.Ranks, "join", lambda *given: joined.append(given))
+    Run.of(composed("inference.startup_timeout=0.01")).save(folder.config)
+    with pytest.raises(RunFailed, match="not every vLLM has started"):
+        loop.TrainingRun(folder)
+    assert not joined
+    assert read_statuses(folder)["trainer.rank0"].doing.startswith("waiting for vLLM to start")
 
 
 PHASES = ("add", "update", "push", "probe", "_publish", "_log", "_save")
