@@ -11,6 +11,7 @@ peft, PyYAML, xxhash and msgspec.
 
 import argparse
 import json
+import re
 import statistics
 import subprocess
 import sys
@@ -105,10 +106,10 @@ def table(folder: Path) -> Iterator[str]:
 
 
 def full_table(folder: Path, stages: Sequence[str]) -> Iterator[str]:
-    """Yield a table of runs: the medians of their steps, and the highest memory of the GPU."""
+    """Yield a table of runs: medians of their steps, planned and highest memory of the GPU."""
     yield f"{machine()}\n"
-    yield f"| stage | result | {' | '.join(METRICS)} | peak GiB |"
-    yield f"|---|---|{'---|' * len(METRICS)}---|"
+    yield f"| stage | result | {' | '.join(METRICS)} | plan GiB | peak GiB |"
+    yield f"|---|---|{'---|' * len(METRICS)}---|---|"
     for stage in stages:
         log, metrics = folder / f"{stage}.log", folder / "runs" / stage / "metrics.jsonl"
         result = "not run" if not log.exists() else "failed"
@@ -121,7 +122,24 @@ def full_table(folder: Path, stages: Sequence[str]) -> Iterator[str]:
         memory = folder / f"{stage}.memory"
         used = memory.read_text().split() if memory.exists() else []
         peak = f"{max(map(int, used)) / 1024:.1f}" if used else ""
+        cells.append(
+            planned_gib(log.read_text(), metrics.with_name("config.yaml")) if steps else ""
+        )
         yield f"| {stage} | {result} | {' | '.join(cells)} | {peak} |"
+
+
+def planned_gib(page: str, config: Path) -> str:
+    """Return the GiB that a run may take on the first GPU, on which rank 0 trains.
+
+    `page` begins with what plan.py printed. It has the least that vLLM needs. On a shared GPU the
+    run gives vLLM a share of the GPU, which `config` contains.
+    """
+    trainer = re.search(r"^trainer.*? GPU \S.*?  +([\d.]+)  ", page, re.MULTILINE)
+    size = re.search(r"each GPU has .*?([\d.]+) GiB", page)
+    share = re.search(r"gpu_memory_utilization: ([\d.]+)", config.read_text())
+    if not trainer:
+        return ""
+    return f"{float(trainer[1]) + (float(share[1]) * float(size[1]) if share and size else 0):.1f}"
 
 
 def machine() -> str:

@@ -5,10 +5,12 @@ from importlib import import_module
 import pytest
 import torch
 
-from benchmarks.first_hour.__main__ import STAGES
+from benchmarks.first_hour.__main__ import STAGES, planned_gib
 from benchmarks.first_hour.kernels import LOSSES, losses
 from benchmarks.first_hour.runs import ALIKE, IN_BFLOAT16, RUNS, gaps
 from benchmarks.first_hour.update import SIZES, config, planned
+from lab.plan import show_plan
+from tests.support.composing import composed
 
 CPU = torch.device("cpu")
 
@@ -39,3 +41,15 @@ def test_runs_are_compared_by_the_metrics_of_training_alone():
     found = {key: gap for gap, key in gaps(ours, expected)}
     assert found == {"train/loss": pytest.approx(0.1 / 1.1), "train/only": float("inf")}
     assert set(IN_BFLOAT16) <= {*RUNS, *ALIKE}
+
+
+@pytest.mark.parametrize(("gpus", "share"), [(1, "gpu_memory_utilization: 0.5"), (2, "")])
+def test_the_table_has_the_memory_that_plan_py_printed(gpus, share, tmp_path):
+    config = composed("model=tiny", f"output_dir={tmp_path}", "run_name=r")
+    page = show_plan(config | {"gpus": gpus, "gpu_gib": 80})
+    (trainer,) = (line for line in page.splitlines() if line.startswith("trainer"))
+    own = float(trainer.split()[3])  # "trainer  GPU 0  1.3  runtime ..."
+    written = tmp_path / "config.yaml"
+    written.write_text(f"inference:\n  args: {{{share}}}\n")
+    assert planned_gib(page, written) == f"{own + (40 if share else 0):.1f}"
+    assert planned_gib("a traceback", written) == ""
