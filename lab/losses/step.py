@@ -2,7 +2,7 @@
 
     checkpoint k, recorded batch k -> updates of one arm -> logprobs of the answers of step k + 1
 
-No arm trains on the answers of step k + 1, so they are held out.
+No arm trains on these answers, so they are held out, unless a buffer replays answers of batch k.
 """
 
 import os
