@@ -81,7 +81,7 @@ def _stream_chunks(spoken: PolicyTurn) -> bytes:
     content = {"index": 0, "delta": delta, "finish_reason": None}
     ending = {"index": 0, "delta": {}, "finish_reason": _finish_reason(spoken)}
     chunks = [_response("chat.completion.chunk", [choice], spoken) for choice in (content, ending)]
-    # Both chunks have the same id, by which clients join them.
+    # Give both chunks the same id, by which clients join them.
     chunks[1]["id"] = chunks[0]["id"]
     lines = [f"data: {json.dumps(chunk)}\n\n" for chunk in chunks]
     return "".join([*lines, "data: [DONE]\n\n"]).encode()

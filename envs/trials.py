@@ -12,7 +12,7 @@ from envs.messages import Message, assistant, user
 from envs.protocol import check_weights
 from envs.reverse_text import ReverseText
 
-_LONGEST = 32  # an answer with at least this many characters has a `length` of 1
+_LONGEST = 32  # mean characters of an answer at which the reward `length` reaches 1
 # Reward name -> probability that the reward is 1 minus `exact` instead of `exact`.
 _FLIPS = {"flipped_10": 0.1, "flipped_30": 0.3}
 _REWARDS = ("exact", "copied", "length", *_FLIPS)

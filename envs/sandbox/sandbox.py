@@ -97,7 +97,7 @@ class Sandbox:
         """
         try:
             return await self._ask(code)
-        except BaseException:  # the answer of a cancelled call must not reach the next call
+        except BaseException:  # else the next call could get the answer of a cancelled one
             self.close()
             raise
 
