@@ -2,7 +2,7 @@
 
 The supervisor starts the ranks without torchrun, which would be one more process that imports
 torch. Each rank has its own log. Ranks of one host connect through a file, because another program
-could take a port first.
+could take the port before rank 0 listens.
 """
 
 import os
@@ -133,7 +133,7 @@ class Children:
             asked = self._run_folder.stop_request.exists()
             ended = {n: c.returncode for n, c in self._children.items() if c.returncode is not None}
             if all(trainer.returncode == 0 for trainer in trainers):
-                self._raise_if_reported()  # ranks also end with 0 if sampling has failed
+                self._raise_if_reported()  # ranks end with status 0 even if sampling has failed
                 return
             if self._replicas:  # check vLLM first, because ranks and rollouts fail if it ends
                 gone = self._replicas.check_and_restart(may_restart=begun and not asked)
@@ -174,7 +174,7 @@ class Children:
             raise RunFailed(f"{failure['part']}: {failure['message']}{details}")
 
     def _stop_and_save(self, tick: Callable[[], None]) -> bool:
-        """Request a checkpoint. Return whether all ranks end with 0 and all steps are saved."""
+        """Let the ranks save and end. Return whether all have status 0 and all steps are saved."""
         ranks = self._trainers()
         self._run_folder.stop_request.touch()
         deadline = time.monotonic() + self._run.trainer.wait_timeout
@@ -217,8 +217,8 @@ def _device_environment(place: Place, *, shared: bool) -> dict[str, str]:
 
     DS_ACCELERATOR names the planned device, because DeepSpeed does not detect CPUs, and because a
     rank that cannot use its GPU must not train on the CPU. On a GPU PyTorch's allocator may
-    extend its memory segments, because every micro-batch has another shape. If vLLM uses the same
-    GPU (`shared`), the rank loads the model after vLLM has started.
+    extend memory segments, because varying shapes would fragment segments of fixed size. If vLLM
+    uses the same GPU (`shared`), the rank loads the model after vLLM has started.
 
     On a CPU OMP_WAIT_POLICY lets waiting threads sleep. If they spin while another process needs a
     core, a step takes up to ten times longer. The other variables limit two caches, which hold

@@ -89,8 +89,8 @@ def supervise(
         return _end_complete_run(run, run_folder)
     lock, dry_call = locked(run_folder, delete_on=ConfigError), DryCall([run.plain()])
     with stopped_by_signals() as stop, lock, Reaper() as reaper, dry_call:
-        # Check again under the lock, because another run may have used the folder meanwhile, and
-        # with the number of ranks, which may have been null.
+        # Check again under the lock, because another run may have used the folder meanwhile. The
+        # number of ranks is known now, even if trainer.ranks is null.
         known = config | {"trainer": {**config["trainer"], "ranks": run.trainer.ranks}}
         if problems := list(run_folder_problems(known)):
             raise ConfigError(problems)

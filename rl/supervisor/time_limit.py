@@ -18,11 +18,11 @@ from rl.runtime.stop_request import StopRequest
 _RECENT_STEPS = 20
 _MARGIN = 1.25
 _ENDING_S = 5.0  # assumed seconds from the last checkpoint to the end of all processes
-_CHECKPOINT_S = 30.0  # until a checkpoint is measured, it is assumed to take at least this long
+_CHECKPOINT_S = 30.0  # assumed minimum time of a checkpoint until one has been measured
 # A checkpoint has bfloat16 and float32 weights, a bfloat16 export, and Adam's two float32 moments.
 _BYTES_PER_PARAMETER = 16
 _BYTES_PER_S = 2e8  # assumed speed of the disk
-_NO_CHECKPOINT_S = 0.01  # if no time/checkpoint exceeds this, no checkpoint was saved
+_NO_CHECKPOINT_S = 0.01  # the metric time/checkpoint is smaller if a step saved no checkpoint
 _CHECK_INTERVAL_S = 0.5  # seconds between two checks of the remaining time
 
 

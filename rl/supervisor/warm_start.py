@@ -21,7 +21,7 @@ from rl.config.resume_rules import leaves
 from rl.config.schema import Run
 from rl.runtime.folder import RunFolder
 
-# The cache key contains all files of these packages, because a change may affect the weights.
+# The cache key depends on all files of these packages, because they may affect the weights.
 _PACKAGES = ("rl/learner", "rl/model", "rl/sampling", "rl/rollouts", "losses")
 _ROOT = Path(__file__).parents[2]
 # Options of an environment's data that may name a folder or a file pattern. Other options may

@@ -1,10 +1,10 @@
 """Push all weights between GPUs with NCCL, on one host or several. No GPU has run this code yet.
 
-vLLM 0.32's engines (NCCLWeightTransferEngine, NCCLTrainerWeightTransferEngine) do not fit. The
-receiver loads each buffer and drops it, so nothing is left to compare the model with. The import of
-the sender takes 3 to 12 s, disables cuDNN's attention and changes inductor, but only in rank 0. The
-group (StatelessProcessGroup) unpickles what it reads from a port. So trainer and workers call NCCL
-as vLLM's PyNcclCommunicator does, but without vLLM's code. Our request contains the group's id.
+vLLM 0.32's NCCLWeightTransferEngine drops each buffer after loading it, so nothing is left to
+compare the model with. The import of NCCLTrainerWeightTransferEngine takes 3 to 12 s, disables
+cuDNN's attention and changes inductor, in rank 0 only. vLLM's StatelessProcessGroup unpickles what
+it reads from a port. So trainer and workers call NCCL themselves, as vLLM's PyNcclCommunicator
+does. The trainer's request to vLLM contains the id of the group.
 """
 
 import ctypes
@@ -53,7 +53,7 @@ def _raise(status: int, function: Any, _: Any) -> None:
 
 
 class NcclGroup:
-    """One rank of a group. Blocking methods select its GPU, because new threads use GPU 0."""
+    """One rank of a group. New threads use GPU 0, so methods that block select the rank's GPU."""
 
     new_id = staticmethod(nccl.unique_id)
 
