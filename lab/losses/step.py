@@ -2,7 +2,7 @@
 
     checkpoint k, recorded batch k -> updates of one arm -> logprobs of the answers of step k + 1
 
-No arm trains on these answers, so they are held out, unless a buffer replays answers of batch k.
+No arm trains on these answers, so they are held out. Replayed answers are left out.
 """
 
 import os
@@ -16,7 +16,8 @@ import torch
 from torch import Tensor
 
 from lab.losses.arms import Arm
-from lab.losses.recorded import recorded_batches, rollout_lines
+from lab.losses.recorded import recorded_batches, rollout_lines, source_of
+from losses.groups import Source
 from rl.learner.learner import Learner
 from rl.learner.objective import Batch
 from rl.learner.ranks import Ranks
@@ -44,7 +45,9 @@ def take_steps(folder: RunFolder, arms: Sequence[Arm], checkpoint: Path) -> Iter
         )
     batch, lines = batches[0], rollout_lines(folder, step + 1)
     credits = [arm.with_credit(batch, folder) for arm in arms]  # first, because this may raise
-    answers = {(one.id, one.row): one for one in read_rows(folder, step + 1)}
+    # Replayed answers may be answers of batch k.
+    new = (row for row in read_rows(folder, step + 1) if source_of(row.id) is not Source.REPLAY)
+    answers = {(one.id, one.row): one for one in new}
     ids = {id: number for number, id in enumerate(dict.fromkeys(id for id, _ in answers))}
     signs = torch.tensor([np.mean(lines[id]["advantage"] or 0.0) for id in ids])
     held_out = [_to_row(row, rollout_id=ids[row.id]) for row in answers.values()]
