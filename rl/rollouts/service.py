@@ -24,11 +24,12 @@ from rl.config.schema import Run
 from rl.evaluation.periodic import Evaluator
 from rl.evaluation.play import rollout_line
 from rl.inference.client import RequestTally
-from rl.records import Credit, Group, RankBatch, Rollout
+from rl.records import Credit, Group, Rollout
 from rl.rollouts.batch_credit import apply_batch_credit
 from rl.rollouts.batch_metrics import batch_metrics
 from rl.rollouts.dispatcher import Dispatcher
 from rl.rollouts.listening import open_server
+from rl.rollouts.mixed_buffer import MixedBuffer
 from rl.rollouts.plan import plan_batch
 from rl.rollouts.sampled_tokens import TokenRecord
 from rl.rollouts.serving_replicas import ServingReplicas
@@ -58,7 +59,7 @@ class RolloutService:
         self._aggregation = build(run.aggregation)
         self._record: TokenRecord = build(run.record)()
         self._weighs_turns = Learned.of(run).aggregation_takes_turns
-        self._plans: dict[int, asyncio.Task[list[RankBatch]]] = {}
+        self._plans: dict[int, asyncio.Task[list[msgspec.Raw]]] = {}
         self._groups: list[Group] = []  # the groups of the newest plan
         self._rejected: list[Group] = []
         self._failure: asyncio.Future[BaseException] = asyncio.Future()  # `report` raises it
@@ -137,15 +138,17 @@ class RolloutService:
                 "checkpoints: start again with resume=true"
             )
 
-    async def _plan(self, call: Call) -> list[RankBatch]:
+    async def _plan(self, call: Call) -> list[msgspec.Raw]:
         groups = await self._dispatcher.take_batch(call.step)
         try:
             return await self._shares(call, apply_batch_credit(groups, self._batch_credit))
         except Exception:
             self._dispatcher.return_batch()
+            if isinstance(self._dispatcher.buffer, MixedBuffer):
+                self._dispatcher.buffer.undo_draw()
             raise
 
-    async def _shares(self, call: Call, groups: list[Group]) -> list[RankBatch]:
+    async def _shares(self, call: Call, groups: list[Group]) -> list[msgspec.Raw]:
         """Write the rollouts of a step and return each rank's share of the batch."""
         step, self._groups = call.step, groups
         before, self._num_retried = self._num_retried, self._tally.num_retried
@@ -177,7 +180,8 @@ class RolloutService:
         )
         await recording  # wait, so that every trained step has its token file
         record_ids = self._record.ids(groups, recorded)
-        return [replace(share, record_ids=record_ids) for share in shares]
+        # Pack the shares here, so that `_plan` also returns a batch that cannot be packed.
+        return [msgspec.Raw(pack(replace(share, record_ids=record_ids))) for share in shares]
 
     async def _record_all(self, call: Call) -> tuple[str, ...]:
         """Return the newest batch's rollout ids. For rank 0, first write the batch's tokens."""

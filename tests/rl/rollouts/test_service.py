@@ -15,6 +15,7 @@ from rl.inference.client import RequestTally
 from rl.records import Credit, Group, RankBatch, Rollout, TrainingRow
 from rl.rollouts.buffer import FifoBuffer
 from rl.rollouts.dispatcher import DispatcherState
+from rl.rollouts.mixed_buffer import MixedBuffer
 from rl.rollouts.service import RolloutService
 from rl.runtime.endpoint import Endpoint
 from rl.runtime.failure import RunFailed, first_failure
@@ -211,6 +212,21 @@ async def test_if_an_error_cannot_be_reported_the_ranks_save_and_fail(failing, t
     assert not any(answer.stopped for answer in answers)
     (over,) = {answer.over for answer in answers}
     assert ("positional argument" if failing == "plan" else "vLLM is gone") in over
+
+
+async def test_a_batch_that_cannot_be_packed_is_returned_and_not_replayed(tmp_path):
+    (tmp_path / "rollouts").mkdir()
+    served, batch = service(tmp_path, [group(1.0, 0.0)]), [group(1.0, 0.0)]
+    nothing = {"demonstration_share": 0.0, "demonstrations": None}
+    mixed = MixedBuffer(replay_share=0.5, capacity=8, max_staleness=3, **nothing)
+    mixed.add(batch[0])
+    served._dispatcher.groups = mixed.draw(0, 2, 0, ())
+    served._dispatcher.buffer = mixed
+    served._dispatcher.order = SimpleNamespace(metrics=lambda: {"odd": object()})
+    answer = await served._answer(Call(what="next_batch", step=0))
+    assert (answer.over, answer.stopped) == (STOPPED, True)
+    assert served._dispatcher.returned
+    assert mixed.metrics()["stored"] == 0
 
 
 async def test_a_rank_whose_state_cannot_be_saved_is_disconnected(tmp_path):
