@@ -114,8 +114,7 @@ class DryCall:
                 self._child.kill()
                 self._child.wait()
                 end = f"was ended after {LIMIT_S:g} s: make what it imports or calls faster"
-        output = last_lines(self._path("log"), 5)
-        problem = f"the dry call {end}. The end of its output:\n{output}"
+        problem = f"the dry call {end}. The end of its output:\n{last_lines(self._path('log'), 5)}"
         answers += [{"problems": [problem]}] * (len(uncached) - len(answers))
         for number, answer in zip(uncached, answers, strict=True):
             self._answers[number] = {**answer, "files": files}

@@ -119,16 +119,19 @@ class RolloutService:
                     self._evaluator.start(call.version)
             return {}
         if call.what == "evaluation":
-            found = await self._evaluator.wait_for_metrics(call.version) if self._evaluator else {}
-            # No later next_batch tells the ranks of the error, so they would end as "done".
-            if self._evaluator and not found and call.version == self._run.max_steps:
-                raise NoMoreBatches(message_of(await asyncio.shield(self._failure)))
-            return found
+            return await self._evaluation(call.version)
         if call.what == "record_all":
             return await self._record_all(call)
         if call.what == "state":
             return asdict(self._dispatcher.checkpoint())
         raise AssertionError(f"a rank sent an unknown call: {call.what}")
+
+    async def _evaluation(self, version: int) -> dict[str, float]:
+        found = await self._evaluator.wait_for_metrics(version) if self._evaluator else {}
+        # No later next_batch tells the ranks of the error, so they would end as "done".
+        if self._evaluator and not found and version == self._run.max_steps:
+            raise NoMoreBatches(message_of(await asyncio.shield(self._failure)))
+        return found
 
     def _check_first_version(self, version: int) -> None:
         if self._dispatcher.version.number < 0 and version != self._dispatcher.step:
@@ -213,7 +216,7 @@ class RolloutService:
                     tasks.create_task(self._replicas.watch())
                 if self._evaluator:
                     tasks.create_task(self._evaluator.run())
-        except* Exception as failure:
+        except* Exception as failure:  # noqa: BLE001 `report` raises it
             await self._end_batches(failure)
 
     async def _end_batches(self, error: BaseException) -> None:

@@ -88,8 +88,7 @@ class LineTail:
             with regular_file(self._path, self._path.parent).open("rb") as file:
                 if (size := os.fstat(file.fileno()).st_size) < self._offset:
                     self._offset = 0
-                # Read at most the last `most` bytes, so that the first line may be incomplete.
-                self._offset = max(self._offset, size - most)
+                self._offset = max(self._offset, size - most)  # perhaps in the middle of a line
                 file.seek(self._offset)
                 content = file.read()
         except FileNotFoundError:
