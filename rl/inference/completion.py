@@ -28,9 +28,9 @@ class AttemptFailed(Exception):
 
 @dataclass(frozen=True)
 class Completion:
-    """A completion that vLLM sampled. P: tokens of the prompt, N: sampled tokens."""
+    """A completion that vLLM sampled. P: tokens of the prompt, N: tokens of the completion."""
 
-    token_ids: list[int]  # [N] sampled tokens, including the stop token
+    token_ids: list[int]  # [N] prefix tokens, if any, then sampled ones with the stop token
     logprobs: list[float]  # [N] logprob of each token under the distribution that vLLM sampled from
     versions: list[int]  # [N] policy version that sampled each token
     cut_off: bool  # whether max_tokens, not the policy, ended the completion

@@ -144,15 +144,15 @@ class RolloutService:
     async def _plan(self, call: Call) -> list[msgspec.Raw]:
         groups = await self._dispatcher.take_batch(call.step)
         try:
-            return await self._shares(call, apply_batch_credit(groups, self._batch_credit))
+            return await self._finish_plan(call, apply_batch_credit(groups, self._batch_credit))
         except Exception:
             self._dispatcher.return_batch()
             if isinstance(self._dispatcher.buffer, MixedBuffer):
                 self._dispatcher.buffer.undo_draw()
             raise
 
-    async def _shares(self, call: Call, groups: list[Group]) -> list[msgspec.Raw]:
-        """Write the rollouts of a step and return each rank's share of the batch."""
+    async def _finish_plan(self, call: Call, groups: list[Group]) -> list[msgspec.Raw]:
+        """Write the rollouts of a step and return each rank's packed share of the batch."""
         step, self._groups = call.step, groups
         before, self._num_retried = self._num_retried, self._tally.num_retried
         metrics = {
