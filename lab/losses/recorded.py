@@ -36,7 +36,7 @@ class RecordedBatch:
     grads: Tensor  # [N] recorded d objective / d log pi
     rows: list[RecordedRow]  # [S]
     token_ids: Tensor  # [N] id of each token in the vocabulary
-    num_untrained: int  # number of recorded rows that no trainer rank trained
+    num_untrained: int  # number of the step's recorded rows that no rank trained
     is_whole: bool  # whether every trained rollout of the step was recorded
 
     @property

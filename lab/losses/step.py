@@ -2,7 +2,7 @@
 
     checkpoint k, recorded batch k -> updates of one arm -> logprobs of the answers of step k + 1
 
-No arm trains on the answers of step k + 1, so they are held out.
+No arm trains on these answers, so they are held out, unless a buffer replays answers of batch k.
 """
 
 import os
@@ -32,9 +32,9 @@ _NAMES = {column.recorded_as: name for name, column in columns_of(SampledColumns
 def take_steps(folder: RunFolder, arms: Sequence[Arm], checkpoint: Path) -> Iterator[list[str]]:
     """Train each arm by one step from the checkpoint. Yield the cells of COLUMNS per arm.
 
-    The cells are the arm's name, and the mean change of log pi over the better answers of the next
-    step, over its worse answers, and in absolute value over all. An answer is better (worse) than
-    its group if its recorded advantage is above (below) 0.
+    The cells are the arm's name, the mean change of log pi over the better answers of step k + 1,
+    that over the worse answers, and the mean absolute change over all answers. An answer is better
+    (worse) if its recorded advantage is above (below) 0.
     """
     step = step_of(checkpoint)
     if not (batches := recorded_batches(folder, step)):
@@ -82,7 +82,7 @@ def _rank_batch(learner: Learner, rows: Sequence[Any], step: int) -> RankBatch:
 
 
 def _logprobs(learner: Learner, batch: RankBatch, count: int) -> Tensor:
-    """Return log pi of each of `count` answers, the sum over its tokens."""
+    """Return log pi of each of `count` answers, summed over the tokens of the answer."""
     sums = torch.zeros(count)
     for micro in batch.micro_batches:
         tokens = Batch.of(micro, learner.policy.ranks.device, batch.step)

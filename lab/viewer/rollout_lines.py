@@ -44,7 +44,7 @@ class RolloutLine(msgspec.Struct, kw_only=True):
 
 
 class Row(RolloutLine):
-    """A rollout in RunIndex: its line without `messages` and `versions`, and the line's place.
+    """A rollout in RunIndex: its line without `messages` and `versions`, and where the line is.
 
     `advantage` is the mean over turns. `error` is True if the rollout has an error.
     """

@@ -85,7 +85,7 @@ class RolloutService:
             writer.close()
 
     async def _answer(self, call: Call) -> Answer:
-        """Return the answer to a call. After an error, return one that lets the rank save.
+        """Return the answer to a call; after an error, one that lets the rank save a checkpoint.
 
         Raise the error if the rank cannot go on without the value.
         """
@@ -103,8 +103,8 @@ class RolloutService:
 
     async def _call_result(self, call: Call) -> object:
         if call.what == "next_batch":
-            # The first rank that asks for a step starts the plan of all ranks. All ranks already
-            # have the previous plan, because every update synchronises the ranks.
+            # The first rank that asks for a step starts the plan of all ranks. This drops the last
+            # plan, which every rank already has, because every update synchronises the ranks.
             if call.step not in self._plans:
                 self._plans = {call.step: asyncio.create_task(self._plan(call))}
             return (await self._plans[call.step])[call.rank]

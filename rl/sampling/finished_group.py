@@ -65,7 +65,7 @@ class FinishedGroup:
         hints, hinted = HintRenderer(self.chat, self.env, group), list[Rollout]()
         for rollout, speaker in self.played:
             try:
-                # Another `prepare` has put a hint into the prompt, so it needs no other hint.
+                # Any other `prepare` has already put a hint into the prompt.
                 if speaker.prepare == self.env.add_system_prompt:
                     await speaker.rows.add_hints(partial(hints, episode=speaker.episode))
                 changes: dict[str, Any] = {"rows": speaker.rows.freeze()}

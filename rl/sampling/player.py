@@ -59,7 +59,7 @@ class Player:
     _env_slots: dict[str, asyncio.Semaphore] = field(default_factory=dict)  # key: env.name
 
     def at_version(self, version: int) -> Self:
-        """Return a copy with sampler options scheduled for `version`. Also set those of `env`."""
+        """Return a copy with sampler options scheduled for `version`. Also set `env`'s options."""
         self.schedules.apply(self.env, "env", version)
         options = self.schedules.options("sampler", version)
         return replace(self, sampler=replace(self.sampler, **options), policy_version=version)
