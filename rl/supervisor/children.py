@@ -22,7 +22,7 @@ from rl.runtime.child import Reaper, describe_exit, last_lines, python_module
 from rl.runtime.endpoint import WAIT_VARIABLE
 from rl.runtime.failure import RunFailed, first_failure, with_remedies
 from rl.runtime.folder import RunFolder
-from rl.runtime.metrics import read_metrics, steps_done
+from rl.runtime.metrics import num_steps_done
 from rl.runtime.network import LISTEN_VARIABLE, Address
 from rl.runtime.status import read_statuses
 from rl.runtime.stop_request import StopRequest
@@ -80,7 +80,7 @@ class Children:
             self._start_vllm,
             startup_timeout=run.inference.startup_timeout,
             wait_timeout=run.trainer.wait_timeout,
-            num_steps=lambda: steps_done(read_metrics(folder)),
+            num_steps=lambda: num_steps_done(folder),
             why_unusable=lambda replica: (
                 why_unusable(replica, folder.initial_model(), run.max_seq_len)
                 if run.inference.is_external
@@ -181,7 +181,7 @@ class Children:
         while any(rank.returncode is None for rank in ranks) and time.monotonic() < deadline:
             tick()
             time.sleep(_TICK_S)
-        saved, done = self._run_folder.num_saved_steps(), steps_done(read_metrics(self._run_folder))
+        saved, done = self._run_folder.num_saved_steps(), num_steps_done(self._run_folder)
         return saved == done and all(rank.returncode == 0 for rank in ranks)
 
     def _raise_failure(self, early: Mapping[str, int | None]) -> NoReturn:

@@ -16,6 +16,7 @@ from rl.runtime.stop_request import StopRequest
 
 # Estimate a step's time from the latest steps, because the first ones may include compilation.
 _RECENT_STEPS = 20
+_TIMES = ("time/step", "time/checkpoint")
 _MARGIN = 1.25
 _ENDING_S = 5.0  # assumed seconds from the last checkpoint to the end of all processes
 _CHECKPOINT_S = 30.0  # assumed minimum time of a checkpoint until one has been measured
@@ -47,7 +48,8 @@ class TimeLimit:
         if self._max_time is None or self.is_over or now - self._last_check < _CHECK_INTERVAL_S:
             return
         self._last_check = now
-        self._rows += [row for row in self._tail.read() if row["time"] >= self._began]
+        new = [row for row in self._tail.read() if row["time"] >= self._began]
+        self._rows += [{name: row.get(name) for name in _TIMES} for row in new]  # to save memory
         left = self._began + self._seconds - now
         if self._rows and left < seconds_to_save(self._rows, self._checkpoint_s):
             self.is_over = stop.asked = True

@@ -10,6 +10,7 @@ does. The trainer's request to vLLM contains the id of the group.
 import ctypes
 from base64 import b64decode, b64encode
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
 from typing import Any, ClassVar
@@ -108,7 +109,6 @@ class NcclSender(GroupSender, PackedSender):
     group: ClassVar[type[Any]] = NcclGroup
     reader_copy: ClassVar[bool] = True
     own_gpus: ClassVar[bool] = True
-    on_gpus: ClassVar[bool] = True  # repeated, because rl/config searches GroupSender first
     library: ClassVar[str] = "nccl"
 
     def meet(self, vllm: VLLMRoutes, size: int) -> tuple[dict[str, Any], Callable[[], Any]]:  # noqa: ARG002 the id contains the address
@@ -125,4 +125,5 @@ class NcclSender(GroupSender, PackedSender):
 
     def leave(self, name: str) -> None:
         if group := self._groups.pop(name, None):
-            group.close()
+            with suppress(RuntimeError):  # it would replace the error that ends the push
+                group.close()
