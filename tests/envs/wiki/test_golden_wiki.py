@@ -5,13 +5,11 @@ import json
 from random import Random
 
 from envs.messages import tool_call
-from envs.wiki.corpus import read_pages, read_questions
 from envs.wiki.environment import expert_conversation
 from envs.wiki.facts import invent_name, made_up_corpus, shipped_corpus
 from envs.wiki.index import WikiIndex, share_found
-from tests.envs.wiki.test_environment import wiki
 from tests.support.golden import golden
-from tests.support.outcomes import outcome, without
+from tests.support.outcomes import outcome
 
 MARKDOWN = "before\n# One\ntext\n## Two ##\n```\n# no\n```\nmore\n\n# One\nagain\n# Empty\n"
 QUERIES = (
@@ -56,33 +54,3 @@ def test_the_pages_the_questions_and_the_tools():
     wanted = ([], ["x"], ["x", "z"], ["x", "v", "none"])
     found["found"] = [share_found([*talk, tool_call("search_pages")], names) for names in wanted]
     golden("wiki/corpus", found)
-
-
-def test_a_corpus_of_ones_own(tmp_path):
-    """Pages and questions of JSON lines, with columns of other names, and the errors of rows."""
-    lines = {
-        "pages": [{"title": "A b", "content": MARKDOWN}, {"title": "C", "sections": {"x": 2}}],
-        "other": [{"name": "A", "text": "# H\nt"}],
-        "none": [{"title": " "}],
-        "empty": [{"title": "A", "content": ""}],
-        "twice": [{"title": "A b", "content": "x"}, {"title": "A_b", "content": "y"}],
-        "questions": [
-            {"question": "q", "answer": 3, "level": "2"},
-            {"question": 1, "answer": None},
-        ],
-        "half": [{"question": "q"}],
-    }
-    names, found = {"title": "name", "content": "text"}, {}
-    for name, rows in lines.items():
-        path = tmp_path / f"{name}.jsonl"
-        path.write_text("\n".join(map(json.dumps, rows)))
-        found[name] = [
-            outcome(read, str(path), "train", names) for read in (read_pages, read_questions)
-        ]
-    both = {"corpus": str(tmp_path / "pages.jsonl"), "questions": str(tmp_path / "questions.jsonl")}
-    env = wiki(**both, levels=[0, 2], num_eval=1)
-    found["examples"] = [env.examples(split) for split in ("train", "eval")]
-    changes = ({"corpus": "x"}, {"columns": {"a": "b"}}, {"levels": []},
-               {"reward_weights": {"judge": 1}}, {**both, "levels": [0]})  # fmt: skip
-    found["refused"] = [str(outcome(lambda c=c: len(wiki(**c).examples("train")))) for c in changes]
-    golden("wiki/own", without(tmp_path, found))

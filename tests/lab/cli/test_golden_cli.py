@@ -1,18 +1,12 @@
 """Commands, help texts, translations and plans of the command line, as stored files."""
 
-import sys
 from types import SimpleNamespace
 
-from omegaconf import OmegaConf
-
 from lab import doctor
-from lab.cli import console
-from lab.cli.help import _dotted_values, _notes
-from lab.cli.launch import add_conf_folder, as_plain_dict, command_of, put_options_first
 from lab.from_toml import _COMMANDS, _as_hydra_value, _notes_on_hf, _sections, _translate_key
 from lab.plan import _described_hosts, _rate_note
 from lab.python_api import compose, load_run
-from lab.runs import folders_and_options, runs_at
+from lab.runs import runs_at
 from rl.config.shipped import SHIPPED
 from rl.model.shape import GIB, Shape
 from rl.runtime.devices import Host
@@ -20,45 +14,6 @@ from tests.support.finished_runs import made_arm, made_sweep
 from tests.support.golden import golden
 from tests.support.outcomes import outcome, without
 from tests.support.viewed_run import copy_run
-
-
-def test_the_command_of_a_run_from_what_was_typed(tmp_path, monkeypatch):
-    """command_of, put_options_first, add_conf_folder, folders beside options, the help's parts."""
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(sys, "executable", "python")
-    (tmp_path / "a=b").mkdir()
-    script = ["python", "-X", "dev", "train.py"]
-    typed = [
-        ([*script, "loss=a"], ["train.py", "loss=a"], []),
-        ([*script, "-cn", "x"], ["train.py", "--config-name", "x", "loss=a"], ["hydra.job.name=t"]),
-        (["x"], ["train.py", "--config-path", "p"], ["hydra.mode=MULTIRUN", "hydra.sweep.dir=d",
-         "hydra/launcher=joblib", "hydra.launcher.n_jobs=2", "hydra/sweeper=optuna", "hydra.x=1"]),
-        (["python", "/bin/offbyone", "train", "a=1"], ["/s/train.py", "a=1"], []),
-    ]  # fmt: skip
-    lines = [["a=1", "--multirun", "b=2"], ["--config-dir", "c", "a=1"], ["x=1", "-cd", "sweeps"]]
-    lines += [["hydra.searchpath=[file:///x]", "--config-dir", "sweeps"], ["-cd=claims", "a=1"]]
-    before = [add_conf_folder(line) for line in lines]
-    (tmp_path / "conf" / "loss").mkdir(parents=True)
-    (tmp_path / "main.yaml").write_text(
-        "# Two\n# lines.\na: 1\n\n# In b.\nb:\n  # Deep.\n  c: x\nd: 2"
-    )
-    own = "defaults: [base, _self_, {x: y}]\n# Own.\nk: 1\n#  Both.\nsame: 2\n"
-    (tmp_path / "conf" / "loss" / "own.yaml").write_text(own)
-    (tmp_path / "conf" / "loss" / "base.yaml").write_text("# Base.\nbase: 3\n# Old.\nsame: 1\n")
-    nested = {"a": {"b": None, "_target_": "x", "c": {}, "d": {"e": [1, "x"]}}, "f": True, "g": 1.5}
-    broken = OmegaConf.create({"a": "${none}", "card": 1, "claim": 2, "hydra": {"x": 1}})
-    words = (["a=b", "x", "k=1"], ["k=1=2", "k=3"], ["no=1"], [])
-    found = {
-        "commands": [command_of(*one) for one in typed],
-        "first": [outcome(put_options_first, line) for line in lines],
-        "conf": [before, [add_conf_folder(line) for line in lines]],
-        "words": [str(outcome(folders_and_options, one, ["k"])) for one in words],
-        "usage": console.usage().splitlines(),
-        "notes": [_notes([tmp_path, tmp_path / "conf"], one) for one in ("main", "loss/own", "no")],
-        "values": [*_dotted_values(nested)],
-        "plain": [outcome(as_plain_dict, broken), as_plain_dict(OmegaConf.create({"claim": 2}))],
-    }  # fmt: skip
-    golden("cli/commands", without(SHIPPED, without(tmp_path, found)))
 
 
 def test_every_key_of_the_tables_of_from_verifiers():

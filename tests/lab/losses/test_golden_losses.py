@@ -1,11 +1,10 @@
 """What compare_losses.py prints, writes and computes for a recorded batch, as stored files."""
 
-import json
 import re
 
 from lab.losses.arms import arms_of
 from lab.losses.command import main
-from lab.losses.recorded import recorded_batches, token_table
+from lab.losses.recorded import recorded_batches
 from rl.runtime.metrics import MetricsFile
 from tests.support.golden import golden
 from tests.support.outcomes import numbers_in
@@ -35,16 +34,3 @@ def test_a_comparison_of_several_losses(tmp_path, capsys):
             sums = [value, gradient.sum().item(), gradient.abs().max().item()]
             found[f"{arm.name}, update {batch.update}"] = [*sums, arm.changes, arm.ignored]
     golden("losses/arms", found)
-
-
-def test_the_recorded_batches(tmp_path):
-    """Each column of the tokens of both updates, and the table of tokens."""
-    found = []
-    batches = recorded_batches(record_run(tmp_path), STEP)
-    for one in batches:
-        tokens = {name: x for name, x in vars(one.tokens).items() if hasattr(x, "tolist")}
-        columns = {**tokens, "weights": one.weights, "grads": one.grads}
-        found.append({name: [x.double().sum().item(), x[::17]] for name, x in columns.items()})
-        found.append([one.rollout_ids, one.num_untrained, one.is_whole, list(one.token_ids.shape)])
-    table = json.loads(token_table(batches, None).iloc[::23].to_json(orient="split"))
-    golden("losses/batches", [found, table])

@@ -3,25 +3,20 @@
 import csv
 import json
 import re
-from math import inf, nan
 
 import numpy as np
 import pytest
 import yaml
 
-from lab.report import power, sequential
-from lab.report import statistics as st
 from lab.report.arms import arms_of
 from lab.report.command import main
 from lab.report.comparison import compare
-from lab.report.conclusion import basis, conclusion, describe_power, headline
 from lab.report.curves import curves
 from lab.report.forest import forest
-from lab.report.numbers import arm_records, as_csv, as_json, table
+from lab.report.numbers import as_csv, as_json
 from lab.report.page import render
 from lab.report.sources import read_sources
 from rl.runtime.folder import RunFolder
-from tests.support import compared_runs as made
 from tests.support.finished_runs import made_run, made_sweep, write_evaluation
 from tests.support.golden import golden
 from tests.support.outcomes import numbers_in, without
@@ -143,63 +138,3 @@ def test_every_run_as_the_report_reads_it(sweep):
         more = {"judged": judged, "smoothed": run.training.smoothed(3).scores[:6]}
         found[run.name] = fields | {name: getattr(run, name) for name in names} | more
     golden("report/runs", without(sweep.parent, found))
-
-
-LONG = "a-loss-with-a-long-name"
-COMPARED = {
-    "one arm": [made.arm("grpo", made.scores(0))],
-    "few seeds": [made.arm(n, made.scores(i, i / 9, i + 1)) for i, n in enumerate("abc")],
-    "each decision": [made.arm(n, made.scores(i, (0, 0.2, -0.2, 0.004, 0.1)[i], 9))
-                      for i, n in enumerate("abcde")],
-    "many": [made.arm(f"{LONG}-{i}", made.scores(i, i / 50 - 0.1)) for i in range(9)],
-    "long baseline": [made.arm(LONG * 4, made.scores(0)), made.arm("b", made.scores(1, 0.2))],
-    "equal scores": [made.arm(n, [[0.5] * 4] * 3) for n in "ab"],
-    "rewards": [made.arm(n, rewards=(0.1 + i / 2, 0.2 + i / 2, 0.3)) for i, n in enumerate("ab")],
-}  # fmt: skip
-
-
-def test_the_sentences_about_small_and_large_comparisons():
-    """Headline, basis, power, notes and table of seven comparisons, with and without an effect."""
-    found = {}
-    for name, arms in COMPARED.items():
-        for effect in (0.0, 0.03):
-            one = compare(arms, smallest_effect=effect, num_draws=2000)
-            texts = [headline(one), conclusion(one), basis(one), describe_power(one), *one.notes]
-            found[f"{name}, effect {effect}"] = [texts, table(arm_records(one, one.arms))]
-    golden("report/sentences", found)
-
-
-def test_the_statistics_of_fixed_scores_and_of_edge_cases():
-    """Variances, p-values, power, intervals and decisions, also at their limits."""
-    strata = np.array([0] * 10 + [1] * 6)
-    y = [st.Scores(np.array(made.scores(i, i / 40, 4 + i)), strata) for i in range(3)]
-    spreads = [st.spread_of(one, base) for one in (*y, y[0].first(2)) for base in (None, y[0])]
-    spreads += [st.Spread((), 0.0, 0.0, 0), st.Spread(((0.0, 3), (0.0, 3)), 0.0, 0.0, 2)]
-    spreads += [spreads[3].with_seeds(9)]
-    rng = np.random.default_rng(3)
-    weights = st.seed_weights(4, rng, 500), st.question_weights(strata, rng, 500)
-    draws = st.draw_scores(y[0], *weights)
-    intervals = [
-        st.Interval(0.1, 0.0, 0.2),
-        st.Interval(0.1, nan, nan),
-        st.Interval(-0.1, -1, -0.05),
-    ]
-    effects = [(-0.1, 0.1), (-0.11, 0.1), (0.0, 0.2), (0.01, 0.2), (-0.2, 0.0), (-0.2, -0.01)]
-    golden("report/statistics", {
-        "spreads": [[s.variance, s.degrees_of_freedom, s.decision_degrees_of_freedom, s.noise,
-                     power.visible_difference(s, 6), power.seeds_needed(0.02, s, 4),
-                     *(st.p_value(d, s) for d in (0.0, -0.03))] for s in spreads],
-        "fewest": [power.fewest_seeds(lambda n, least=least: n >= least) for least in (1, 4, inf)],
-        "interval": [vars(st.interval(0.5, d, s)) for d, s in
-                     ((draws, spreads[0]), (draws, spreads[-3]), (draws * 0, spreads[0]))],
-        "formats": [f"{one:+.2f} {abs(one):.2f}" for one in intervals],
-        "decisions": [st.decide(one, p) for one in intervals for p in (0.049, 0.05, nan)],
-        "looks": [st.looks_factor(number) for number in range(5)],
-        "holm": st.adjust_by_holm([0.02, nan, 0.01, 0.6, 0.03]),
-        "chance": st.chance_better(np.array([1.0, 2.0, 3.0]), np.array([2.0, 0.0])),
-        "middle": [st.interquartile_mean(np.arange(float(n))) for n in (1, 3, 4, 9)],
-        "radii": [sequential.radius_of(s, 0.05, 0.025) for s in spreads[1:6:2]],
-        "sequential": [str(sequential.decision_of(*ends, 0.1)) for ends in effects],
-        "states": [[s.decision, vars(s.difference), s.error, s.seeds_needed]
-                   for s in sequential.decide_arms(y, 0, 0.03, 1)],
-    })  # fmt: skip

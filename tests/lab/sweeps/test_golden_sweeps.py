@@ -1,96 +1,26 @@
 """The texts and records of sweeps, as stored files."""
 
-import os
 import re
-import signal
-import socket
-from contextlib import suppress
-from dataclasses import asdict, replace
 
 import msgspec
 import pytest
-from hydra import compose, initialize_config_dir
-from hydra.core.hydra_config import HydraConfig
-from hydra.core.plugins import Plugins
-from omegaconf import OmegaConf
 
-from lab.cli.sweep import jobs_of, overrides_of, question_of, use_until, vary_seeds_last
 from lab.report.card import Card, Cell, card_of, read_cards, read_rows, write_page
 from lab.sweeps.card import ROWS, played_card, remaining_work, split_jobs
-from lab.sweeps.job import is_done, run_job
 from lab.sweeps.overview import print_unfinished, read_jobs, start_message
 from lab.sweeps.until import Progress
-from rl.config.schema import ConfigError
-from rl.runtime.failure import OutOfTime, RunFailed
 from rl.runtime.folder import RunFolder
-from rl.runtime.stop_request import Stopped
-from rl.runtime.sweep_folder import SweepFolder, labels
+from rl.runtime.sweep_folder import SweepFolder
 from tests.lab.sweeps.test_card import job, play
 from tests.lab.sweeps.test_until import ARMS, next_of, play_seeds
-from tests.support.composing import CONF
 from tests.support.golden import golden
-from tests.support.outcomes import outcome, without
+from tests.support.outcomes import without
 
 
 @pytest.fixture
 def sweep(tmp_path):
     (tmp_path / "sweep").mkdir()
     return SweepFolder(tmp_path / "sweep")
-
-
-def caused(cause):
-    error = SystemExit(2)
-    error.__cause__ = cause
-    return error
-
-
-ENDS = {
-    "done": 0.5,
-    "no value": None,
-    "failed": RunFailed("- vLLM\x07 ended\nand more"),
-    "refused": caused(ConfigError(["no such key", "another"])),
-    "exit": SystemExit(3),
-    "status 0": SystemExit(0),
-    "no text": ZeroDivisionError(),
-    "out of time": OutOfTime("max_time is over"),
-    "stopped": Stopped(signal.SIGUSR2),
-    "caused by a stop": caused(Stopped(signal.SIGUSR2)),
-    "interrupted": KeyboardInterrupt(),
-}
-
-
-@pytest.mark.parametrize("is_worker", [False, True])
-def test_the_record_of_a_job_after_each_end_of_its_run(is_worker, sweep, tmp_path, monkeypatch):
-    """State, error, result, folder and log, in the sweep's process and in a launcher's worker."""
-    monkeypatch.setattr("lab.sweeps.job.end_with_process", lambda **_: None)  # it would kill pytest
-    process = {"host": socket.gethostname(), "pid": os.getppid() if is_worker else os.getpid()}
-    sweep.write_info({"process": process, "slots": []})
-    (tmp_path / "outputs" / "r-1").mkdir(parents=True)
-    (tmp_path / "outputs" / "r-1" / "metrics.jsonl").write_text('{"step": 0}\n')
-    started, found = [], {}
-    for name, end in ENDS.items():
-
-        def start(*arguments, end=end):
-            started.append(arguments)
-            if isinstance(end, BaseException):
-                raise end
-            return end
-
-        arguments = {"output_dir": tmp_path / "outputs", "run_name": "r", "max_steps": 9}
-        ended = "KeyboardInterrupt"
-        with suppress(KeyboardInterrupt):
-            ended = outcome(run_job, sweep, [f"seed={name}"], start=start, **arguments)
-        number, record = sweep.claim([f"seed={name}"])
-        times = record.started <= record.ended
-        record = asdict(replace(record, started=None, ended=None))
-        found[name] = [ended, started[-1], times, record, sweep.log_of(number).exists()]
-    number, record = sweep.claim(["seed=done"])
-    config = tmp_path / "outputs" / "r-0" / "config.yaml"
-    config.parent.mkdir()
-    for text in ("max_steps: 8", "max_steps: 9", "max_steps: 10", "a: [", "3"):
-        config.write_text(text)
-        found[text] = is_done(record, 9)
-    golden(f"sweeps/jobs_{'worker' if is_worker else 'inside'}", without(tmp_path, found))
 
 
 def test_the_lines_about_jobs_in_every_state(sweep, tmp_path, monkeypatch, capsys):
@@ -179,29 +109,3 @@ def test_a_report_card_and_what_is_left_of_it(sweep, tmp_path, monkeypatch):
         "other": played_card("x", sweep, [[*jobs[0], "kl=k3"]]).name,
     }  # fmt: skip
     golden("sweeps/card", without(tmp_path, found))
-
-
-TYPED = {
-    "losses": ["loss=cispo,grpo", "seed=0,1", "max_steps=3"],
-    "until": ["until=decided", "loss=cispo,grpo", "until.max_hours=2"],
-    "wrong until": ["until=decided", "loss=cispo", "seed=3", "until.smallest_effect=-1"],
-    "endless": ["until=decided", "loss=a,b", "until.max_hours=true"],
-}
-
-
-def test_the_jobs_of_a_command_line(monkeypatch):
-    """The overrides of each job, their order and labels, and what until=decided refuses."""
-    monkeypatch.setattr(Plugins.instance(), "class_name_to_class", {})  # `use_until` changes it
-    found = {}
-    with initialize_config_dir(str(CONF), version_base=None):
-        for name, typed in TYPED.items():
-            alone = [word for word in typed if "," not in word]
-            config = compose("train", alone, return_hydra_config=True)
-            HydraConfig.instance().set_config(config)
-            OmegaConf.set_readonly(config.hydra, False)
-            config.hydra.overrides.task = typed
-            jobs, refused = jobs_of(config), config.get("until") and outcome(use_until, config)
-            vary_seeds_last(config)
-            after = [overrides_of(config), jobs_of(config), question_of(config)]
-            found[name] = [jobs, labels(jobs), refused, *after]
-    golden("sweeps/command_lines", found)

@@ -1,17 +1,13 @@
 """Every answer of the viewer about a recorded run, as stored files."""
 
-import gzip
 import json
 import os
-import re
-from base64 import b64decode
 
 import pytest
 from starlette.testclient import TestClient
 
 from lab.viewer import answers
 from lab.viewer.command import main
-from lab.viewer.export import page
 from lab.viewer.index import RunIndex
 from lab.viewer.server import application
 from rl.runtime.folder import RunFolder
@@ -57,21 +53,6 @@ def test_the_tokens_of_some_rollouts(index):
             for answer in others for row in answer["rows"]]  # fmt: skip
     reasons = {r for answer in others for row in answer["rows"] for r in row["reason"] if r}
     golden("viewer/tokens", [first, sums, [one["why"] for one in others], sorted(reasons)])
-
-
-def test_the_lines_of_some_rollouts_and_the_exported_page(index):
-    """The full lines of two rollouts, and the head and the content of an exported page."""
-    chosen = numbers_of(index, "000001.0", "000008.3")
-    html = page([(index, "mine", chosen)])
-    content = json.loads(gzip.decompress(b64decode(re.search(r'id="embedded">([^<]+)<', html)[1])))
-    (run,) = content["runs"]
-    run["table"]["columns"] = {key: x[:2] for key, x in run["table"]["columns"].items()}
-    rollouts = [[line["id"], len(tokens["rows"]), tokens["why"]]
-                for line, tokens in zip(run["rollouts"], run["tokens"], strict=True)]  # fmt: skip
-    head = re.sub(r"sha256-[^']+", "sha256", html[: html.index("<style>")]).splitlines()
-    scripts = [re.findall("<script [^>]*>", html), len(re.findall("^(import|export) ", html, re.M))]
-    lines = answers.rollouts(index, chosen)
-    golden("viewer/export", [lines, content["note"], run["table"], rollouts, head, scripts])
 
 
 PATHS = (
