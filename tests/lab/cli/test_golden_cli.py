@@ -2,6 +2,8 @@
 
 from types import SimpleNamespace
 
+from envs.datasets import JsonLines
+from envs.loading import cache_folder
 from lab import doctor
 from lab.from_toml import _COMMANDS, _as_hydra_value, _notes_on_hf, _sections, _translate_key
 from lab.plan import _described_hosts, _rate_note
@@ -53,7 +55,10 @@ def test_plans_checks_and_notebooks(tmp_path, monkeypatch):
     rollouts, tokens = run.rollouts, run.tokens(1)
     own = tokens[tokens["mask"]]
     places = [made_sweep(tmp_path / "sweep", [arm]), tmp_path / "runs", arm, tmp_path / "none"]
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.delenv("OFFBYONE_CACHE", raising=False)
     golden("cli/machines", without(tmp_path, {
+        "files": [cache_folder(), JsonLines.local_files],
         "notes": [note(p, r, a) for p in (9.9e7, 1e8) for r in rates for a in adapters],
         "hosts": [_described_hosts(hosts=2, gpus=2, gpu_gib=1.5, host_gib=None, cores=3),
                   _described_hosts(hosts=1, gpus=0, gpu_gib=None, host_gib=0.5, cores=1)],
