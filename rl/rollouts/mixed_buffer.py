@@ -84,6 +84,7 @@ class MixedBuffer(FifoBuffer):
         new = super().draw(step, count - num_replayed - num_shown, max_staleness, running)
         if new is None:
             return None
+        self._before = self._stored, self._num_expired  # for `undo_draw`
         young = [g for g in self._stored if step - g.version <= self.max_staleness]
         self._num_expired += len(self._stored) - len(young)
         chosen = Random(step).sample(young, min(num_replayed, len(young)))
@@ -98,6 +99,10 @@ class MixedBuffer(FifoBuffer):
         ]
         return [*new, *replayed, *shown]
 
+    def undo_draw(self) -> None:
+        """Store no group of the newest batch, because no step has trained that batch."""
+        self._stored, self._num_expired = self._before
+
     def is_useful(self, group: Group) -> bool:
         """Return whether a group can give a gradient. Other groups are not stored for replay."""
         # If a critic computes the advantages later, in the trainer, `compared` is (). Then an
@@ -107,7 +112,7 @@ class MixedBuffer(FifoBuffer):
     def _demonstration_group(self, index: int, step: int, like: Example) -> Group:
         assert self.demonstrate is not None
         rollouts = self.demonstrate(f"demonstration {index}", like)
-        # Without a reward no baseline, critic or KL penalty in the reward uses the demonstrations.
+        # The reward is None, so that no baseline, critic or KL penalty uses the demonstrations.
         credits = (Credit(None, (0.0,), compared=()),) * len(rollouts)
         return Group(-1 - index, Example(-1, like.env, []), step, rollouts, credits)
 
