@@ -110,14 +110,15 @@ def card_of(
         seconds = (record.ended or 0.0) - (record.started or 0.0)
         key = row, own["card.level"], float(own["optim.learning_rate"])
         runs[key].append((scores[0], scores[-1], seconds))
-        commits[str(read_record(folder).get("commit"))[:10]] = None
+        commit = str(read_record(folder).get("commit") or "")
+        commits[f"{commit[:10]}{commit[40:]}"] = None  # keep the suffix +uncommitted
     cells = [
         Cell(*key, list(starts), list(scores), fmean(seconds))
         for key, of_cell in runs.items()
         for starts, scores, seconds in [zip(*of_cell, strict=True)]
     ]
     minutes = sum(cell.seconds * len(cell.scores) for cell in cells) / 60
-    return Card(name, time.strftime("%Y-%m-%d"), ", ".join(commits), minutes, cells)
+    return Card(name, time.strftime("%Y-%m-%d"), ", ".join(filter(None, commits)), minutes, cells)
 
 
 def _mean(folder: RunFolder, version: int, measure: str) -> float | None:

@@ -56,7 +56,7 @@ def ended_early(comparison: Comparison) -> str:
     if not early:
         return ""
     name, number = Counter(early).most_common(1)[0]
-    most = "" if number == len(early) else "most "
+    most = "" if number == len(early) else f"{number} of them "
     return f"Ended early: {len(early)} of {len(comparison.runs)} runs, {most}of {name}."
 
 

@@ -208,7 +208,7 @@ def test_runs_of_many_arms_that_ended_early_are_counted_in_one_line():
     names = [f"a_long_name_of_an_arm_{index}" for index in range(6)]
     arms = [with_early_ends(arm(name, spread_scores(1)), range(i)) for i, name in enumerate(names)]
     text = ended_early(compare(arms))
-    assert text == f"Ended early: 15 of 60 runs, most of {names[5]}."
+    assert text == f"Ended early: 15 of 60 runs, 5 of them of {names[5]}."
 
 
 def test_a_sweep_that_grew_is_judged_more_strictly_and_says_so():

@@ -68,6 +68,14 @@ def test_a_row_is_scored_at_the_best_rate_with_an_interval_of_all_its_seeds(swee
     assert radius == pytest.approx(4.30265 * (0.005 / 4) ** 0.5, rel=1e-4)
 
 
+def test_a_card_names_each_commit_of_its_runs_and_whether_the_code_had_changes(sweep):
+    assert card(sweep).commit == ""
+    for number, suffix in ((0, ""), (1, "+uncommitted"), (2, "")):
+        folder = RunFolder(sweep.path / f"run-{number}")
+        folder.overrides.write_text(f"commit: {'0123456789' * 4}{suffix}")
+    assert card(sweep).commit == "0123456789, 0123456789+uncommitted"
+
+
 def test_the_page_names_the_row_in_which_a_loss_is_clearly_lower(sweep, tmp_path):
     cells = [
         Cell(row, level, 1e-3, [0.3, 0.3], [score, score + 0.02], 30.0)

@@ -3,6 +3,7 @@
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 import urllib.error
@@ -67,6 +68,14 @@ def test_an_export_that_would_be_empty_or_wrong_is_refused(run, capsys, tmp_path
     assert status == 2
     assert "no rollout has the given step" in text
     assert not page.exists()
+
+
+@pytest.mark.parametrize("port", ["x", "65536", "-1"])
+def test_a_number_that_is_no_port_is_refused_and_a_port_in_use_is_named(port, run, capsys):
+    assert f"port={port} is not a port: give a number" in said(capsys, str(run), f"port={port}")[1]
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        used = f"port={taken.getsockname()[1]}"
+        assert f"{used} is not available (Address already in use" in said(capsys, str(run), used)[1]
 
 
 def test_a_refused_export_suggests_filters_that_work(run, capsys, tmp_path, monkeypatch):

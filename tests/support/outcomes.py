@@ -1,0 +1,31 @@
+"""Turn outcomes of calls, paths and printed numbers into values that a golden file can hold."""
+
+import asyncio
+import inspect
+import json
+import re
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any
+
+from tests.support.golden import _plain
+
+
+def outcome(function: Callable[..., Any], *arguments: Any, **options: Any) -> Any:
+    """Return what a call returns (a coroutine is awaited), or the class and text of its error."""
+    try:
+        value = function(*arguments, **options)
+        return asyncio.run(value) if inspect.iscoroutine(value) else value
+    except (Exception, SystemExit) as error:  # noqa: BLE001 any error is an outcome
+        return f"{type(error).__name__}: {error}"
+
+
+def without(folder: Path, value: Any) -> Any:
+    """Return the value as JSON types, with <folder> in place of the path of a test's folder."""
+    return json.loads(json.dumps(value, default=_plain).replace(str(folder), "<folder>"))
+
+
+def numbers_in(words: Iterable[str]) -> list[str | float]:
+    """Return the words, and floats in place of numbers, because CPUs round the last digit."""
+    number = r"[-+]?\d+\.\d+(?:e[-+]?\d+)?"
+    return [float(word) if re.fullmatch(number, word) else word for word in words]
