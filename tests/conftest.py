@@ -9,6 +9,8 @@ from typing import Any
 
 import pytest
 
+from tests.support import golden
+
 # A test file that contains one of these texts runs in the process of its group: tests of sandboxes
 # count all sandboxes of the machine, the worker ranks are started once per process, and each
 # choice of conf/ is composed once per process.
@@ -19,8 +21,13 @@ _TOGETHER = {
 }
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--write-golden", action="store_true", help="write the files of tests/golden")
+
+
 def pytest_configure(config: pytest.Config) -> None:
     """Use a temporary folder of our own, because killed runs leave their sockets in it."""
+    golden.write = config.getoption("write_golden")
     if hasattr(config, "workerinput"):
         return  # a worker inherits the folder
     os.environ.setdefault("PYTEST_DEBUG_TEMPROOT", tempfile.gettempdir())  # for tmp_path
