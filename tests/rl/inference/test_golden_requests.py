@@ -35,14 +35,14 @@ def test_commands_and_environments(tmp_path, monkeypatch):
     stored.golden("inference/commands", found)
 
 
-CHANGING = r"/[^\" ]+/offbyone-adapter-\w+|/proc/\d+/fd/\d+|\b[0-9a-f]{16}\b|\b[0-9a-f]{8}-v"
+CHANGING = r"(?<=port\": )\d+|/[^\" ]+/offbyone-adapter-\w+|/proc/\d+/fd/\d+|\b[0-9a-f]{16}\b|\b[0-9a-f]{8}-v"
 
 
 class Noted(receiving.FakeVLLM):
     """Note each path and body, without what differs from run to run."""
 
     def answer(self, body):
-        text = re.sub(CHANGING, "<>", json.dumps(body))
+        text = re.sub(CHANGING, "0", json.dumps(body))
         self.server.noted.append([self.command, self.path, json.loads(text)])
         if self.path == "/tokenize":
             return {"tokens": [1, 2]}

@@ -3,6 +3,8 @@
 import json
 from pathlib import Path
 
+import numpy as np
+
 from losses.aggregation import token_mean
 from rl.config.schedules import split_schedules
 from rl.dry_call.learn import run_with_facts
@@ -18,33 +20,35 @@ from tests.support.ranks import _ranks
 from tests.support.recorded_run import record_run
 
 COMMON = (
-    "model.dtype=float32", "optim.learning_rate=0.02", "optim.warmup_steps=2", "max_steps=5",
+    "model.dtype=float32", "optim.learning_rate=0.1", "optim.warmup_steps=2", "max_steps=5",
+    "optim.eps=0.01",  # else the first update has the sign of rounding errors
     "sampler.temperature=0.8", "trainer.logprob_chunk=7", "entropy_bonus=0.01",
 )  # fmt: skip
 FALL = "{_target_: rl.schedule.linear, start: 1.0, end: 0.5, steps: 4}"
 RUNS = {
-    "cispo": ("trainer.max_grad_norm=0.05",),
     "grpo": ("loss=grpo", "updates_per_batch=2", "correction=tis_token", "kl=k3", "kl.beta=0.1"),
-    "penalty": ("loss=ppo_clip", "kl=k1", "kl.beta=0.1", "advantage=group_mean"),
-    "critic": ("loss=ppo", "critic.head_start=1", "critic.over=turns", "kl=k1", "kl.beta=0.05"),
+    "cispo": ("trainer.max_grad_norm=0.05", "kl=k1", "kl.beta=0.1"),
+    "critic": ("loss=ppo", "critic.optim.eps=1", "critic.head_start=1", "critic.over=turns", "kl=k1"),
     "adaptive": ("loss=ppo_clip_kl", "reference.refresh_every=1", "reference.refresh_mix=0.5"),
-    "statistics": ("loss=m2po", "loss.max_second_moment=1e-3", "updates_per_batch=2", "optim=muon"),
-    "scheduled": ("model.dtype=bfloat16", f"sampler.temperature={FALL}", f"entropy_bonus={FALL}"),
+    "statistics": ("loss=m2po", "loss.max_second_moment=1e-3", "updates_per_batch=2"),
+    "scheduled": (f"sampler.temperature={FALL}", f"entropy_bonus={FALL}"),
     "adapter": ("adapter=lora", "adapter.rank=2", "adapter.alpha=4", "deepspeed=zero2"),
 }  # fmt: skip
 
 
 def train(setup, path: str) -> None:
     """Train three steps of each run on this rank, and write what they return to `path`."""
-    found = {}
+    found, groups = {}, forked_groups(num_groups=3)
+    for row in (row for group in groups for rollout in group.rollouts for row in rollout.rows):
+        row.rollout_logprobs[row.completion_mask] = -5.5  # near those of a new model
+        row.rollout_logprobs[row.completion_mask] += np.sin(row.token_ids[row.completion_mask]) / 3
     for name, overrides in RUNS.items():
         folder, how = RunFolder(setup.new_folder()), {"ranks": 1, "tokens_per_micro_batch": 80}
         folder.set_model(setup.sources["float32"])
         run = run_with_facts(split_schedules(composed(*COMMON, *overrides)))
         learner = Learner(run, folder, setup.ranks)
         how["shares_prefixes"] = learner.shares_prefixes
-        plans = [plan_batch(forked_groups(num_groups=3), token_mean, step=i, metrics={}, **how)
-                 for i in range(3)]  # fmt: skip
+        plans = [plan_batch(groups, token_mean, step=i, metrics={}, **how) for i in range(3)]
         rows = [learner.update(batch) for (batch,) in plans]
         model, first = setup.sources["float32"], {"rollouts": {"next": 1}, "keep": 1}
         saved = save_checkpoint(learner, folder, step=3, model=model, **first)
@@ -56,7 +60,7 @@ def train(setup, path: str) -> None:
 
 
 def test_the_metrics_of_three_steps(tmp_path):
-    """Eight runs: metrics, squares of the weights, checkpoint files, DeepSpeed's configuration."""
+    """Seven runs: metrics, squares of the weights, checkpoint files, DeepSpeed's configuration."""
     _ranks(1).run(__name__, "train", {"path": str(tmp_path / "found.json")})
     golden("learner/steps", json.loads((tmp_path / "found.json").read_text()))
 

@@ -33,7 +33,8 @@ def test_plans(config):
     for name, (model, machine, changes) in cases.items():
         hosts = MACHINES.get(machine) or gpus(*map(int, machine.split("x")))
         try:
-            resolved = assign_devices(Run.of(with_choices(config, changes)), hosts)
+            given = with_choices(config, {"trainer.tokens_per_micro_batch": 2048, **changes})
+            resolved = assign_devices(Run.of(given), hosts)
             resolved, page = resolved.for_model(shapes[model])
         except ConfigError as error:
             found[name] = error.problems

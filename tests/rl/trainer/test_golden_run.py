@@ -34,12 +34,12 @@ TEXTS = {
 
 def made_row(step: int) -> dict[str, float | None]:
     """Return the metrics of a step: a rise, a collapse from step 30 on, and all that is rare."""
-    fallen, wave, broken = step >= 30, math.sin(step), float(step % 20 == 19)
+    fallen, wave, broken = step >= 30, round(math.sin(step), 2), float(step % 20 == 19)
     return {
         **STEP,
         "train/reward": None if step == 3 else 0.1 if fallen else 0.1 + step / 50,
         "train/entropy": 0.01 if fallen else 2.0 - step / 40,
-        "train/loss": wave / 50, "time/update": 3 + wave, "time/step": 5 + wave, "time/push": 0.5,
+        "train/loss": wave / 8, "time/update": 3 + wave, "time/step": 5 + wave, "time/push": 0.5,
         "train/clip_fraction": 0.012, "train/nonfinite": math.inf, "train/skipped": broken,
         "rollout/errors": broken / 8, "rollout/zero_spread": 0.95 * fallen,
         "rollout/truncated": 0.6 * fallen, "rollout/untrained": 0.5 * fallen,
