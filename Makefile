@@ -4,7 +4,7 @@
 SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := help
-.PHONY: help install train test lint bench baseline claims verifiers cluster op browser lock-check cuda-check clean
+.PHONY: help install train test test-all lint bench baseline claims verifiers cluster op browser lock-check cuda-check clean
 
 # Take the first Python that is new enough. Run each candidate, because a version manager's shim accepts any name.
 PYTHON ?= $(shell for p in python3.11 python3.12 python3.13 python3; do \
@@ -34,7 +34,10 @@ install: $(STAMP) ## install the pinned packages into .venv (DEVICE=cpu|cuda ove
 train: $(STAMP) ## train the built-in tiny policy; ARGS="loss=grpo env=..." adds overrides
 	$(BIN)/python train.py $(ARGS)
 
-test: $(STAMP) ## run all tests except gpu: fast ones first, then the real vLLM; ARGS="-k cispo" selects
+test: $(STAMP) ## run the tests of CI: fast ones first, then the real vLLM; ARGS="-k cispo" selects
+	@$(BIN)/python -m pytest -m "not gpu and not slow" -n 2 $(ARGS)
+
+test-all: $(STAMP) ## run also the slow tests, as the nightly workflow does
 	@$(BIN)/python -m pytest -m "not gpu" -n 2 $(ARGS)
 
 lint: $(STAMP) ## run ruff check, ruff format --check, basedpyright

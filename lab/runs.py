@@ -19,7 +19,7 @@ class FoundRun:
 
 
 def runs_at(path: Path) -> list[FoundRun]:
-    """Return the jobs if `path` is a sweep, the run if it is one, else the runs directly below."""
+    """Return the jobs if `path` is a sweep, the run if `path` is a run, else the runs in `path`."""
     sweep = SweepFolder(path)
     if sweep.jobs.is_dir():
         return [

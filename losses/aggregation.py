@@ -50,7 +50,7 @@ def constant_length(
     *,
     length: Annotated[int, Meta(ge=1)],
 ) -> list[float]:
-    """Return token weights [S] that divide a rollout's sum by `length`, then average over rollouts.
+    """Return token weights [S] that divide a rollout's total loss by `length` and average rollouts.
 
     Dr.GRPO, arXiv:2503.20783.
     """

@@ -10,9 +10,9 @@
     mis               w_i * 1[low <= w_i <= high]                        for every token of i
     geometric_mask    1[low <= exp(mean over i of log w_t) <= high]      for every token of i
 
-A weight multiplies its token's loss and has no gradient. Corrections apply only if the loss divides
-pi by old. If a loss divides by mu, its ratio already corrects the difference. The log ratio of a
-token or sequence is clamped to +-20, which is far beyond any cap or bound.
+A weight multiplies its token's loss and has no gradient. Corrections apply only if a batch gets
+several updates, because the ratio of a loss is then pi / old. With one update the ratio is pi / mu,
+which itself corrects the difference. Log ratios are clamped to +-20, far beyond any cap or bound.
 
 N: completion tokens of a micro-batch, S: its sequences, which are never split.
 """

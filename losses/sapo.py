@@ -16,7 +16,7 @@ PER_SEQUENCE = True  # makes rl/config/algorithm_rules.py require aggregation=se
 
 
 def sapo(tokens: Tokens, *, tau_positive: float, tau_negative: float) -> TokenLoss:
-    """Return the loss [N]. Metric gate [N]: its gradient divided by PPO's unclipped gradient."""
+    """Return the loss [N]. Metric gate [N]: the gradient divided by PPO's unclipped gradient."""
     advantages = tokens.advantages
     ratio = ratio_to(tokens.anchor, tokens.logprobs)  # [N]
     tau = torch.full_like(ratio, tau_negative).masked_fill(advantages > 0, tau_positive)  # [N]

@@ -43,7 +43,7 @@ class SampledColumns:
     """
 
     token_ids: Annotated[Ints, Column(np.int32, recorded_as="token_ids")]
-    # Whether the policy chose the token:
+    # Whether the policy, or the expert of a demonstration, chose the token:
     completion_mask: Annotated[Bools, Column(np.bool_, recorded_as="mask")]
     # Logprob that vLLM computed when it sampled the token:
     rollout_logprobs: Annotated[Floats, Column(np.float32, recorded_as="mu")]
@@ -69,7 +69,7 @@ def columns_of(record: type) -> dict[str, Column]:
 
 @dataclass(frozen=True, eq=False)
 class TrainingRow(SampledColumns):
-    """One training row: exactly the tokens that vLLM read and sampled, in order."""
+    """One training row: exactly the tokens that vLLM read and sampled, or a demonstration's."""
 
     hinted_prompt: Ints | None = None  # prompt with hints, for a reference model that uses hints
 

@@ -84,6 +84,7 @@ def train(compositions: Compositions, rows: Sequence[tuple[int, Assignment]]) ->
     return train_all(compositions, rows)
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(900)
 def test_a_sample_of_the_compositions_trains(
     compositions: Compositions,

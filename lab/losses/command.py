@@ -132,8 +132,8 @@ def _print_steps(
     penalised = any("estimator" in a.run.critic or a.run.kl["place"] == "reward" for a in arms)
     if not found or penalised or is_sharded:
         raise ValueError(
-            f"{folder}: step=true needs a checkpoint of one rank or without ZeRO, whose next two "
-            "steps were recorded, no critic, and no KL penalty in the reward: train with "
+            f"{folder}: step=true needs one rank or no ZeRO, no critic, no KL penalty in the "
+            "reward, and a checkpoint whose next two steps were recorded: train with "
             "record=all trainer.checkpoint_every=10 max_steps=22 trainer.ranks=1 kl.place=loss"
         )
     table = Table(*COLUMNS, box=None, pad_edge=False)

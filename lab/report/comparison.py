@@ -154,7 +154,7 @@ def _states(
 def _results(
     scoring: Scoring, control: Arm, num_draws: int, smallest_effect: float, num_unscored: int
 ) -> list[ArmResult]:
-    # Do not change the order of the random draws, because it determines the exact numbers.
+    # Keep the order of the random draws, so that a report repeats its numbers exactly.
     rng, arms = np.random.default_rng(SEED), scoring.arms
     at = next(index for index, scored in enumerate(arms) if scored.arm is control)
     base = arms[at].scores

@@ -17,7 +17,7 @@ def conclusion(comparison: Comparison) -> str:
 
 
 def headline(comparison: Comparison) -> str:
-    """Return the better, worse, equal and open arms as text, or counts if the text is too long."""
+    """Return as text which arms are better, worse, equal or undecided, or counts if too long."""
     baseline = comparison.baseline
     if not comparison.others:
         return f"{baseline.arm.name} scores {baseline.score:.3f}."

@@ -17,7 +17,7 @@ class Sources:
     question: str  # the question of the first sweep that has a question
     command: str  # the command that started the first sweep
     smallest_effect: str  # until.smallest_effect of the first sweep that has it, or ""
-    notes: list[str]  # unreadable files or folders, and the progress of a sweep with until=decided
+    notes: list[str]  # unreadable files, folders without runs, a sweep's progress (until=decided)
 
 
 def read_sources(paths: Sequence[Path], num_judged: int = 1) -> Sources:

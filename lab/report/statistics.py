@@ -128,7 +128,7 @@ class Spread:
     def degrees_of_freedom(self) -> float:
         """The degrees of freedom of V for intervals, by Satterthwaite's formula.
 
-        A and C both contain the noise R, so the term of the seeds is scaled by (V - C) / A.
+        A and C both contain the noise R. To count R once, the seeds' term is scaled by (V - C) / A.
         """
         total = sum(variance for variance, _ in self.seeds)
         return self._degrees_of_freedom((self.variance - self.questions) / total if total else 0.0)

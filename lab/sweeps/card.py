@@ -38,7 +38,7 @@ class CardSweeper(ChoosingSweeper):
 
 
 def split_jobs(jobs: Jobs, rates: Sequence[float]) -> tuple[Jobs, Jobs]:
-    """Return the jobs of the first row at each learning rate, and of other rows without a rate."""
+    """Return the first row's jobs at each learning rate, and other rows' jobs without a rate."""
     rows, ladder, others = read_rows(ROWS), dict[tuple[str, ...], None](), []
     for job in jobs:
         own = {key_of(item): item.partition("=")[2] for item in job}

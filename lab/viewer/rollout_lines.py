@@ -44,7 +44,7 @@ class RolloutLine(msgspec.Struct, kw_only=True):
 
 
 class Row(RolloutLine):
-    """One row of the index: the fields of a line and more. `messages` and `versions` are empty.
+    """A rollout in RunIndex: its line without `messages` and `versions`, and where the line is.
 
     `advantage` is the mean over turns. `error` is True if the rollout has an error.
     """

@@ -1,4 +1,4 @@
-"""Check that some options are below others; refuse DeepSpeed and vLLM keys that a run sets.
+"""Check that some options are below others; refuse DeepSpeed and vLLM keys set by other options.
 
 The constant ORDERED = ("clip_low", "clip_high") in the file of a function, or in a class, means
 that the value of clip_low must be below the value of clip_high.

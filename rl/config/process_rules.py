@@ -18,7 +18,7 @@ def zero_stage_problems(config: Config) -> Iterator[str]:
                 f"{optimizer} orthogonalises whole matrices, and ZeRO stage {stage} gives an "
                 f"optimizer flattened pieces of them: use deepspeed=zero0, or {own}=adamw"
             )
-    # Below stage 3, DeepSpeed sums offloaded gradients in bfloat16 and skips each step after a NaN.
+    # Below stage 3, DeepSpeed sums offloaded gradients in bfloat16 and skips all steps after a NaN.
     for key, choice in OFFLOADS.items():
         path = f"deepspeed.zero_optimization.{key}.device"
         device = value_of(config, path)

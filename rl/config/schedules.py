@@ -106,7 +106,7 @@ class Schedules:
         return {name: value for (parent, _, name), value in pairs if parent == group}
 
     def apply(self, made: Any, group: str, step: int) -> Any:
-        """Set the options of `group` at `step` in an instance or a copy of a partial; return it."""
+        """Return `made` after setting the options of `group` at `step`. A partial is copied."""
         options = self.options(group, step)
         if isinstance(made, partial):
             return partial(made, **options) if options else made

@@ -68,7 +68,7 @@ class Settings:
     @classmethod
     def of(cls, config: Mapping[str, Any]) -> Self:
         typed = {key: config[key] and kind.of(config[key]) for key, kind in cls.TYPED.items()}
-        return cls(**{**config, **typed})  # pyright: ignore[reportCallIssue] the fields of a subclass
+        return cls(**{**config, **typed})  # pyright: ignore[reportCallIssue] subclasses have fields
 
     def plain(self) -> dict[str, Any]:
         values = vars(self)

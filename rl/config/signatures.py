@@ -23,7 +23,7 @@ _MIN_SIMILARITY = 1.2  # do not suggest less similar words; equal words have sim
 Definition = ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef
 
 
-# Compare modules by identity, because hashing a syntax tree is slow.
+# `parse_module` makes one Module per name, so compare by identity.
 @dataclass(frozen=True, eq=False)
 class Module:
     name: str

@@ -20,7 +20,7 @@ _EXAMPLE = Example(0, "made up", [{"role": "user", "content": "made up"}])
 def made_up_rollout(
     reward: float | None, *turns: int, cut_off: bool = False, turn_limit: int | None = None
 ) -> Rollout:
-    """Return a rollout with one prompt token. `turns`: number of completion tokens in each."""
+    """Return a rollout with one prompt token. `turns`: completion tokens of each turn."""
     numbers = np.repeat(np.arange(len(turns), dtype=np.int32), turns)
     completion = np.ones(len(numbers), np.int32)
     row = TrainingRow(
@@ -52,7 +52,7 @@ def check_advantage(report: Report, advantage: Any, group_size: int) -> dict[str
             _EXAMPLE, rollouts, [Credit(reward) for reward in rewards], {"reward": 1.0}
         )
 
-    # Begin with 1.0. In a group of one, subtracting the mean would leave a reward of 0 unchanged.
+    # Begin with 1.0, because a reward of 0 in a group of one equals the reward minus the mean.
     ordinary: list[float | None] = [(1.0, 0.0, 0.5)[i % 3] for i in range(group_size)]
     cases: dict[str, list[float | None]] = {
         f"the rewards {ordinary[:3]} of a group": ordinary,
@@ -159,7 +159,7 @@ def check_aggregation(report: Report, aggregation: Any) -> dict[str, bool]:
 
 
 def _require_numbers(result: Any, given: list[Any], part: str = "", unit: str = "rollout") -> None:
-    """Require in `result` a finite number for each item of `given`, or for each `part` of it."""
+    """Require in `result` a finite number for each item of `given`, or each `part` of an item."""
     is_list = isinstance(result, Sequence | np.ndarray)
     if not is_list or len(result) != len(given):
         kind = "lists" if part else "numbers"
@@ -202,9 +202,7 @@ def check_truncation(
         pairs.clear()
     with report.calling("reward", shaping, "a made-up group"):
         if not isinstance(shaping, RewardShaping):
-            raise BadResult(
-                "has no method penalties(group): derive from rl.rollouts.credit.RewardShaping"
-            )
+            raise BadResult("is no RewardShaping: derive from rl.rollouts.credit.RewardShaping")
         credits = [truncation(rollout) for rollout in rollouts] if pairs else []
         group = scored_group(_EXAMPLE, rollouts[: len(credits)], credits, {"reward": 1.0})
         _require_numbers(shaping.penalties(group), list(group.rewards))

@@ -125,7 +125,7 @@ def check_loss(report: Report, loss: Any, num_updates: int) -> tuple[set[str], b
 
 
 def with_statistics(loss: Any, tokens: Tokens) -> Any:
-    """Bind the loss to its `statistics(tokens)`, if defined. Require that they sum over tokens."""
+    """Bind the loss to its `statistics(tokens)`, if defined. Require sums over the tokens."""
     if not hasattr(loss, "statistics"):
         return loss
     with torch._C.DisableTorchFunctionSubclass():  # a copy is not a use, so record nothing

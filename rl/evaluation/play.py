@@ -1,4 +1,4 @@
-"""Sample the rollouts of an evaluation: n held-out examples with k rollouts each.
+"""Sample the rollouts of an evaluation: n examples of a split with k rollouts each.
 
     examples ---> Player ---> PlayedExample (an example and its rollouts) ---> Summary (summary.py)
 

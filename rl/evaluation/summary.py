@@ -164,7 +164,7 @@ def standard_error(groups: RewardGroups) -> float:
 def pass_at_k(groups: RewardGroups, k: int, threshold: float) -> float:
     """Return the estimated probability that at least one of k rollouts has reward >= threshold.
 
-    Examples with fewer than k scored rollouts are left out.
+    Groups with fewer than k rewards are left out.
     """
     # Unbiased estimator of arXiv:2107.03374, which draws k rollouts without replacement.
     chances = [

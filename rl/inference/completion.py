@@ -28,11 +28,11 @@ class AttemptFailed(Exception):
 
 @dataclass(frozen=True)
 class Completion:
-    """A completion that vLLM sampled. P: tokens of the prompt, N: sampled tokens."""
+    """A completion, sampled or given. P: tokens of the prompt, N: tokens of the completion."""
 
-    token_ids: list[int]  # [N] sampled tokens, including the stop token
-    logprobs: list[float]  # [N] logprob of each token under the distribution that vLLM sampled from
-    versions: list[int]  # [N] policy version that sampled each token
+    token_ids: list[int]  # [N] given tokens, if any, then sampled ones with the stop token
+    logprobs: list[float]  # [N] logprob under the distribution that vLLM sampled from; 0 if unknown
+    versions: list[int]  # [N] policy version of each logprob; -1 if unknown
     cut_off: bool  # whether max_tokens, not the policy, ended the completion
     prompt_ids: list[int] = field(default_factory=list)  # [P]
     num_untracked_tokens: int = 0  # number of sampled tokens if the server returns no token ids

@@ -2,8 +2,8 @@
 
 On a CPU, vLLM spawns an engine process and the engine spawns a worker process. Each process imports
 torch, transformers and vLLM again, which takes 20 of the 33 seconds of a start on two cores. On
-GPUs, vLLM forks the engine and runs the worker inside it. This module makes it do so on CPUs too.
-Then OMP_NUM_THREADS (server.py) sets the number of threads, and the operating system places them.
+GPUs, vLLM forks the engine and runs the worker inside it. This module makes vLLM do so on CPUs too.
+Then OMP_NUM_THREADS (server.py) sets the number of threads, and the system chooses their cores.
 
 Even in eager mode, vLLM compiles the function that computes a token's rank in the vocabulary. This
 takes seconds, so this module disables the compilation for small vocabularies.

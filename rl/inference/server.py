@@ -39,7 +39,7 @@ _ONLY_TRUE = {
     *("headless", "grpc"),
 }
 
-# Set in each vLLM that our commands start. Only then does our plugin change how vLLM starts.
+# Variable that our commands set for vLLM. Only then does our plugin change how vLLM starts.
 STARTED_BY_RUN = "OFFBYONE_VLLM"
 
 

@@ -144,7 +144,7 @@ class Critic:
         # [R, L] True for the trained tokens of rollouts that have a reward
         counts = table.exists & torch.tensor(batch.rewards).isfinite()[:, None]
         turn_rewards = torch.tensor(batch.turn_rewards, dtype=torch.float64)  # [R, K]
-        turn_rewards[turn_rewards.isnan()] = 0.0  # NaN after a rollout's last turn
+        turn_rewards[turn_rewards.isnan()] = 0.0  # NaN pads rollouts with fewer turns
         rewards = rewards_at_tokens(turn_rewards, turns, table.exists)
         result = credit(
             values,

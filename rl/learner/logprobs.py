@@ -21,7 +21,7 @@ class Rows:
 
     token_ids: Tensor  # [B, T] int64
     mask: Tensor  # [B, T] bool, N of them True
-    envs: tuple[str, ...]  # [B] name of each row's environment, or ""
+    envs: tuple[str, ...]  # [B] name of each row's environment, "" for an empty row
     temperatures: Tensor | None = None  # [N, 1], or None if the run has only one temperature
 
 

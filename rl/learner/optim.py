@@ -49,7 +49,7 @@ class AdamW:
         )
 
     def rate(self, step: int, max_steps: int) -> float:
-        """Return the learning rate of optimizer step `step`, counted from 0."""
+        """Return the learning rate of training step `step`, counted from 0."""
         if step < self.warmup_steps:
             return self.learning_rate * (step + 1) / self.warmup_steps
         decay_steps = max(max_steps - 1 - self.warmup_steps, 1)

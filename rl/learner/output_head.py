@@ -5,8 +5,8 @@
     entropy = logsumexp(z) - sum(p * z)        d entropy / d z = -p * (log p + entropy)
 
 The logits of a batch (tokens times vocabulary) are often larger than the model. So OutputHead
-computes only one chunk of logits at a time, and again in the backward pass. It sums the chunks'
-gradients of W in float32, because autograd's sum in bfloat16 would lose small gradients.
+computes one chunk of logits at a time, and recomputes each chunk in the backward pass. It sums the
+chunks' gradients of W in float32, because autograd's sum in bfloat16 would lose small gradients.
 
 N: completion tokens, H: hidden size, V: vocabulary, C: tokens of a chunk, K: most likely tokens.
 """
@@ -102,7 +102,7 @@ def _split(temperature: float | Tensor, chunk: int) -> Iterable[float | Tensor]:
 def chunk_logits(
     hidden: Tensor, weight: Tensor, bias: Tensor | None, temperature: float | Tensor
 ) -> Tensor:
-    """Return the logits of hidden states [C, H] divided by `temperature`, in float32 or float64."""
+    """Return the logits [C, V] / `temperature` of hidden states [C, H], in float32 or float64."""
     bias = None if bias is None else bias.to(weight)
     logits = nn.functional.linear(hidden.to(weight), weight, bias)
     return logits.to(torch.promote_types(logits.dtype, torch.float32)).div_(temperature)

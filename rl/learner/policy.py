@@ -107,7 +107,7 @@ class Policy:
             )
             for update in range(updates)
         ]
-        # A loss may omit a metric in some updates, where it then counts as 0.
+        # A metric counts as 0 in the updates in which the loss omits it.
         names = dict.fromkeys(name for one in metrics for name in one)
         means = {name: sum(one.get(name, 0.0) for one in metrics) / updates for name in names}
         # Compare with vLLM in the first update only, because later the weights differ from vLLM's.
@@ -186,7 +186,7 @@ class Policy:
 
     @torch.no_grad()
     def base_scores(self, rows: Rows, top_k: int = 0) -> Scored:
-        """Return the base model's logprobs of `rows` and `top_k` most likely tokens. Collective."""
+        """Return the base model's logprobs of `rows`, and `top_k` likeliest tokens. Collective."""
         likeliest = (top_k, self.vocabulary) if top_k else None
         with without_adapter(self.engine.module.model):
             temperature = self._temperature_of(rows)

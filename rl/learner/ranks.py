@@ -135,7 +135,7 @@ def compile_cpu_op() -> None:
     default = str(Path(sys.prefix) / "torch_extensions")
     folder = Path(os.environ.setdefault("TORCH_EXTENSIONS_DIR", default))
     folder.mkdir(parents=True, exist_ok=True)
-    # Use this environment's ninja. A ninja that cannot read the existing build log would recompile.
+    # Use this environment's ninja. Another ninja that cannot read the build log would recompile.
     os.environ["PATH"] = f"{sys.prefix}/bin{os.pathsep}{os.environ.get('PATH', '')}"
     with (folder / "compiling").open("w") as guard:
         fcntl.flock(guard, fcntl.LOCK_EX)

@@ -80,7 +80,7 @@ def rewards_at_tokens(turn_rewards: Tensor, turns: Tensor, exists: Tensor) -> Te
 
 
 def _whiten(advantages: Tensor, trained: Tensor) -> Tensor:
-    known = advantages[trained]  # [N]
+    known = advantages[trained]  # [number of trained tokens]
     if not len(known):
         return advantages
     centred = (advantages - known.mean()) * trained

@@ -142,7 +142,7 @@ def check_trainable(folder: Path) -> None:
 
 
 def vocabulary_of(folder: Path) -> int | None:
-    """Return the number of logits of the model in a folder, or None without a vocab_size."""
+    """Return the model's number of logits, or None if config.json has no vocab_size."""
     config = json_of(folder / "config.json")
     size = {**config, **(config.get("text_config") or {})}.get("vocab_size")
     return size if isinstance(size, int) else None

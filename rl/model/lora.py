@@ -160,7 +160,7 @@ def without_adapter(model: nn.Module) -> Iterator[None]:
 
 
 def active_module(module: Any) -> nn.Module:
-    """Return peft's trained copy of `module`, or the original if no copy exists or is enabled."""
+    """Return peft's trained copy of `module` if it exists and is enabled, else the original."""
     copies = getattr(module, "modules_to_save", None)
     if copies is None:
         return module

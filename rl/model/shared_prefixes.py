@@ -102,7 +102,7 @@ def _blocks(
     If consecutive leaves share at least half of their tokens, and at least _MIN_SHARED_TOKENS, a
     separate block computes the shared tokens once for all these leaves.
     """
-    # Number of tokens that each leaf shares with the preceding leaf and with all rows in between
+    # Count the tokens that each leaf shares with the preceding leaf and with all rows in between.
     common = np.minimum.reduceat(shared, np.append(0, leaves[:-1] + 1))
     is_first = common < np.maximum(_MIN_SHARED_TOKENS, lengths[leaves] / 2)
     is_first[0] = True

@@ -1,7 +1,7 @@
 """A Qwen3 model small enough to train on two cores, built locally without a download.
 
-Its tokens are the 256 bytes and Qwen3's control and markup tokens, so it can write any text byte by
-byte. The folder that `prepare` writes contains no weights, because the trainer initialises them.
+By default its tokens are the 256 bytes and Qwen3's control and markup tokens, so it can write any
+text byte by byte. `prepare` writes no weights, because the trainer initialises them.
 """
 
 import json

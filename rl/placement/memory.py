@@ -48,7 +48,7 @@ class _Stage:
     buffers: float = 0.0  # bytes per element of DeepSpeed's buffers (at most _BUCKET elements)
 
 
-# Measured with one rank. `step` includes AdamW's two temporary copies of the flattened weights.
+# Measured with one rank. From stage 1 on, `step` includes AdamW's two copies of flattened weights.
 _STAGES = {
     0: _Stage(gradients=4, step=4),
     1: _Stage(gradients=9, step=8),

@@ -145,7 +145,7 @@ async def main(run_folder: RunFolder) -> None:
                 hinted_envs=hinted,
             )
             play_group: PlayGroupAt = player.play_group_at
-            # A strategy may start more attempts than it returns. Then fewer groups run at once.
+            # Respect max_concurrent even if a strategy starts more attempts than it returns.
             attempts_per_rollout = max(strategy.num_first(run.group_size) / run.group_size, 1)
             evaluator = evaluator_of(run, run_folder, env, player)
         else:

@@ -18,7 +18,7 @@ from rl.evaluation.summary import (
 from rl.records import Group, Rollout
 from rl.rollouts.compared import compared_columns
 
-_MAX_TURN_METRICS = 8  # number of a rollout's first turns that get reward metrics
+_MAX_TURN_METRICS = 8  # a rollout's later turns get no reward metrics
 
 
 def batch_metrics(groups: Sequence[Group], step: int) -> dict[str, float]:

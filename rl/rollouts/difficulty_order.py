@@ -76,7 +76,7 @@ class DifficultyOrder(ExampleOrder):
         return "hard" if mean <= self.hard_threshold else "normal"
 
     def state(self) -> dict[str, Any]:
-        """Return each queue's played examples. `load` shuffles unplayed examples by the seed."""
+        """Return each queue's played examples. `load` restores the others' order by the seed."""
         played = [
             {
                 level: list(queue)[unplayed if level == "normal" else 0 :]

@@ -23,7 +23,7 @@ Serve = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
 
 @asynccontextmanager
 async def open_server(run_folder: RunFolder, serve: Serve, host: str | None) -> AsyncIterator[None]:
-    """Accept ranks in the `with` block, over TCP at `host`, or on a Unix socket without `host`."""
+    """Accept ranks in the `with` block: over TCP, or on a Unix socket if `host` is None."""
     if host is None:
         server = await asyncio.start_unix_server(serve, run_folder.private.rollouts_socket)
     else:

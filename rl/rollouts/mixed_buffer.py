@@ -107,7 +107,7 @@ class MixedBuffer(FifoBuffer):
     def _demonstration_group(self, index: int, step: int, like: Example) -> Group:
         assert self.demonstrate is not None
         rollouts = self.demonstrate(f"demonstration {index}", like)
-        # Without a reward no baseline, critic or KL penalty in the reward uses the demonstrations.
+        # The reward is None, so that no baseline, critic or KL penalty uses the demonstrations.
         credits = (Credit(None, (0.0,), compared=()),) * len(rollouts)
         return Group(-1 - index, Example(-1, like.env, []), step, rollouts, credits)
 

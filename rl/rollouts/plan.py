@@ -64,7 +64,7 @@ def weighted_row(
 def _per_token(row: TrainingRow, numbers: Sequence[float] | Floats) -> Floats:
     """Return one value per token, from one number for the row or one per turn or completion token.
 
-    A single number applies to all tokens. Otherwise all tokens outside completions get 0.
+    A number for the row applies to all tokens. Otherwise tokens outside completions get 0.
     """
     if isinstance(numbers, np.ndarray):
         values = np.zeros(len(row.token_ids), np.float32)
@@ -155,7 +155,7 @@ def plan(
 ) -> list[RankBatch]:
     """Return one `RankBatch` per rank, with similar numbers of tokens.
 
-    A micro-batch of several rows holds at most `tokens_per_micro_batch` tokens, padding included.
+    A micro-batch of several rows has at most `tokens_per_micro_batch` tokens (see packing.py).
     Rows whose advantages are all 0 come last, in separate micro-batches. With most losses, these
     micro-batches have no gradient and need no backward pass (rl/learner/policy.py).
 

@@ -18,7 +18,7 @@ from rl.runtime.token_files import Lines, write_lines
 
 @dataclass(frozen=True, kw_only=True)
 class TokenRecord:
-    num_groups: NonNegativeInt | None  # None: all groups, also those that the buffer rejected
+    num_groups: NonNegativeInt | None  # number recorded per step; None: all, also rejected groups
 
     def choose(self, groups: Sequence[Group], rejected: Sequence[Group], step: int) -> list[Group]:
         if self.num_groups is None:

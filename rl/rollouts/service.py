@@ -84,7 +84,7 @@ class RolloutService:
             writer.close()
 
     async def _answer(self, call: Call) -> Answer:
-        """Return the answer to a call. After an error, return one that lets the rank save.
+        """Return the answer to a call; after an error, one that lets the rank save a checkpoint.
 
         Raise the error if the rank cannot go on without the value.
         """
@@ -104,8 +104,8 @@ class RolloutService:
 
     async def _call_result(self, call: Call) -> object:
         if call.what == "next_batch":
-            # The first rank that asks for a step starts the plan of all ranks. All ranks already
-            # have the previous plan, because every update synchronises the ranks.
+            # The first rank that asks for a step starts the plan of all ranks. This drops the last
+            # plan, which every rank already has, because every update synchronises the ranks.
             if call.step not in self._plans:
                 self._plans = {call.step: asyncio.create_task(self._plan(call))}
             return (await self._plans[call.step])[call.rank]
@@ -138,12 +138,12 @@ class RolloutService:
     async def _plan(self, call: Call) -> list[RankBatch]:
         groups = await self._dispatcher.take_batch(call.step)
         try:
-            return await self._shares(call, apply_batch_credit(groups, self._batch_credit))
+            return await self._finish_plan(call, apply_batch_credit(groups, self._batch_credit))
         except Exception:
             self._dispatcher.return_batch()
             raise
 
-    async def _shares(self, call: Call, groups: list[Group]) -> list[RankBatch]:
+    async def _finish_plan(self, call: Call, groups: list[Group]) -> list[RankBatch]:
         """Write the rollouts of a step and return each rank's share of the batch."""
         step, self._groups = call.step, groups
         before, self._num_retried = self._num_retried, self._tally.num_retried

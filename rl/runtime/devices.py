@@ -142,7 +142,7 @@ def visible_gpus(devices: Path = Path("/dev")) -> list[str]:
     uuids = [gpu.uuid for gpu in gpus_of_driver()]
 
     def is_known(name: str) -> bool:
-        # The driver does not list a GPU that is divided, but CUDA accepts its name.
+        # `gpus_of_driver` omits a partitioned GPU, but CUDA accepts its name.
         if name.startswith("GPU-") and uuids and not any(u.startswith("MIG-") for u in uuids):
             return any(uuid.startswith(name) for uuid in uuids)
         return name.startswith(("GPU-", "MIG-")) or (name.isdigit() and int(name) < len(names))

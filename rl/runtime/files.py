@@ -40,7 +40,7 @@ def write_private(path: Path, text: str) -> None:
 
 
 def own_folder(path: Path) -> Path:
-    """Create a private folder. Raise PermissionError if it is a link or belongs to another user."""
+    """Make `path` a private folder. Raise PermissionError if it is a link or another user's."""
     path.mkdir(mode=0o700, parents=True, exist_ok=True)
     status = path.lstat()
     if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.geteuid():
@@ -68,7 +68,7 @@ def json_line(record: dict[str, Any]) -> str:
 
 
 def append_line(path: Path, record: dict[str, Any]) -> dict[str, Any]:
-    """Append a record to a file of JSON lines. Return the record as it is parsed."""
+    """Append a record to a file of JSON lines. Return the record as a reader parses it."""
     line = json_line(record)
     with path.open("a", encoding="utf-8") as file:
         file.write(line)

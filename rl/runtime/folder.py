@@ -99,7 +99,7 @@ class RunFolder:
         return self.profile / f"rank{rank}.json.gz"
 
     def clear_process_files(self) -> None:
-        """Delete the process files and incomplete checkpoints that an earlier start has left."""
+        """Delete the files of an earlier start's processes, and incomplete checkpoints."""
         self.private.clear()
         left = (self.failures, self.statuses, self.warnings, self.endpoints, self.stop_request)
         for path in (*left, *self.checkpoints.glob(".step_*")):
@@ -227,7 +227,7 @@ def drop_steps_from(run_folder: RunFolder, step: int) -> None:
         with dropped.open("ab") as file:
             file.write(path.read_bytes())
         path.unlink()
-    # Delete these, because a run that stops before it repeats the steps would show old results.
+    # Otherwise a run that stops before it repeats these steps would show their old results.
     for path in [*_files_from(run_folder.tokens, step), *_files_from(run_folder.evaluations, step)]:
         path.unlink()
 

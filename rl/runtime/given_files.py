@@ -1,7 +1,7 @@
 """Read the files of a run folder safely, because another person may have made them.
 
 These functions refuse files that would block a reader for ever, fill its memory, or show it files
-outside the folder. A resumed run also writes to the folder, so it checks every path in it first.
+outside the folder. A resumed run also writes to the folder, so the run first checks every path.
 docs/scaling.md (run folders of other people) describes what is safe.
 """
 

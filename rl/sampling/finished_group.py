@@ -66,7 +66,7 @@ class FinishedGroup:
         hints, hinted = HintRenderer(self.chat, self.env, group), list[Rollout]()
         for rollout, speaker in self.played:
             try:
-                # Skip episodes with another `prepare`, because it has shown a hint to the policy.
+                # Any other `prepare` has already put a hint into the prompt.
                 if speaker.prepare == self.env.add_system_prompt:
                     await speaker.rows.add_hints(partial(hints, episode=speaker.episode))
                 changes: dict[str, Any] = {"rows": speaker.rows.freeze()}

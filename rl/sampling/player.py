@@ -55,11 +55,11 @@ class Player:
     policy_version: int = 0
     hinted_envs: frozenset[str] = frozenset()  # names of environments whose reference sees hints
     _logged: set[str] = field(default_factory=set)  # errors that have been logged
-    _checked: set[str] = field(default_factory=set)  # envs and roles with checked reward names
+    _checked: set[str] = field(default_factory=set)  # "env role" with checked reward names
     _env_slots: dict[str, asyncio.Semaphore] = field(default_factory=dict)  # key: env.name
 
     def at_version(self, version: int) -> Self:
-        """Return a copy with sampler options scheduled for `version`. Also set those of `env`."""
+        """Return a copy with sampler options scheduled for `version`. Also set `env`'s options."""
         self.schedules.apply(self.env, "env", version)
         options = self.schedules.options("sampler", version)
         return replace(self, sampler=replace(self.sampler, **options), policy_version=version)

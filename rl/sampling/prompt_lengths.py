@@ -29,7 +29,7 @@ class FittingExamples(LazyExamples):
     ) -> None:
         """`max_prompt_len`: maximum tokens of a prompt; None: any number below max_seq_len."""
         self._examples, self._env, self._chat = examples, env, chat
-        self._limit = min(max_seq_len, (max_prompt_len or max_seq_len) + 1)  # too long
+        self._limit = min(max_seq_len, (max_prompt_len or max_seq_len) + 1)  # too long if >= this
         if max_prompt_len is None:
             self._problem = f"fill model.max_seq_len={max_seq_len}: raise model.max_seq_len"
         else:

@@ -29,7 +29,7 @@ class TokensChat(RendererChat):
     """A chat whose prompts vLLM renders and whose completions `renderer` parses."""
 
     render_error: ClassVar[type[Exception]] = ValueError
-    on_rewrite: Literal["fork", "refuse"] | None = None  # None: there is only one turn
+    on_rewrite: Literal["fork", "refuse"] | None = None  # earlier turns; None: no earlier turn
     template_options: Mapping[str, Any] | None = None  # variables of the chat template
     # Empty, or the task that tests the template. Copies of the chat share this list. The test does
     # not run in `connect`, because vLLM may still be starting and have no LoRA adapter yet.

@@ -1,4 +1,4 @@
-"""Verify bit by bit that vLLM computes with the pushed weights (rl/weights/vllm_plugin.py)."""
+"""Verify for the plugin (vllm_plugin.py) that vLLM computes with exactly the pushed weights."""
 
 from collections.abc import Iterator, Mapping
 from typing import Any

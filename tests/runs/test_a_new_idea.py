@@ -63,6 +63,7 @@ def test_wrong_settings_are_refused_before_anything_starts(command, wrong, said,
     assert said in done.screen
 
 
+@pytest.mark.slow
 @pytest.mark.server
 @pytest.mark.timeout(600)
 def test_the_first_look_shows_what_the_page_says(relay):

@@ -64,6 +64,7 @@ def test_a_checkpoint_is_evaluated_by_a_new_server(trained, tmp_path):
     assert not (folder / "sockets").exists()
 
 
+@pytest.mark.slow
 def test_the_adapter_of_a_lora_run_is_evaluated_with_its_base(launcher, tmp_path):
     taught = ["loss=sft", "sampler=demonstrations", "group_size=1", "max_steps=40", "batch_size=64"]
     lora = ["adapter=lora", "optim.learning_rate=1e-2"]

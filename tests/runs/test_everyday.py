@@ -87,6 +87,7 @@ def first(mine) -> Result:
     return do(f"{FIRST.replace('trainer.profile=2 ', '')} {early} {SHORT}", mine, "first")
 
 
+@pytest.mark.slow
 @pytest.mark.server
 @pytest.mark.timeout(600)
 def test_a_run_logs_the_metric_follows_the_schedule_is_profiled_and_stops_early(first):
@@ -135,6 +136,7 @@ class Pdb:
             os.close(self._terminal)
 
 
+@pytest.mark.slow
 @pytest.mark.server
 @pytest.mark.timeout(600)
 def test_breakpoint_opens_pdb_in_the_terminal_in_a_run_from_the_weights_of_another(first, mine):
@@ -165,6 +167,7 @@ def test_breakpoint_opens_pdb_in_the_terminal_in_a_run_from_the_weights_of_anoth
     assert "Initial weights from other runs: first, step 3." in report.screen
 
 
+@pytest.mark.slow
 @pytest.mark.server
 @pytest.mark.timeout(600)
 def test_a_file_is_evaluated_and_python_reads_the_run(first, mine):

@@ -43,6 +43,7 @@ def test_a_second_crash_within_ten_steps_ends_the_run_with_its_log_and_a_checkpo
     assert wait_for(lambda: not alive(groups), 5), alive(groups)
 
 
+@pytest.mark.slow
 def test_the_batch_of_a_step_whose_loss_is_nan_is_kept_for_compare_losses(tmp_path, capsys):
     one = ScriptedRun(case("loss is NaN once", "generation"), tmp_path)
     few = ["record.num_groups=0", "max_steps=6", "trainer.max_nonfinite_steps=2"]

@@ -167,6 +167,7 @@ def test_a_run_trains_with_everything_of_the_folder(interrupted):
     assert len(state["order"]["variances"]) >= 8  # two batches of four groups
 
 
+@pytest.mark.slow
 @LIMIT
 @pytest.mark.server
 def test_the_printed_command_resumes_the_run(interrupted, lab):
@@ -176,6 +177,7 @@ def test_the_printed_command_resumes_the_run(interrupted, lab):
     assert [metrics["step"] for metrics in result.metrics] == [0, 1, 2, 3]
 
 
+@pytest.mark.slow
 @LIMIT
 @pytest.mark.server
 def test_its_sweep_trains_and_ends_with_a_table(lab):

@@ -14,6 +14,7 @@ SHORT = f'"max_steps=3", "batch_size=16", "group_size=8", "sampler=sync", {SCRIP
 NO_WARMTH = '"sync.max_mismatch=1e9", "model.warm_start=null"'
 
 
+@pytest.mark.slow
 @pytest.mark.server
 @pytest.mark.timeout(600)
 def test_the_notebook_trains_draws_and_samples(tmp_path):

@@ -14,7 +14,7 @@ from tests.support.launching import COLD, ROOT
 from tests.support.prompted_endpoint import PromptedEndpoint
 from tests.support.word_either_way import BACKWARDS, FORWARDS
 
-pytestmark = [pytest.mark.server, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.slow, pytest.mark.server, pytest.mark.timeout(900)]
 
 ENV = ["env._target_=tests.support.word_either_way.WordEitherWay", "env.min_length=3"]
 ENV += ["env.max_length=3", "env.num_train=4000"]

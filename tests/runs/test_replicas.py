@@ -29,6 +29,7 @@ NAMES = ("inference0", "inference1")
 PRIVATE = ("rl.trainer", "VLLM::")  # ports of gloo and of the engine, on loopback and without keys
 
 
+@pytest.mark.slow
 def test_a_server_that_is_killed_in_a_batch_loses_and_repeats_nothing(launcher):
     folder = RunFolder(launcher.output / "replicas")
     process = launcher.start("replicas", *RUN, *TWO, "max_steps=500", warm=COLD)

@@ -35,6 +35,7 @@ def seeded(launcher) -> list:
     return [launcher.run(f"seeded-{i}", *overrides, warm=COLD) for i in (1, 2)]
 
 
+@pytest.mark.slow
 def test_a_seeded_synchronous_run_of_several_turns_repeats_itself(seeded):
     first, second = seeded
     assert said(first) == said(second)

@@ -8,7 +8,7 @@ import pytest
 from tests.support.composing import REPO
 from tests.support.equal_runs import SYNC, TIMES, Run
 
-pytestmark = [pytest.mark.server, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.slow, pytest.mark.server, pytest.mark.timeout(600)]
 
 SCHEDULES = [
     "sampler.temperature={_target_:rl.schedule.linear,start:1.0,end:0.5,steps:5}",

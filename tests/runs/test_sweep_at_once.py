@@ -13,7 +13,7 @@ from rl.runtime.sweep_folder import SweepFolder
 from tests.faults.table import NEVER
 from tests.support.launching import COLD, SCRIPTED, alive, below, groups_below, stop, wait_for
 
-pytestmark = [pytest.mark.server, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.slow, pytest.mark.server, pytest.mark.timeout(900)]
 
 
 def cores_of(pid):

@@ -16,7 +16,7 @@ from tests.support import tiny_policy
 from tests.support.launching import ROOT
 from tests.support.serving import serving
 
-pytestmark = [pytest.mark.server, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.slow, pytest.mark.server, pytest.mark.timeout(900)]
 
 
 @pytest.fixture(scope="module")

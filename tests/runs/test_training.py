@@ -94,6 +94,7 @@ def test_synchronous_training_in_float32_on_two_ranks_is_exactly_on_policy(launc
     assert all(line["mismatch/sampled_mean_abs"] < 1e-4 for line in result.metrics)
 
 
+@pytest.mark.slow
 def test_staleness_four_under_zero3_never_exceeds_four_except_for_replayed_tokens(
     launcher, monkeypatch
 ):

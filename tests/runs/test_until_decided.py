@@ -6,7 +6,7 @@ import pytest
 
 from rl.runtime.sweep_folder import SweepFolder
 
-pytestmark = [pytest.mark.server, pytest.mark.timeout(1800)]
+pytestmark = [pytest.mark.slow, pytest.mark.server, pytest.mark.timeout(1800)]
 
 
 def test_a_sweep_of_real_runs_ends_when_its_arm_is_decided(launcher):

@@ -65,7 +65,7 @@ class _Teachers(Reference):
 
 
 def _folder_of(folder: Path, i: int) -> Path:
-    """Create and return a folder for teacher `i`, because teachers may write equal file names."""
+    """Create and return a folder for teacher `i`, because teachers may use the same file names."""
     own = folder / f"reference_{i}"
     own.mkdir(exist_ok=True)
     return own

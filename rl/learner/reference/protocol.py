@@ -71,7 +71,7 @@ class NoReference:
 
 
 def join_scores(scores: Sequence[Scored], transform: Callable[[Tensor], Tensor]) -> Scored:
-    """Concatenate the scores field by field, except None, and apply `transform` to each field."""
+    """Concatenate each field of the scores, without None, and apply `transform` to the result."""
     columns = [
         [x for x in column if x is not None]
         for column in zip(

@@ -35,6 +35,7 @@ def vllm():
         yield workers
 
 
+@pytest.mark.slow
 @pytest.mark.server
 @pytest.mark.parametrize("sync", ["nccl", "ipc"])
 def test_two_workers_hold_every_push_bit_by_bit_also_of_the_next_trainer(sync, vllm):
@@ -49,6 +50,7 @@ def test_two_workers_hold_every_push_bit_by_bit_also_of_the_next_trainer(sync, v
             assert vllm.answers == [{"held": fingerprint(weights)}] * 2
 
 
+@pytest.mark.slow
 @pytest.mark.server
 @pytest.mark.parametrize("sync", ["nccl", "ipc"])
 def test_a_tensor_that_is_held_back_is_named(sync, vllm):
