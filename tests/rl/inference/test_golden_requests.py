@@ -35,15 +35,18 @@ def test_commands_and_environments(tmp_path, monkeypatch):
     stored.golden("inference/commands", found)
 
 
-CHANGING = r"(?<=port\": )\d+|/[^\" ]+/offbyone-adapter-\w+|/proc/\d+/fd/\d+|\b[0-9a-f]{16}\b|\b[0-9a-f]{8}-v"
+CHANGING = re.compile(
+    r'(?<=port": )\d+|/[^" ]+/offbyone-adapter-\w+|/proc/\d+/fd/\d+|\b[0-9a-f]{16}\b|[0-9a-f]{8}-v'
+)
 
 
 class Noted(receiving.FakeVLLM):
     """Note each path and body, without what differs from run to run."""
 
     def answer(self, body):
-        text = re.sub(CHANGING, "0", json.dumps(body))
-        self.server.noted.append([self.command, self.path, json.loads(text)])
+        noted = json.loads(CHANGING.sub("0", json.dumps(body)))
+        noted.get("init_info", {}).get("facts", {}).pop("form", None)  # as peft's version makes it
+        self.server.noted.append([self.command, self.path, noted])
         if self.path == "/tokenize":
             return {"tokens": [1, 2]}
         logprobs = {"content": [{"logprob": -1.0}, {"logprob": -2.0}]}
@@ -64,7 +67,8 @@ async def test_requests_of_a_push_and_of_sampling(tmp_path, monkeypatch):
             for version in (3, 4):
                 push.push(policy, version, must_differ=version > 3)
                 policy.step()
-            found[f"{sync} probe"] = push.probe(Scorer(0.0), two_rows(), 4)
+            found[f"{sync} probe"] = push.probe(Scorer(0.25), two_rows(), 4)
+            noted[-2:] = sorted(noted[-2:], key=str)  # two threads
             router = Router.to(vllm.receiver.replica)
             async with VLLMClient(router, model="policy", timeout=5.0) as client:
                 with client.group() as group:

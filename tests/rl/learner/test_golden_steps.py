@@ -28,7 +28,7 @@ FALL = "{_target_: rl.schedule.linear, start: 1.0, end: 0.5, steps: 4}"
 RUNS = {
     "grpo": ("loss=grpo", "updates_per_batch=2", "correction=tis_token", "kl=k3", "kl.beta=0.1"),
     "cispo": ("trainer.max_grad_norm=0.05", "kl=k1", "kl.beta=0.1"),
-    "critic": ("loss=ppo", "critic.optim.eps=1", "critic.head_start=1", "critic.over=turns", "kl=k1"),
+    "critic": ("loss=ppo", "critic.optim.eps=1", "critic.head_start=1", "critic.over=turns"),
     "adaptive": ("loss=ppo_clip_kl", "reference.refresh_every=1", "reference.refresh_mix=0.5"),
     "statistics": ("loss=m2po", "loss.max_second_moment=1e-3", "updates_per_batch=2"),
     "scheduled": (f"sampler.temperature={FALL}", f"entropy_bonus={FALL}"),
