@@ -67,7 +67,7 @@ async def test_requests_of_a_push_and_of_sampling(tmp_path, monkeypatch):
             for version in (3, 4):
                 push.push(policy, version, must_differ=version > 3)
                 policy.step()
-            found[f"{sync} probe"] = push.probe(Scorer(0.25), two_rows(), 4)
+            found[f"{sync} probe"] = push.probe(Scorer(0.03125), two_rows(), 4)
             noted[-2:] = sorted(noted[-2:], key=str)  # two threads
             router = Router.to(vllm.receiver.replica)
             async with VLLMClient(router, model="policy", timeout=5.0) as client:
