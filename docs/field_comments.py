@@ -1,4 +1,4 @@
-"""An extension of griffe that shows the comments of fields as their descriptions in docs/api.md."""
+"""Adds the comments of fields to docs/api.md, which griffe makes from docstrings."""
 
 from typing import Any
 
@@ -6,7 +6,7 @@ import griffe
 
 
 class FieldComments(griffe.Extension):
-    """Adds a table of the fields to the docstring of each class that has fields."""
+    """Adds public fields, with their comments, to class docstrings that list no attributes."""
 
     def on_class_members(self, *, cls: griffe.Class, **_: Any) -> None:
         public = [a for name, a in cls.attributes.items() if name[0] != "_" and not a.docstring]
@@ -16,7 +16,7 @@ class FieldComments(griffe.Extension):
 
 
 def _comment(attribute: griffe.Attribute) -> str:
-    """Return the comment behind a field, else the comment lines above it."""
+    """Return the comment on the line of a field, else the comment lines above the field."""
     lines = attribute.lines_collection[attribute.filepath]
     above = list[str]()
     for line in reversed(lines[: (attribute.lineno or 1) - 1]):

@@ -4,8 +4,8 @@
     OPENAI_BASE_URL, OPENAI_API_KEY              an endpoint on 127.0.0.1, whose model is the policy
     rewards                                      functions that read the agent's files and output
 
-All episodes share the endpoint. Each has its own key, so the endpoint knows which episode sends a
-request. The agent is not confined: it can do on this machine all that the run can do.
+All episodes share the endpoint. Each episode has its own API key, so the endpoint can tell them
+apart. The agent is not confined: it can do on this machine all that the run can do.
 """
 
 import asyncio
@@ -29,8 +29,8 @@ from envs.rewards import answers_of, exact
 
 _PROMPT = "{prompt}"
 _KEPT_BYTES = 1 << 16  # bytes read from the end of the agent's output, or from the start of a file
-_KILL_ROUNDS = 250  # a round takes 0.02 s, and the kernel may need 5 s to end a process
-_INHERITED = ("PATH", "LANG", "TZ")  # no other variables, because some contain secrets
+_KILL_ROUNDS = 250  # of 0.02 s each, in total 5 s, which the kernel may need to end a process
+_INHERITED = ("PATH", "LANG", "TZ")  # the agent inherits no others, because some contain secrets
 
 
 class Agent(Composed):
@@ -140,7 +140,7 @@ async def succeeded(episode: Episode) -> float:
 
 
 async def wrote(episode: Episode, *, path: str) -> float:
-    """Return 1 if `exact` accepts the text of the file `path` in the agent's folder, else 0."""
+    """Return 1 if the text of the agent's file `path` equals an answer, as in `exact`, else 0."""
     file: Path = episode.memory["folder"] / path
     text = file.read_bytes()[:_KEPT_BYTES].decode(errors="replace") if file.is_file() else ""
     return exact(text, answers_of(episode))

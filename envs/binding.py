@@ -3,7 +3,7 @@
     def search(query: str, index: Index, *, limit: int) -> str: ...
                |           |               '- an option, from YAML
                |           '- an object, found by its name or by a binding
-               '- an argument from the policy, which sees no other parameter
+               '- an argument from the policy; the tool's schema has only this parameter
 
     shared:       {index: {_target_: my_package.load_index, path: index.json}}   made once per run
     per_episode:  {notes: {_target_: my_package.Notes}}                          made per episode

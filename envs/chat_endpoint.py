@@ -69,7 +69,7 @@ class ChatEndpoint:
         )
 
     async def check_access(self, client: HttpClient) -> None:
-        """Ask for the list of models. Raise `raises` if the key is refused or no answer comes."""
+        """Request the list of models. Raise `raises` if the key is refused or no answer comes."""
         try:
             await client.send_once("GET", f"{self.url.rstrip('/')}/models")
         except HttpError as error:

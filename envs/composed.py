@@ -79,7 +79,7 @@ class Composed(Environment):
             self._dataset.check()
 
     def examples(self, split: Split) -> Sequence[Example]:
-        """Return the data set's examples. Create shared objects now, so that no episode waits."""
+        """Create the shared objects, so that no episode waits for them. Return all examples."""
         _ = self._objects.shared
         return self._dataset.examples(split, env=self.name)
 

@@ -121,7 +121,7 @@ class _Examples(LazyExamples):
 class JsonLines(Dataset):
     """A data set in a file with one JSON object per line. A second file may contain eval rows."""
 
-    local_files: ClassVar[tuple[str, ...]] = ("path", "eval_path")  # options that name files
+    local_files: ClassVar[tuple[str, ...]] = ("path", "eval_path")  # files that the check looks for
 
     eval_path: str | None
 

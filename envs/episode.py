@@ -50,14 +50,14 @@ class Episode:
     example: Example
     messages: list[Message]  # the conversation, including the example's messages
     turns: int = 0  # number of assistant turns
-    tool_calls: int = 0  # number of answered tool calls, including failed calls
+    tool_calls: int = 0  # number of tool calls, including failed calls
     tool_errors: int = 0  # number of tool calls that were answered with an error
     stop_reason: StopReason | None = None  # None until the episode ends
-    number: int = 0  # number of this rollout in its group
+    number: int = 0  # number of this attempt in its group
     policy_version: int = 0  # newest version of the policy when the episode's group was started
     reward: float | None = None  # set only for teacher_messages; None if the episode failed
     memory: dict[str, Any] = field(default_factory=dict)  # data that the environment stores
-    role: str = ""  # name of the policy's role, if it plays several; their episodes share `memory`
+    role: str = ""  # role of this episode, if the policy plays several; all roles share `memory`
 
     @property
     def text(self) -> str:
@@ -82,7 +82,7 @@ def rewards_by_name(
                 f"score returned {len(numbers)} numbers for {name!r} after {turns} turns of the "
                 "policy: return one for each turn, or one number for the whole episode"
             )
-        # math.fsum rounds only once, so the sum of ten numbers 0.1 is exactly 1. It may raise for
-        # infinities, so a list with an infinity gives NaN.
+        # math.fsum rounds only once, so the sum of ten numbers 0.1 is exactly 1. But math.fsum may
+        # raise for infinities, so a list with an infinity gives NaN.
         rewards[name] = math.fsum(numbers) if all(map(math.isfinite, numbers)) else math.nan
     return rewards, per_turn

@@ -1,4 +1,4 @@
-"""A reward that a language model (the judge) at an OpenAI-compatible endpoint gives.
+"""The reward `Judge`: a language model (the judge) at an OpenAI-compatible endpoint scores a text.
 
 If the judge does not answer, or its answer has no valid score, `Judge` raises JudgeError. The
 rollout then has no reward (stop reason env_error) instead of a wrong reward of 0.
@@ -73,7 +73,7 @@ class Judge(ChatEndpoint):
         return await self.score(questions[-1] if questions else "", right, final_text(episode))
 
     async def score(self, question: str, answer: str, text: str) -> float:
-        """Return the judge's score of `text`, in 0..1. Raise JudgeError without a valid score."""
+        """Return the judge's score (0..1) of `text`. Raise JudgeError if no valid score comes."""
         prompt = self.prompt.format(question=question, answer=answer, said=text)
         options = {"temperature": self.temperature, "max_tokens": self.max_tokens}
         said = await self.ask(self._http, messages=[user(prompt)], **options)

@@ -36,7 +36,7 @@ def check_range(**bounds: int) -> None:
 
 
 def read_system_prompt(given: str) -> str:
-    """Return `given`, or the text of the .txt or .md file that it names, without outer spaces."""
+    """Return `given`, or the text of the .txt or .md file with this path. Strip whitespace."""
     if "\n" in given or not given.endswith((".txt", ".md")):
         return given.strip()
     try:

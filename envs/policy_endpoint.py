@@ -2,7 +2,7 @@
 
     POST /v1/chat/completions     the header X-Session-ID or the API key identifies the episode
 
-A request may ask for a stream. One chunk of the stream contains the whole turn. The run's sampler
+A request may ask for a stream, in which one chunk contains the whole turn. The run's sampler
 decides how tokens are sampled, so the request's temperature and limits have no effect.
 """
 
@@ -28,7 +28,7 @@ GetTurn = Callable[[list[Message], Any], Awaitable[PolicyTurn]]  # (messages, to
 class PolicyEndpoint:
     """A chat endpoint for concurrent episodes."""
 
-    speakers: dict[str, GetTurn] = field(default_factory=dict)  # key: session id or API key
+    speakers: dict[str, GetTurn] = field(default_factory=dict)  # by session id or API key
 
     @asynccontextmanager
     async def serving(self) -> AsyncIterator[str]:
@@ -81,7 +81,7 @@ def _stream_chunks(spoken: PolicyTurn) -> bytes:
     content = {"index": 0, "delta": delta, "finish_reason": None}
     ending = {"index": 0, "delta": {}, "finish_reason": _finish_reason(spoken)}
     chunks = [_response("chat.completion.chunk", [choice], spoken) for choice in (content, ending)]
-    # Both chunks have the same id, by which clients join them.
+    # Give both chunks the same id, by which clients join them.
     chunks[1]["id"] = chunks[0]["id"]
     lines = [f"data: {json.dumps(chunk)}\n\n" for chunk in chunks]
     return "".join([*lines, "data: [DONE]\n\n"]).encode()

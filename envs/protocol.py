@@ -161,7 +161,7 @@ class Environment:
             raise ValueError(f"{type(self).__name__} has state() but no load(): define load()")
 
     def begin_version(self, version: int) -> None:
-        """React when vLLM has loaded this version of the policy. The default does nothing."""
+        """React after vLLM has loaded `version` of the policy. The default does nothing."""
 
     async def reply(self, episode: Episode, message: Message) -> list[Message] | None:
         """Return the messages that answer the policy's `message`, or None to end the episode.
@@ -175,9 +175,9 @@ class Environment:
     async def play(self, episode: Episode, speak: Speak) -> None:
         """Control the whole conversation, if `holds_conversation` is True. `speak` samples a turn.
 
-        `speak` updates the messages and turns of `episode`. Set `episode.stop_reason` if the
-        episode ended for another reason than the policy's last turn. With `speak(..., role=name)`
-        each role has its own episode, rollout and reward. Advantages never compare two roles.
+        `speak` updates the messages and turns of `episode`. Unless `play` sets the stop reason of
+        `episode`, the stop reason of the last turn is used. With `speak(..., role=name)` each role
+        has its own episode, rollout and reward. Advantages never compare two roles.
         """
         raise NotImplementedError
 
@@ -209,7 +209,7 @@ class Environment:
         self,
         rng: Random,  # noqa: ARG002 (overriding methods use it)
     ) -> Iterator[list[Message]]:
-        """Yield an expert's conversations, endlessly, for warm starts. The default raises."""
+        """Yield expert conversations, endlessly, for warm starts. The default raises ValueError."""
         raise ValueError(
             f"the environment {self.name!r} has no scripted expert: give it a demonstrations() "
             "method, or set model.warm_start=null, or sampler=async"
@@ -232,8 +232,8 @@ class Environment:
         and raises ValueError if the example has no hint.
 
         After the group was played, `episode` is the finished episode, and `group` has all episodes
-        of the group that did not fail, with their `reward`. Earlier calls have no episode, so the
-        hint depends on the example alone.
+        of the group that did not fail, with their `reward`. Before that, `episode` is None and
+        `group` is empty, so the hint depends on the example alone.
         """
         hint = example.info.get("hint")
         if not isinstance(hint, str) or not hint.strip():
@@ -270,7 +270,7 @@ class Environment:
 
 
 def check_weights(weights: Mapping[str, float], scored: Sequence[str]) -> None:
-    """Raise ValueError if `weights` has a name that is not in `scored`, the rewards of `score`."""
+    """Raise ValueError if a name in `weights` is not in `scored`, the names of all rewards."""
     if unknown := set(weights) - set(scored):
         raise ValueError(
             f"reward_weights contains {sorted(unknown)}, which this environment does not score: "

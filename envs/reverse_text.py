@@ -19,7 +19,7 @@ from envs.protocol import Environment, check_weights
 
 REWARDS = ("exact", "similarity")
 BASE = len(ascii_lowercase)
-_MAX_NUMBERED = 13  # rng.sample fails for longer words, because len(range(26**14)) overflows
+_MAX_NUMBERED = 13  # longest words that rng.sample can draw: len(range(26**14)) overflows
 
 
 @dataclass(kw_only=True, eq=False)

@@ -43,7 +43,7 @@ def unwrap(function: Function) -> Function:
 
 
 def call_parameters(function: Function) -> dict[str, inspect.Parameter]:
-    """Return the positional parameters, which each call passes. YAML sets keyword-only ones."""
+    """Return the parameters before the `*`, which a call passes. YAML sets those after the `*`."""
     parameters = inspect.signature(unwrap(function)).parameters
     kinds = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
     return {name: parameter for name, parameter in parameters.items() if parameter.kind in kinds}

@@ -1,6 +1,6 @@
 """Variants of reverse-text for the report card of a loss (sweeps/report_card.yaml).
 
-With `turns` above 1, each turn of an episode has another word, and rewards are means over turns.
+With `turns` above 1, each turn of an episode has its own word, and rewards are means over turns.
 """
 
 from collections.abc import Iterator
@@ -12,7 +12,7 @@ from envs.messages import Message, assistant, user
 from envs.protocol import check_weights
 from envs.reverse_text import ReverseText
 
-_LONGEST = 32  # an answer with at least this many characters has a `length` of 1
+_LONGEST = 32  # mean characters of an answer at which the reward `length` reaches 1
 # Reward name -> probability that the reward is 1 minus `exact` instead of `exact`.
 _FLIPS = {"flipped_10": 0.1, "flipped_30": 0.3}
 _REWARDS = ("exact", "copied", "length", *_FLIPS)
@@ -49,7 +49,7 @@ class Trials(ReverseText):
         return examples
 
     def _uneven_word(self, index: int, word: str) -> str:
-        """Return a letter or four copies of `word` for a share `uneven` of indices, else `word`."""
+        """Return `word`, or for a share `uneven` of the indices its first letter or four copies."""
         if index % 10 >= 10 * self.uneven:
             return word
         return word[0] if index % 2 else word * 4
@@ -59,7 +59,7 @@ class Trials(ReverseText):
         return [_question(words[episode.turns])] if episode.turns < self.turns else None
 
     async def score(self, episode: Episode) -> dict[str, float]:
-        """Return the rewards. If the example asks for copies, `kept` is the share of right ones."""
+        """Return the rewards. If the example asks for copies, `kept` is the share that is right."""
         info = episode.example.info
         said = [str(m.get("content")) for m in episode.messages if m["role"] == "assistant"]
         pairs = list(zip(said, info["words"], strict=False))

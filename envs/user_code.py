@@ -32,10 +32,10 @@ def is_library(file: str) -> bool:
 
 
 def find_location(error: BaseException, file: str | None = None) -> tuple[str, int] | None:
-    """Return the file and line that raised an error; None if it has no traceback.
+    """Return the file and line that raised an error; None if the error has no traceback.
 
     Of the traceback's frames, the innermost one in `file` counts, else the innermost one in the
-    user's code, else the innermost one of all. For a syntax error, return the line that has it.
+    user's code, else the innermost one of all. For a syntax error, return its line in the source.
     """
     if isinstance(error, SyntaxError) and Path(error.filename or "").is_file():
         return str(error.filename), error.lineno or 1

@@ -16,16 +16,16 @@ from rl.runtime.devices import Host
 from rl.runtime.folder import RunFolder
 from rl.supervisor.resolve import resolve
 
-# Sizes of the models in conf/model, so that their plan needs no download of config.json.
+# The sizes of the models in conf/model. Plans for them therefore download no config.json.
 _SIZES = SHIPPED / "models" / "sizes.json"
-# (whether the model is small, whether LoRA is trained) -> lowest and highest usual learning rate
+# (below 1e8 parameters, LoRA is trained) -> lowest and highest usual learning rate
 _USUAL_RATES = {
     (True, False): (1e-4, 1e-2),
     (True, True): (1e-3, 1e-1),
     (False, False): (1e-6, 1e-5),
     (False, True): (1e-5, 1e-4),
 }
-# Optional keys, with defaults, that describe the machines to plan for. They are all equal.
+# Optional keys and their defaults. They describe the machines to plan for, which are equal.
 DESCRIBED = {"hosts": 1, "gpus": 0, "gpu_gib": None, "host_gib": None, "cores": 16}
 
 _HOSTS_NOTE = (

@@ -18,7 +18,7 @@ def linear(step: int, *, start: float, end: float, steps: PositiveInt) -> float:
 
 
 def cosine(step: int, *, start: float, end: float, steps: PositiveInt) -> float:
-    """Return a number that follows half a cosine from `start` at step 0 to `end` at `steps`."""
+    """Return a number that follows half a cosine wave, from `start` at 0 to `end` at `steps`."""
     share = (1 - math.cos(math.pi * min(step / steps, 1.0))) / 2
     return (1 - share) * start + share * end
 

@@ -1,7 +1,7 @@
 """Generates calculations that are hard to do mentally but need only one line of Python.
 
 product   48213 * 90217         sum        of the squares of the numbers from a to b
-power     7^1234 mod 97         binomial   n over k, modulo m
+power     7^1234 mod 97         binomial   n choose k, modulo m
 """
 
 import math

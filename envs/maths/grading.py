@@ -37,7 +37,7 @@ assert same("x + 1", "1 + x")
 
 
 def final_answer(text: str) -> str | None:
-    """Return `marked_answer` of a text without its reasoning, else its last number, else None."""
+    """Return the text's `marked_answer`, else its last number, else None. Ignore the reasoning."""
     text = text.rpartition("</think>")[2]
     marked = marked_answer(text)
     if marked is not None:
@@ -48,7 +48,7 @@ def final_answer(text: str) -> str | None:
 
 def marked_answer(text: str) -> str | None:
     r"""Return the content of the last \boxed{}, else the text after the last ####, else None."""
-    opened: list[tuple[int, bool]] = []  # per open brace: (position after it, is it \boxed{)
+    opened: list[tuple[int, bool]] = []  # (position after an open brace, whether it is \boxed{)
     start, answer = -1, None
     for brace in _BRACE.finditer(text):  # one pass, so that the time is linear for any text
         if brace[0] in ("{", r"\boxed{"):
@@ -122,7 +122,7 @@ class Grader:
         if None not in values:
             return values[0] == values[1]
         async with self._free:
-            sandbox = self._idle.pop()  # the sandbox used last, whose process usually runs already
+            sandbox = self._idle.pop()  # the most recently used, whose process usually runs already
             try:
                 output = await sandbox.run(f"same({gold!r}, {answer!r})")
             except ToolError:  # the comparison exceeded its limits

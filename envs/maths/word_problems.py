@@ -23,7 +23,7 @@ def _divisors(total: int) -> list[int]:
     return [k for k in range(2, 10) if total % k == 0 and total > k]
 
 
-# (sentence, operation, function that draws the numbers in both texts)
+# (sentence, operation, function that draws the numbers {0} and {1} in both)
 STEPS: tuple[tuple[str, str, Draw], ...] = (
     (
         "A friend gives {name} {0} more {things}.",
@@ -72,7 +72,7 @@ class WordProblems(GeneratedQuestions):
             if not (numbers := draw(total, rng)):
                 continue
             story.append(sentence.format(*numbers, name=name, things=things))
-            # The code repeats all earlier steps. A line of the solution starts from their result.
+            # The code contains all earlier steps, but a line of the solution only their result.
             nested = f"({code})" if lines else code
             code = operation.replace("/", "//").format(*numbers, total=nested)
             before, total = total, eval(code)

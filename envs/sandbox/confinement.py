@@ -10,8 +10,8 @@
 No layer needs root, a namespace or a daemon, so all layers work in an unprivileged container and on
 a laptop. Seccomp is required. Landlock (Linux 5.13 or newer) is required, too, unless
 allow_without_landlock=true. Without Landlock, a Python audit hook allows only the same files.
-This stops accidents, but not attacks, because the hook does not see files that readline, sqlite3 or
-the C library open.
+The hook stops accidents, but not attacks: it does not see files that readline, sqlite3 or the C
+library open.
 
 This module imports only the standard library, because the sandbox starts without site-packages.
 """
@@ -151,7 +151,7 @@ def _seccomp_program(machine: str) -> bytes:
     refuse = (RETURN, 0, 0, REFUSE | errno.EPERM)
     steps = [
         (LOAD, 0, 0, ARCHITECTURE),
-        # Kill the process at a call of another architecture, where a number means another call.
+        # Kill the process at a call of another architecture, because its call numbers differ.
         (EQUAL, 1, 0, architecture),
         (RETURN, 0, 0, KILL),
         (LOAD, 0, 0, NUMBER),

@@ -21,7 +21,7 @@ from collections import deque
 from envs.sandbox.confinement import confine
 
 HEADER = struct.Struct(">I8s")
-# The ticket of messages before the first call. Answers then contain an error, or nothing.
+# The ticket of all messages before the first call. An answer with this ticket is an error or empty.
 READY = bytes(8)
 NAME = "<python>"
 MAX_FRAMES = 5  # maximum number of traceback frames in the output

@@ -60,7 +60,7 @@ class Limits:
 
 
 class _InvalidAnswer(Exception):
-    """Code has forged an answer. In the ToolError, `_ask` writes "the code" before this message."""
+    """Code has forged an answer. The message follows the words "the code" in the ToolError."""
 
 
 def check_sandbox(limits: Limits, preload: str = "") -> None:
@@ -97,7 +97,7 @@ class Sandbox:
         """
         try:
             return await self._ask(code)
-        except BaseException:  # the answer of a cancelled call must not reach the next call
+        except BaseException:  # else the next call could get the answer of a cancelled one
             self.close()
             raise
 
@@ -146,7 +146,7 @@ class Sandbox:
         def check() -> None:
             with suppress(OSError):
                 left = until - _processor_time(process)
-                if left > 0:  # one thread uses at most 1 s of processor time per second
+                if left > 0:  # check after `left` s: one thread cannot use up the rest sooner
                     self._cpu_timer = loop.call_later(left, check)
                 else:
                     self._exceeded_cpu_time = True
@@ -184,7 +184,7 @@ class Sandbox:
                 "allow_without_landlock": limits.allow_without_landlock,
             },
         }
-        # Use no other thread, because the kernel kills the process when the starting thread ends.
+        # Start the process in this thread, because the kernel kills it when that thread ends.
         with child_end:
             python = [sys.executable, "-ISB", "-X", "utf8", "-c", BOOT.format(PROJECT)]
             self._process = subprocess.Popen(

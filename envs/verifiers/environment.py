@@ -24,7 +24,7 @@ from envs.protocol import Environment, Speak
 from envs.verifiers.adapter import Adapter, Row, check_text
 
 _CHECKED_PROMPTS = 64  # number of prompts per split that `check_text` checks
-# Reward name. The reward is the library's total reward minus the weighted sum of all others.
+# Name of a reward: the library's total reward minus the weighted sum of all other rewards.
 UNLISTED = "unlisted"
 
 
@@ -118,7 +118,7 @@ def load_adapter(env_id: str, args: dict[str, Any]) -> Adapter:
         raise ValueError(
             f"env.id={env_id}: the module {module} is not installed: install its package"
         )
-    # The source is read as text, because importing an environment of the other API would fail.
+    # Read the source as text, because importing an environment of the other API would fail.
     source = Path(known.origin).read_text() if known.origin else ""
     if ("load_environment" if classic else "__all__") not in source:
         written_for = "tasksets of verifiers>=0.4" if classic else "classic API, verifiers==0.1.14"

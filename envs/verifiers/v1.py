@@ -1,7 +1,7 @@
 """The adapter for tasksets of `verifiers.v1`, which are played by a harness (an agent program).
 
 The harness, often a separate process, asks the endpoint in envs/policy_endpoint.py for every
-turn. Each request contains the id of a trace, the library's record of its episode.
+turn. Each request contains the id of a trace, which is the library's record of an episode.
 """
 
 # pyright: reportAttributeAccessIssue=false
@@ -29,7 +29,7 @@ _STOPS = {"max_turns": StopReason.MAX_TURNS, "agent_timeout": StopReason.TIMEOUT
 
 class TasksetAdapter:
     def __init__(self, name: str, args: dict[str, Any]) -> None:
-        """Load the environment. `args`: the `env` table of the library's TOML files."""
+        """Load the environment. `args`: keys of the `env` table in the library's TOML files."""
         self._env = loaders.load_environment(env_config(name, args))
         # Harnesses and tool servers are processes. 30 of them need minutes to start on two cores,
         # but they mostly wait for the policy, so each core gets several episodes.

@@ -82,14 +82,19 @@ def page_of(record: dict[str, Any], where: str) -> Page:
 
 
 def _sections_of(markdown: str) -> Iterator[tuple[str, str]]:
-    heading, lines, fence = INTRODUCTION, list[str](), ""
-    for line in markdown.splitlines():
+    heading, lines, every = INTRODUCTION, list[str](), markdown.splitlines()
+    is_code, fence, opened = list[bool](), "", 0
+    for number, line in enumerate(every):
         mark = match[1] if (match := FENCE.match(line)) else ""
         if not fence:
-            fence = mark
+            fence, opened = mark, number
         elif mark.startswith(fence) and line.strip() == mark:
             fence = ""
-        if not fence and (match := HEADING.match(line)):
+        is_code.append(bool(fence))
+    if fence:  # never closed, so the headings below are headings
+        is_code[opened:] = [False] * (len(every) - opened)
+    for line, in_code in zip(every, is_code, strict=True):
+        if not in_code and (match := HEADING.match(line)):
             if text := "\n".join(lines).strip():
                 yield heading, text
             # Strip the closing # signs here, because a regex for them takes quadratic time.

@@ -15,7 +15,7 @@ _WORD = re.compile(r"\w+")
 
 
 class WikiIndex:
-    """An index to search and read pages. Its bound methods are the policy's tools."""
+    """An index to search and read pages. Its public methods are the policy's tools."""
 
     def __init__(self, pages: list[Page], num_results: int) -> None:
         """Build the index. Page ids must differ. A search lists at most `num_results` pages."""

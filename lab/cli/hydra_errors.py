@@ -77,6 +77,6 @@ def known_keys(arguments: list[str], primary: str = "train") -> list[str]:
     with initialize_config_dir(str(CONF), version_base=None):
         try:
             config = compose(primary, [*search, *choices])
-        except (HydraException, OmegaConfBaseException):  # a group has no file of the chosen name
+        except (HydraException, OmegaConfBaseException):  # a choice is wrong: use the defaults
             config = compose(primary)
     return [*(key for key, _ in leaves(OmegaConf.to_container(config))), *groups]

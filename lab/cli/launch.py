@@ -43,7 +43,7 @@ def _shipped_path(path: str) -> str:
 def _at_most_positions(length: int, *, _parent_: DictConfig) -> int:
     """Return `length`, or the model's maximum number of positions if that is lower.
 
-    OmegaConf passes the model's config node as `_parent_`, whose `path` may be the model's folder.
+    OmegaConf passes the node `model` as `_parent_`. The maximum is known if its `path` is a folder.
     """
     path = None if OmegaConf.is_missing(_parent_, "path") else _parent_["path"]
     return min(length, positions_of(path) or length)
@@ -63,9 +63,9 @@ _SWEEP_KEYS = ("hydra.mode=", "hydra.sweep", "hydra/sweeper=", "hydra.launcher."
 @dataclass(frozen=True, kw_only=True)
 class Job:
     config: dict[str, Any]  # all interpolations are resolved
-    overrides: list[str]  # the overrides of this run, as the user wrote them
+    overrides: list[str]  # the overrides of this run, such as loss=cispo
     choices: dict[str, str]  # config group -> chosen file
-    command: list[str]  # the command line without the overrides
+    command: list[str]  # the command line without these overrides
 
 
 def compose(name: str) -> dict[str, Any]:
@@ -142,7 +142,7 @@ def as_hydra_task(function: Callable[[Job], float | None]) -> Callable[[DictConf
             )
             return function(job)
 
-        # Append the job number, because jobs that start in one second have the same run_name.
+        # Append the job number, because jobs that start in the same second share a run_name.
         if sweep is None:
             has_name = in_sweep and "run_name" in config
             name = {"run_name": f"{config.run_name}-{chosen.job.num}"} if has_name else {}
@@ -212,7 +212,7 @@ def put_options_first(arguments: list[str]) -> list[str]:
 def add_conf_folder(arguments: list[str]) -> list[str]:
     """Return the arguments with ./conf, if it exists, added to Hydra's search path.
 
-    A --config-dir such as `sweeps`, if only offbyone's own folder has it, becomes an absolute path.
+    A --config-dir such as `sweeps`, if it exists only beside CONF, becomes an absolute path.
     """
     chosen = get_args_parser().parse_known_args(arguments)[0].config_dir
     if chosen and not Path(chosen).is_dir() and (SHIPPED / chosen).is_dir():

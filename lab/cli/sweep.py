@@ -92,7 +92,7 @@ class SweepCheck(Callback):
 def _problems_of(
     config: DictConfig, overrides: list[str], before: RunFolder | None
 ) -> tuple[list[str], Settings | None]:
-    """Return a job's problems and its settings (None if invalid). `before`: the run it resumes."""
+    """Return a job's problems and its settings (None if invalid). `before`: its earlier run."""
     try:
         settings = compose_config(config.hydra, overrides)
         check(settings)
@@ -164,7 +164,7 @@ def use_until(config: DictConfig) -> None:
         problems.append("until=decided compares arms: give a setting two values, loss=cispo,grpo")
     if problems:
         raise ConfigError(problems)
-    from lab.sweeps.until import UntilDecided  # imports numpy, which other sweeps do not need
+    from lab.sweeps.until import UntilDecided  # slow import, which other sweeps skip
 
     _replace_sweeper(config, UntilDecided)
 
@@ -177,7 +177,7 @@ def use_card(config: DictConfig) -> None:
     if other := sorted(varied - {"row", "card.level", "seed"}):
         names = ", ".join(other)
         raise ConfigError([f"a report card takes one value of {names}: start one card per value"])
-    from lab.sweeps.card import CardSweeper  # imports scipy, which other sweeps do not need
+    from lab.sweeps.card import CardSweeper  # slow import, which other sweeps skip
 
     _replace_sweeper(config, CardSweeper)
 
@@ -241,7 +241,7 @@ class SweepStart(Callback):
             return  # the sweep never started, but Hydra 1.4 still calls every callback
         del os.environ[SWEEP_VARIABLE]
         if config.get("card"):
-            from lab.sweeps.card import write_card  # imports scipy, which other sweeps do not need
+            from lab.sweeps.card import write_card  # slow import, which other sweeps skip
 
             write_card(config.hydra.runtime.choices.loss, sweep, self._jobs)
             return

@@ -63,7 +63,7 @@ def record_start(run_folder: RunFolder, settings: PolicySettings, **record: Any)
 
 @contextmanager
 def as_run_failures() -> Iterator[None]:
-    """Raise RunFailed if the block raises a ValueError, unless this is a ConfigError."""
+    """Raise RunFailed for a ValueError that the block raises, unless it is a ConfigError."""
     try:
         yield
     except Exception as error:

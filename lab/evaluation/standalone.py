@@ -61,7 +61,7 @@ def evaluate(config: dict[str, Any], *, overrides: list[str]) -> float:
 
 
 def _run_coroutine(work: Coroutine[Any, Any, list[PlayedExample]]) -> list[PlayedExample]:
-    """Run a coroutine. If this thread has an event loop, as in a notebook, use another thread."""
+    """Return the result of `work`. If this thread has an event loop (a notebook), use a new one."""
     try:
         asyncio.get_running_loop()
     except RuntimeError:
@@ -132,7 +132,7 @@ def read_summary(run_folder: RunFolder) -> Summary | None:
 
 
 def _expected_answer(info: Mapping[str, Any]) -> dict[str, str]:
-    """Return {"expected": text}: the answer in `info`, else all of `info`; {} if it is empty."""
+    """Return {"expected": the answer in `info`, or else all of `info`}; {} if `info` is empty."""
     known = info.get("answer", dict(info))
     if not info:
         return {}

@@ -57,7 +57,7 @@ class Arm:
         return [key for key in CHANGEABLE if not self._is_unchanged(key)]
 
     def __post_init__(self) -> None:
-        """Raise ValueError if this arm needs a quantity that the token record does not contain."""
+        """Raise ValueError if recorded numbers do not suffice to compute this arm."""
         if Learned.of(self.run).compares_distributions and not self.has_model:
             needs = "a loss that compares distributions needs the model: add step=true"
             raise ValueError(f"{self.name}: {needs}")
@@ -99,7 +99,7 @@ class Arm:
     ) -> tuple[float, Tensor]:
         """Return the objective of the recorded tokens, and its gradient [N] with respect to log pi.
 
-        `beta`: the recorded weight of the KL penalty. An arm with another `kl` does not use it.
+        `beta`: the recorded weight of the KL penalty. An arm with another `kl` uses its own.
         """
         kl = build(self.run.kl)()
         if self.run.kl["beta"] and batch.tokens.ref_logprobs is None:
@@ -198,7 +198,7 @@ def _weights(run: Run, batch: RecordedBatch) -> Tensor:
 
 
 def _recompute_advantages(batch: RecordedBatch, folder: RunFolder, run: Run, name: str) -> Tokens:
-    """Return the tokens with the advantages that `run` computes from recorded, shaped rewards."""
+    """Return the tokens with the advantages that `run` computes from recorded `shaped_reward`s."""
     lines = rollout_lines(folder, batch.step)
     groups: dict[Any, list[Mapping[str, Any]]] = defaultdict(list)
     trained = {lines[id]["group"] for id in batch.rollout_ids}

@@ -48,7 +48,7 @@ def main(words: list[str]) -> int:
     arms = [word for word in rest if not word.startswith(_OPTIONS)]
     console = Console(highlight=False)
     if not console.is_terminal:
-        # If stdout is no terminal, rich assumes 80 columns and would cut numbers.
+        # If stdout is not a terminal, rich assumes 80 columns and would cut numbers.
         console = Console(highlight=False, width=160)
     try:
         _compare(RunFolder(Path(folder)), arms, options, console)
@@ -121,7 +121,7 @@ def _print_steps(
 ) -> None:
     """Print how an optimizer step with each loss changes the logprobs of the next batch's answers.
 
-    Each optimizer step starts from the newest checkpoint whose batch and next batch were recorded.
+    Every loss starts from the newest checkpoint after which two steps were recorded.
     """
     from lab.losses.step import COLUMNS, take_steps  # imports DeepSpeed
 
@@ -155,7 +155,7 @@ def difference(base: Tensor, arm: Tensor) -> list[str]:
 def _describe_batches(batches: Sequence[RecordedBatch], grad: Tensor) -> str:
     recorded = torch.cat([batch.grads for batch in batches])
     most, gap = recorded.abs().max().item(), (grad - recorded).abs().max().item()
-    # Each update of a step counts the same untrained rows.
+    # Every update of a step counts the same untrained rows, so count them once per step.
     untrained = sum({batch.step: batch.num_untrained for batch in batches}.values())
     left = f" {untrained} recorded rows were not trained and are left out." if untrained else ""
     error = f"{gap / most:.1g} of the largest one" if most else f"{gap:.1g} (all are 0)"

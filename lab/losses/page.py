@@ -11,7 +11,7 @@ from torch import Tensor
 
 from lab.losses.arms import RECORDED, Arm
 
-NUM_ROLLOUTS = 5  # rollouts shown per loss
+NUM_ROLLOUTS = 5  # maximum number of token rows shown per loss
 
 
 def write_page(
@@ -36,7 +36,7 @@ def write_page(
 
 
 def _rollouts(tokens: DataFrame, names: list[str]) -> list[dict[str, Any]]:
-    """Return, for the template, the rows whose two gradients (the columns `names`) differ most."""
+    """Return up to NUM_ROLLOUTS rows whose two gradients (the columns `names`) differ most."""
     gaps = (tokens[names[1]] - tokens[names[0]]).abs()
     rows = tokens.assign(gap=gaps).groupby(["step", "update", "row"])
     differing = rows.gap.sum().loc[lambda gaps: gaps > 0].nlargest(NUM_ROLLOUTS)

@@ -36,7 +36,7 @@ class RecordedBatch:
     grads: Tensor  # [N] recorded d objective / d log pi
     rows: list[RecordedRow]  # [S]
     token_ids: Tensor  # [N] id of each token in the vocabulary
-    num_untrained: int  # number of recorded rows that no trainer rank trained
+    num_untrained: int  # number of the step's recorded rows that no rank trained
     is_whole: bool  # whether every trained rollout of the step was recorded
 
     @property
@@ -79,7 +79,7 @@ def _batch(
     keys = [(row.id.split(".")[0], lines[row.id].get("role")) for row in rows]
     numbers = {key: number for number, key in enumerate(dict.fromkeys(keys))}
     groups = torch.tensor([numbers[key] for key in keys])  # [S]
-    sources = torch.tensor([_source(row.id) for row in rows])  # [S]
+    sources = torch.tensor([source_of(row.id) for row in rows])  # [S]
     seen: dict[str, int] = defaultdict(int)  # rollout id -> number of completion tokens so far
     positions = []
     for row, length in zip(rows, lengths, strict=True):
@@ -138,7 +138,7 @@ def token_table(
     return pandas.concat(parts, ignore_index=True)
 
 
-def _source(id: str) -> Source:
+def source_of(id: str) -> Source:
     if "@" in id:
         return Source.REPLAY
     return Source.DEMONSTRATION if id.startswith("-") else Source.POLICY

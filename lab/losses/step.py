@@ -2,7 +2,7 @@
 
     checkpoint k, recorded batch k -> updates of one arm -> logprobs of the answers of step k + 1
 
-No arm trains on the answers of step k + 1, so they are held out.
+No arm trains on these answers, so they are held out. Replayed answers are left out.
 """
 
 import os
@@ -16,7 +16,8 @@ import torch
 from torch import Tensor
 
 from lab.losses.arms import Arm
-from lab.losses.recorded import recorded_batches, rollout_lines
+from lab.losses.recorded import recorded_batches, rollout_lines, source_of
+from losses.groups import Source
 from rl.learner.learner import Learner
 from rl.learner.objective import Batch
 from rl.learner.ranks import Ranks
@@ -32,9 +33,9 @@ _NAMES = {column.recorded_as: name for name, column in columns_of(SampledColumns
 def take_steps(folder: RunFolder, arms: Sequence[Arm], checkpoint: Path) -> Iterator[list[str]]:
     """Train each arm by one step from the checkpoint. Yield the cells of COLUMNS per arm.
 
-    The cells are the arm's name, and the mean change of log pi over the better answers of the next
-    step, over its worse answers, and in absolute value over all. An answer is better (worse) than
-    its group if its recorded advantage is above (below) 0.
+    The cells are the arm's name, the mean change of log pi over the better answers of step k + 1,
+    that over the worse answers, and the mean absolute change over all answers. An answer is better
+    (worse) if its recorded advantage is above (below) 0.
     """
     step = step_of(checkpoint)
     if not (batches := recorded_batches(folder, step)):
@@ -44,7 +45,9 @@ def take_steps(folder: RunFolder, arms: Sequence[Arm], checkpoint: Path) -> Iter
         )
     batch, lines = batches[0], rollout_lines(folder, step + 1)
     credits = [arm.with_credit(batch, folder) for arm in arms]  # first, because this may raise
-    answers = {(one.id, one.row): one for one in read_rows(folder, step + 1)}
+    # Replayed answers may be answers of batch k.
+    new = (row for row in read_rows(folder, step + 1) if source_of(row.id) is not Source.REPLAY)
+    answers = {(one.id, one.row): one for one in new}
     ids = {id: number for number, id in enumerate(dict.fromkeys(id for id, _ in answers))}
     signs = torch.tensor([np.mean(lines[id]["advantage"] or 0.0) for id in ids])
     held_out = [_to_row(row, rollout_id=ids[row.id]) for row in answers.values()]
@@ -82,7 +85,7 @@ def _rank_batch(learner: Learner, rows: Sequence[Any], step: int) -> RankBatch:
 
 
 def _logprobs(learner: Learner, batch: RankBatch, count: int) -> Tensor:
-    """Return log pi of each of `count` answers, the sum over its tokens."""
+    """Return log pi of each of `count` answers, summed over the tokens of the answer."""
     sums = torch.zeros(count)
     for micro in batch.micro_batches:
         tokens = Batch.of(micro, learner.policy.ranks.device, batch.step)

@@ -84,7 +84,7 @@ def optimize_prompt(
 
 
 def _num_played(run_folder: RunFolder) -> int:
-    """Return the number of recorded rollouts. End an incomplete last line with a newline."""
+    """Return the number of recorded rollouts. End a cut-off last line, so that more can follow."""
     path = run_folder.evaluated
     content = path.read_bytes() if path.is_file() else b""
     if content and not content.endswith(b"\n"):
@@ -112,7 +112,7 @@ def _examples(
 
 
 def _reflection_policy(settings: PromptOptimization) -> PolicySettings | None:
-    """Return the settings of the vLLM that serves `reflection.path`, or None if that is null."""
+    """Return the settings of the vLLM that serves `reflection.path`; None if the path is null."""
     reflection: Reflection = build(settings.reflection)()
     if reflection.path is None:
         return None

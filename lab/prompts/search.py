@@ -44,7 +44,7 @@ class SearchEnded(BaseException):
 
 @dataclass
 class Search:
-    """One prompt search, which GEPA uses as its adapter, criterion, callback and logger."""
+    """A prompt search, which GEPA uses as adapter, acceptance criterion, callback and logger."""
 
     settings: PromptOptimization
     run_folder: RunFolder
@@ -78,7 +78,7 @@ class Search:
                 perfect_score=1.0 if perfect is None else perfect,
                 acceptance_criterion=self,
                 stop_callbacks=self._is_over,
-                callbacks=[self],  # pyright: ignore[reportArgumentType] has some of the methods
+                callbacks=[self],  # pyright: ignore[reportArgumentType] all methods are optional
                 logger=self,
                 seed=settings.seed,
             )
@@ -95,7 +95,7 @@ class Search:
         """Return the reflection model's answer to a question of GEPA, and record both.
 
         Raise ValueError if the answer is empty or cut off, so that GEPA starts the next round.
-        Raise SearchEnded if no answer arrives, or after _MAX_EMPTY such answers in a row.
+        Raise SearchEnded if no answer arrives, or if _MAX_EMPTY answers in a row are unusable.
         """
         question = str(prompt)  # always a text, because GEPA passes lists only for images
         try:
@@ -209,7 +209,7 @@ class Search:
 
     def make_reflective_dataset(
         self,
-        candidate: dict[str, str],  # noqa: ARG002 the attempts belong to it
+        candidate: dict[str, str],  # noqa: ARG002 eval_batch has its rollouts
         eval_batch: EvaluationBatch[Attempt, Attempt],
         components_to_update: list[str],
     ) -> dict[str, list[dict[str, Any]]]:

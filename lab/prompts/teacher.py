@@ -70,7 +70,7 @@ class Reflection:
     def sampler(self, of_policy: PolicySampler) -> PolicySampler:
         return replace(
             of_policy,
-            **NEUTRAL_SAMPLING,  # pyright: ignore[reportArgumentType] each value has its type
+            **NEUTRAL_SAMPLING,  # pyright: ignore[reportArgumentType] each value has its field's type
             temperature=self.temperature,
             max_tokens=self.max_tokens,
             max_prompt_len=None,

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from lab.report.run import Run
 from rl.runtime.text import printable
 
-_MAX_KEYS = 3  # maximum number of differing settings in an arm's label
+_MAX_KEYS = 3  # maximum number of settings added to the overrides in an arm's label
 _MOST_CHARACTERS = 40  # longer names are cut in the middle
 _UNCLEAR = ("true", "false", "null", "none")  # an arm's name shows these values with their key
 DEFAULTS = "(defaults)"  # label of an arm without overrides of its own
@@ -87,7 +87,7 @@ def _distinguishing_overrides(firsts: Sequence[Run]) -> list[list[str]]:
 
 
 def _choices(items: Sequence[Sequence[str]]) -> list[dict[str, str]]:
-    """Return each arm's overrides as {last word of the key: value}, {} if the arms' keys differ."""
+    """Return each arm's overrides as {shortened key: value}; all are {} if their keys differ."""
     parts = [dict(item.split("=", 1) for item in of_arm if "=" in item) for of_arm in items]
     differ = any([*its] != [*parts[0]] or not all(its.values()) for its in parts)
     if differ or any(len(its) < len(of_arm) for its, of_arm in zip(parts, items, strict=True)):

@@ -79,7 +79,7 @@ def report(
     num_judged: int = 1,
     smallest_effect: str = "",
 ) -> bool:
-    """Compare the runs of these folders, show the result, and return True if a page was written."""
+    """Compare the runs of `paths`. Print and write the result. Return whether it was written."""
     sources = read_sources(paths, num_judged)
     arms, question, notes = arms_of(sources.runs), sources.question, sources.notes
     try:

@@ -129,7 +129,7 @@ def compare(
 def _states(
     scores: Sequence[st.Scores], at: int, factors: Sequence[int], effect: float, unscored: int
 ) -> list[State]:
-    """Return the state of each arm, compared with arm number `at`.
+    """Return the State (sequential.py) of each arm, compared with arm number `at`.
 
     Without an `effect`, each arm's p-value is multiplied by its element of `factors`, and the
     products are adjusted for the number of arms (Holm). With an `effect`, decisions are sequential
@@ -193,8 +193,8 @@ def _results(
         if decision in (st.BETTER, st.WORSE, st.EQUAL):
             failing = {name: s[index] for name, s in others if s[index].decision != decision}
             if undecided_if := next(iter(failing), ""):
-                # An assumption may lead to another sequential decision. No number of seeds changes
-                # that decision, because it is final, so its `seeds_needed` is None.
+                # `seeds_needed` is None if an assumption leads to another sequential decision. That
+                # decision is final, so no number of seeds (inf) makes the decisions agree.
                 longest = max(one.seeds_needed or inf for one in failing.values())
                 decision, needed = st.OPEN, longest if smallest_effect else None
         several = len(np.unique(scores.strata)) > 1

@@ -17,7 +17,7 @@ def conclusion(comparison: Comparison) -> str:
 
 
 def headline(comparison: Comparison) -> str:
-    """Return as text which arms are better, worse, equal or undecided, or counts if too long."""
+    """Return which arms are better, worse, equal or undecided, or counts if that is too long."""
     baseline = comparison.baseline
     if not comparison.others:
         return f"{baseline.arm.name} scores {baseline.score:.3f}."
@@ -51,7 +51,7 @@ def _is_or_are(results: Sequence[ArmResult]) -> str:
 
 
 def ended_early(comparison: Comparison) -> str:
-    """Return how many runs ended early and were not repeated, "" if there are none."""
+    """Return a sentence on the runs that ended early and were not repeated, "" without them."""
     early = [arm.name for arm in comparison.arms for _ in arm.ended_early]
     if not early:
         return ""

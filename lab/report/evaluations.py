@@ -37,7 +37,7 @@ class Evaluation:
     def scores_with(self, unscored: Mapping[str, float]) -> dict[Question, float]:
         """Return the mean reward of each question, NaN if all of its rollouts are left out.
 
-        Unscored rollouts get the reward `unscored[env]`. They are left out if `unscored` lacks env.
+        Unscored rollouts get the reward `unscored[env]`. Without this key, they are left out.
         """
         scores = {}
         for question, rewards in self.rewards.items():

@@ -23,7 +23,7 @@ from rl.runtime.stop_when import is_fulfilled
 from rl.runtime.sweep_folder import NOT_STARTED
 from rl.runtime.text import START_KEYS, key_of, printable
 
-LAST_STEPS = 10  # a run without evaluations is scored by the mean reward of its last steps
+LAST_STEPS = 10  # number of last steps whose mean reward is the training reward of a run
 RUN_KEYS = START_KEYS | {"seed", "output_dir"}  # keys that differ between runs of one arm
 _STILL_GOING = "still going"
 _LONGEST_TEXT = 300  # longer names, overrides and causes of failure are cut to this length
@@ -116,7 +116,7 @@ class Run:
 def read_run(
     folder: RunFolder | None, overrides: Sequence[str], error: str | None, num_judged: int
 ) -> Run:
-    """Return a run with its last `num_judged` evaluations (other arguments: lab.runs.FoundRun)."""
+    """Return a run with its last `num_judged` evaluations. Other arguments: fields of FoundRun."""
     meaningful = tuple(sorted(_make_readable(x) for x in overrides if key_of(x) not in RUN_KEYS))
     seeds = [_make_readable(x.partition("=")[2]) for x in overrides if key_of(x) == "seed"]
     seed = seeds[-1] if seeds else None

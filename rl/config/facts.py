@@ -59,8 +59,15 @@ def sees_hint(config: Config, env: str) -> bool:
 
 def fact(target: str, name: str, default: Any) -> Any:
     """Return the constant `name` of a class, or of a function's file; if missing, `default`."""
-    value = _constant(*definition_of(target), name)
-    return default if value is None else value
+    # As in Python's __mro__, a class that several bases share comes after the last of them.
+    order = reversed(dict.fromkeys(reversed(_with_bases(*definition_of(target)))))
+    values = (_constant(*each, name) for each in order)
+    return next((value for value in values if value is not None), default)
+
+
+def _with_bases(module: Module, definition: Definition) -> list[tuple[Module, Definition]]:
+    above = bases(module, definition) if isinstance(definition, ast.ClassDef) else ()
+    return [(module, definition), *(each for base in above for each in _with_bases(*base))]
 
 
 def _constant(module: Module, definition: Definition, name: str) -> Any:
@@ -73,5 +80,4 @@ def _constant(module: Module, definition: Definition, name: str) -> Any:
             ) if target == name:
                 with suppress(ValueError):  # the value is not a literal
                     return ast.literal_eval(value)
-    inherited = (_constant(*base, name) for base in (bases(module, definition) if is_class else ()))
-    return next((value for value in inherited if value is not None), None)
+    return None

@@ -37,7 +37,7 @@ _INPUT_KEYS = (
     *("logger", "optim", "reference"),
     *("batch_size", "group_size", "max_seq_len", "updates_per_batch"),
 )
-LIMIT_S = 600.0  # maximum seconds for the dry call of one configuration
+LIMIT_S = 600.0  # the child is ended if it answers for no configuration in this many seconds
 Answer = Mapping[str, Any]
 _CHILD_ENVIRONMENT = {"OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": "", "PYTHONBREAKPOINT": "0"}
 
@@ -102,24 +102,24 @@ class DryCall:
 
     def _read_answers(self, uncached: Sequence[int]) -> None:
         assert self._child is not None
-        limit = LIMIT_S * len(uncached)
-        try:
-            end = f"ended with status {self._child.wait(limit)}"
-        except subprocess.TimeoutExpired:  # the child's own timer cannot interrupt native code
-            self._child.kill()
-            self._child.wait()
-            end = (
-                f"was ended after {limit:g} s: make the components that it imports or calls faster"
-            )
-        try:
-            reply = json.loads(self._path("answer").read_text())
-        except (OSError, ValueError):
-            output = last_lines(self._path("log"), 5)
-            raise ConfigError([f"the dry call {end}. The end of its output:\n{output}"]) from None
-        for number, answer in zip(uncached, reply["answers"], strict=True):
-            self._answers[number] = {**answer, "files": reply["files"]}
+        answers, files, end = list[Answer](), list[str](), ""
+        while not end:
+            num_before = len(answers)
+            with suppress(subprocess.TimeoutExpired):
+                end = f"ended with status {self._child.wait(LIMIT_S)}"
+            with suppress(OSError, ValueError):  # there is no answer yet
+                answers, files = json.loads(self._path("answer").read_text())
+            # The child's own timer cannot interrupt native code.
+            if not end and len(answers) == num_before:
+                self._child.kill()
+                self._child.wait()
+                end = f"was ended after {LIMIT_S:g} s: make what it imports or calls faster"
+        problem = f"the dry call {end}. The end of its output:\n{last_lines(self._path('log'), 5)}"
+        answers += [{"problems": [problem]}] * (len(uncached) - len(answers))
+        for number, answer in zip(uncached, answers, strict=True):
+            self._answers[number] = {**answer, "files": files}
             if "learned" in answer and answer["read_env"]:
-                _cache_answer(self._configs[number], answer["learned"], reply["files"])
+                _cache_answer(self._configs[number], answer["learned"], files)
 
 
 def _inputs(config: Mapping[str, Any]) -> dict[str, Any]:

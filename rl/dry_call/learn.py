@@ -21,6 +21,7 @@ from envs.user_code import is_library
 from rl.config.learned import Learned
 from rl.config.schema import ConfigError, Run
 from rl.dry_call.report import Report, unwrap
+from rl.runtime.files import write_atomically
 
 LIMIT_S = 60
 Config = Mapping[str, Any]
@@ -131,8 +132,11 @@ def main(configs: Sequence[Config], answer: Path) -> None:
     from rl.dry_call import tensors  # noqa: F401 import torch before the time limit starts
 
     signal.signal(signal.SIGALRM, _raise_timeout)
-    answers = [_make_answer(config) for config in configs]
-    answer.write_text(json.dumps({"answers": answers, "files": own_files(configs)}))
+    answers = list[dict[str, Any]]()
+    for config in configs:
+        answers.append(_make_answer(config))
+        # Write each answer at once, because a later configuration may end this process.
+        write_atomically(answer, json.dumps([answers, own_files(configs)]))
 
 
 if __name__ == "__main__":

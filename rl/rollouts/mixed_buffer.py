@@ -84,6 +84,7 @@ class MixedBuffer(FifoBuffer):
         new = super().draw(step, count - num_replayed - num_shown, max_staleness, running)
         if new is None:
             return None
+        self._before = self._stored, self._num_expired  # for `undo_draw`
         young = [g for g in self._stored if step - g.version <= self.max_staleness]
         self._num_expired += len(self._stored) - len(young)
         chosen = Random(step).sample(young, min(num_replayed, len(young)))
@@ -97,6 +98,10 @@ class MixedBuffer(FifoBuffer):
             for i in range(num_shown if self.demonstrate else 0)
         ]
         return [*new, *replayed, *shown]
+
+    def undo_draw(self) -> None:
+        """Store no group of the newest batch, because no step has trained that batch."""
+        self._stored, self._num_expired = self._before
 
     def is_useful(self, group: Group) -> bool:
         """Return whether a group can give a gradient. Other groups are not stored for replay."""

@@ -24,15 +24,16 @@ from rl.config.schema import Run
 from rl.evaluation.periodic import Evaluator
 from rl.evaluation.play import rollout_line
 from rl.inference.client import RequestTally
-from rl.records import Credit, Group, RankBatch, Rollout
+from rl.records import Credit, Group, Rollout
 from rl.rollouts.batch_credit import apply_batch_credit
 from rl.rollouts.batch_metrics import batch_metrics
 from rl.rollouts.dispatcher import Dispatcher
 from rl.rollouts.listening import open_server
+from rl.rollouts.mixed_buffer import MixedBuffer
 from rl.rollouts.plan import plan_batch
 from rl.rollouts.sampled_tokens import TokenRecord
 from rl.rollouts.serving_replicas import ServingReplicas
-from rl.runtime.failure import RunFailed, report_failure
+from rl.runtime.failure import RunFailed, message_of, report_failure
 from rl.runtime.files import json_line
 from rl.runtime.folder import RunFolder
 from rl.runtime.status import STOPPED, Status
@@ -58,11 +59,11 @@ class RolloutService:
         self._aggregation = build(run.aggregation)
         self._record: TokenRecord = build(run.record)()
         self._weighs_turns = Learned.of(run).aggregation_takes_turns
-        self._plans: dict[int, asyncio.Task[list[RankBatch]]] = {}
+        self._plans: dict[int, asyncio.Task[list[msgspec.Raw]]] = {}
         self._groups: list[Group] = []  # the groups of the newest plan
         self._rejected: list[Group] = []
-        self._error: Exception | None = None
-        self._broken = asyncio.Event()
+        self._failure: asyncio.Future[BaseException] = asyncio.Future()  # `report` raises it
+        self._unreported: Answer | None = None  # how the ranks end if the failure has no report
         self._num_ranks = 0  # number of connected ranks
         dispatcher.on_rejected = self._rejected.append
 
@@ -91,13 +92,11 @@ class RolloutService:
         try:
             return Answer(value=msgspec.Raw(pack(await self._call_result(call))))
         except NoMoreBatches as end:
-            return Answer(over=str(end), stopped=end.stopped)
+            return self._unreported or Answer(over=str(end), stopped=end.stopped)
         except Exception as error:
-            self._error = self._error or error  # `report` raises this error
             await self._end_batches(error)
-            self._broken.set()
             if call.what == "next_batch":
-                return Answer(over=STOPPED, stopped=True)
+                return self._unreported or Answer(over=STOPPED, stopped=True)
             if call.what in ("publish", "evaluation"):  # a later next_batch stops the rank
                 return Answer(value=msgspec.Raw(pack({})))
             raise  # `serve` closes the connection, because the rank needs the missing value
@@ -120,12 +119,19 @@ class RolloutService:
                     self._evaluator.start(call.version)
             return {}
         if call.what == "evaluation":
-            return await self._evaluator.wait_for_metrics(call.version) if self._evaluator else {}
+            return await self._evaluation(call.version)
         if call.what == "record_all":
             return await self._record_all(call)
         if call.what == "state":
             return asdict(self._dispatcher.checkpoint())
         raise AssertionError(f"a rank sent an unknown call: {call.what}")
+
+    async def _evaluation(self, version: int) -> dict[str, float]:
+        found = await self._evaluator.wait_for_metrics(version) if self._evaluator else {}
+        # No later next_batch tells the ranks of the error, so they would end as "done".
+        if self._evaluator and not found and version == self._run.max_steps:
+            raise NoMoreBatches(message_of(await asyncio.shield(self._failure)))
+        return found
 
     def _check_first_version(self, version: int) -> None:
         if self._dispatcher.version.number < 0 and version != self._dispatcher.step:
@@ -135,16 +141,18 @@ class RolloutService:
                 "checkpoints: start again with resume=true"
             )
 
-    async def _plan(self, call: Call) -> list[RankBatch]:
+    async def _plan(self, call: Call) -> list[msgspec.Raw]:
         groups = await self._dispatcher.take_batch(call.step)
         try:
             return await self._finish_plan(call, apply_batch_credit(groups, self._batch_credit))
         except Exception:
             self._dispatcher.return_batch()
+            if isinstance(self._dispatcher.buffer, MixedBuffer):
+                self._dispatcher.buffer.undo_draw()
             raise
 
-    async def _finish_plan(self, call: Call, groups: list[Group]) -> list[RankBatch]:
-        """Write the rollouts of a step and return each rank's share of the batch."""
+    async def _finish_plan(self, call: Call, groups: list[Group]) -> list[msgspec.Raw]:
+        """Write the rollouts of a step and return each rank's packed share of the batch."""
         step, self._groups = call.step, groups
         before, self._num_retried = self._num_retried, self._tally.num_retried
         metrics = {
@@ -175,7 +183,8 @@ class RolloutService:
         )
         await recording  # wait, so that every trained step has its token file
         record_ids = self._record.ids(groups, recorded)
-        return [replace(share, record_ids=record_ids) for share in shares]
+        # Pack the shares here, so that `_plan` also returns a batch that cannot be packed.
+        return [msgspec.Raw(pack(replace(share, record_ids=record_ids))) for share in shares]
 
     async def _record_all(self, call: Call) -> tuple[str, ...]:
         """Return the newest batch's rollout ids. For rank 0, first write the batch's tokens."""
@@ -199,7 +208,7 @@ class RolloutService:
         return rejected
 
     async def sample(self) -> None:
-        """Play groups and evaluate. After an error, let the ranks save a checkpoint, then raise."""
+        """Play groups and evaluate. After an error, return; `report` then raises the error."""
         try:
             async with asyncio.TaskGroup() as tasks:
                 tasks.create_task(self._dispatcher.run())
@@ -207,40 +216,37 @@ class RolloutService:
                     tasks.create_task(self._replicas.watch())
                 if self._evaluator:
                     tasks.create_task(self._evaluator.run())
-        except* Exception as failure:
+        except* Exception as failure:  # noqa: BLE001 `report` raises it
             await self._end_batches(failure)
-            await self._wait_for_ranks()
-            raise
 
     async def _end_batches(self, error: BaseException) -> None:
         """Report an error and plan no more batches, so that the ranks save a checkpoint."""
+        if not self._failure.done():
+            self._failure.set_result(error)
         # Report before the stop can cause other reports, because the supervisor shows the oldest.
-        with suppress(OSError):  # the disk may be full
+        try:
             report_failure(self._run_folder, "rollouts", error)
+        except OSError:  # the disk may be full, so the ranks fail and try to report the error
+            self._unreported = self._unreported or Answer(over=message_of(error))
         await self._dispatcher.stop()
-
-    async def _wait_for_ranks(self) -> None:
-        """Wait for the ranks to save, because the supervisor ends them when this process ends."""
-        deadline = time.monotonic() + self._run.trainer.wait_timeout
-        while self._num_ranks and time.monotonic() < deadline:
-            await asyncio.sleep(0.1)
 
     async def report(self) -> None:
         """Show the progress of the next batch and check for a stop request, four times a second.
 
-        If a rank's call failed, raise its error after the ranks have saved a checkpoint.
+        After an error, wait until the ranks have saved a checkpoint, because the supervisor ends
+        them when this process ends. Then raise the error.
         """
-        while True:
+        while not self._failure.done():
             self._status.set(self._dispatcher.progress())
             if self._run_folder.stop_request.exists():
                 await self._dispatcher.stop()
                 if self._replicas:
                     self._replicas.router.end()
-            with suppress(TimeoutError):
-                await asyncio.wait_for(self._broken.wait(), 0.25)
-            if self._error:
-                await self._wait_for_ranks()
-                raise self._error
+            await asyncio.wait([self._failure], timeout=0.25)
+        deadline = time.monotonic() + self._run.trainer.wait_timeout
+        while self._num_ranks and time.monotonic() < deadline:
+            await asyncio.sleep(0.1)
+        raise self._failure.result()
 
 
 def trained_line(group: Group, rollout: Rollout, credit: Credit, used: bool) -> dict[str, object]:

@@ -82,12 +82,13 @@ class LineTail:
         self._path = path
         self._offset = 0  # position after the last complete line that was read
 
-    def read(self) -> list[bytes]:
+    def read(self, most: int = 1 << 62) -> list[bytes]:
         """Return the complete lines added since the last call, or all lines if the file shrank."""
         try:
             with regular_file(self._path, self._path.parent).open("rb") as file:
-                if os.fstat(file.fileno()).st_size < self._offset:
+                if (size := os.fstat(file.fileno()).st_size) < self._offset:
                     self._offset = 0
+                self._offset = max(self._offset, size - most)  # perhaps in the middle of a line
                 file.seek(self._offset)
                 content = file.read()
         except FileNotFoundError:

@@ -70,8 +70,8 @@ class MetricsTail:
     def __init__(self, run_folder: RunFolder) -> None:
         self._tail = LineTail(run_folder.metrics)
 
-    def read(self) -> list[Row]:
-        return [row for line in self._tail.read() if (row := _parse_line(line)) is not None]
+    def read(self, most: int = 1 << 62) -> list[Row]:
+        return [row for line in self._tail.read(most) if (row := _parse_line(line)) is not None]
 
 
 def read_metrics(run_folder: RunFolder) -> list[Row]:
@@ -124,3 +124,8 @@ def steps_done(rows: Sequence[Row]) -> int:
         return 0
     only_evaluates = all(name in ("step", "time") or name.startswith("eval/") for name in rows[-1])
     return rows[-1]["step"] + (0 if only_evaluates and len(rows[-1]) > 2 else 1)
+
+
+def num_steps_done(run_folder: RunFolder) -> int:
+    """Return `steps_done` of a run. Read only the end of a file whose last line is below 64 KiB."""
+    return steps_done(MetricsTail(run_folder).read(1 << 16) or read_metrics(run_folder))

@@ -10,7 +10,7 @@ import yaml
 
 from rl.runtime.folder import RunFolder
 from rl.runtime.given_files import load_yaml
-from rl.runtime.metrics import read_metrics, steps_done
+from rl.runtime.metrics import num_steps_done
 from rl.runtime.text import START_KEYS, key_of, printable
 
 _RESERVED = {"true", "false", "null", "nan", "inf"}  # Hydra reads these as text only in quotes
@@ -57,7 +57,7 @@ def quote_for_hydra(text: str) -> str:
 
 def resume_advice(folder: RunFolder) -> str:
     """Return a message with the number of saved steps and the command that resumes the run."""
-    num_steps = steps_done(read_metrics(folder))
+    num_steps = num_steps_done(folder)
     if not num_steps:
         return "no step was done: nothing is lost, and run_name can be used again"
     saved = folder.num_saved_steps()

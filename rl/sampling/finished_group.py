@@ -44,9 +44,8 @@ class FinishedGroup:
                         )
                     results = iter([rewards_by_name(each, 0)[0] for each in found])
         except (TimeoutError, EnvironmentFailed) as failure:
-            error = str(failure)
-            error = error or f"score_group took longer than sampler.rollout_timeout={timeout:g} s"
-            self.log_error(env, error)
+            late = f"score_group took longer than sampler.rollout_timeout={timeout:g} s"
+            error = str(failure) or late
             return self._with_rollouts(
                 rollout if rollout.error else replace(rollout, **_BROKEN, error=error)
                 for rollout, _ in self.played
@@ -71,11 +70,13 @@ class FinishedGroup:
                     await speaker.rows.add_hints(partial(hints, episode=speaker.episode))
                 changes: dict[str, Any] = {"rows": speaker.rows.freeze()}
             except (EnvironmentFailed, RequestFailed) as failure:
-                self.log_error(self.env, error := str(failure))
-                changes = {"rows": (), "error": error, **_BROKEN}
+                changes = {"rows": (), "error": str(failure), **_BROKEN}
             hinted.append(replace(rollout, **changes))
         return self._with_rollouts(hinted)
 
     def _with_rollouts(self, rollouts: Any) -> "FinishedGroup":
         speakers = (speaker for _, speaker in self.played)
-        return replace(self, played=list(zip(rollouts, speakers, strict=True)))
+        group = replace(self, played=list(zip(rollouts, speakers, strict=True)))
+        for rollout, _ in group.played:
+            self.log_error(self.env, rollout.error)
+        return group

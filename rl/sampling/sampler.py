@@ -1,4 +1,4 @@
-"""The sampling options of conf/sampler, and the seeds of requests."""
+"""The options with which a run samples from vLLM (conf/sampler), and the seeds of requests."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -39,14 +39,14 @@ class PolicySampler:
         parse_stops(self.stop, "sampler.stop")
 
     def non_default_parameters(self) -> dict[str, Any]:
-        """Return options of a request. Omit those without effect: OpenAI's API rejects some."""
+        """Return a request's options. Omit neutral ones, because OpenAI's API rejects some."""
         pairs = ((name, getattr(self, name)) for name in NEUTRAL_SAMPLING)
         changed = {name: value for name, value in pairs if value != NEUTRAL_SAMPLING[name]}
         stop = {"stop": list(self.stop)} if self.stop else {}
         return {"temperature": self.temperature, **changed, **stop}
 
     def sampling(self, renderer: Renderer) -> dict[str, object]:
-        """Return vLLM's sampling parameters, except the token limit."""
+        """Return vLLM's sampling parameters, except token limit and seed, which vary by request."""
         return {
             "temperature": self.temperature,
             **{name: getattr(self, name) for name in NEUTRAL_SAMPLING},
@@ -63,8 +63,8 @@ class RequestSeeds:
         run seed, group index, rollout, attempt, turn ---> seed of the request
 
     If a request samples several completions, completion j gets seed + j. A seed does not depend on
-    time or on the order of requests. `replace` returns a copy that starts at the first turn. A
-    repeated run samples the same tokens only if vLLM computes equal logits (conf/sampler).
+    time or on the order of requests. A copy by `dataclasses.replace` starts again at the first
+    turn. A repeated run samples equal tokens only if vLLM computes equal logits (conf/sampler).
     """
 
     seed: int | None  # seed of the run; None: requests have no seed (`sampler.seeded`)
@@ -78,5 +78,5 @@ class RequestSeeds:
             return None
         key = f"{self.seed}:{self.group}:{self.rollout}:{self.attempt}:{self._turns}"
         self._turns += 1
-        # 7 bytes, so that seed + j of completion j stays within the 63 bits that vLLM accepts.
+        # Use 7 bytes, so that seed + j stays within the 63 bits that vLLM accepts.
         return int.from_bytes(blake2b(key.encode(), digest_size=7).digest(), "big")

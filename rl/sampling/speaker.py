@@ -3,8 +3,8 @@
     messages, tools -> prompt -> server -> Completion -> training row and message
 
 Such an environment passes the whole conversation at each turn, like a client of a chat endpoint. If
-all earlier messages are unchanged, the new messages are appended to the sampled tokens. If the
-environment changed an earlier message, the conversation is rendered again and a new row begins.
+all earlier messages are unchanged, the chat appends the new messages to the tokens so far. If not,
+the chat renders the whole conversation again, which usually begins a new row.
 If several roles speak in an episode, each has its own speaker, conversation and rows.
 """
 
@@ -24,7 +24,7 @@ from rl.sampling.sampler import RequestSeeds
 
 @dataclass
 class Speaker:
-    """Callable that samples the policy's turns in one episode and adds them to `rows`."""
+    """Callable that samples turns of one episode. Turns of its own role are added to `rows`."""
 
     chat: Chat
     rows: RowBuilder
@@ -32,7 +32,7 @@ class Speaker:
     hold_slot: Callable[[], AbstractAsyncContextManager[None]]  # limits concurrent requests
     seeds: RequestSeeds
     prepare: Callable[[list[Message]], list[Message]]  # adds system prompt and any hint
-    prefix: Prefix | None = None  # given tokens with which the first turns begin
+    prefix: Prefix | None = None  # tokens with which the first turns must begin
     stop_reason: StopReason = StopReason.STOP  # why the newest turn ended
     # (conversation, prompt, completion) of the newest turn; None before the first turn
     _last: tuple[list[Message], Prompt, Completion] | None = None
@@ -66,7 +66,7 @@ class Speaker:
         if self.chat.max_new_tokens(prompt) <= 0:
             self.stop_reason = StopReason.CONTEXT
             raise ContextFull("the conversation fills max_seq_len: raise model.max_seq_len")
-        # Draw the seed before the wait, because concurrent turns end their waits in any order.
+        # Draw the seed before waiting for a slot, because concurrent turns get slots in any order.
         seed, given, number = self.seeds.next(), self.prefix, self.episode.turns
         replayed = given.turn(number, prompt) if given else None
         if prefix is not None and not (replayed and replayed.token_ids):

@@ -9,7 +9,7 @@ from rl.sampling.strategy import PlayOne, StartedGroup, Strategy, play_attempts
 
 
 class Extremes(Strategy):
-    """Play `factor * size` attempts and keep `size`: the best and the worst. arXiv:2504.13818."""
+    """Play `factor * size` attempts. Keep the best and the worst `size / 2`. arXiv:2504.13818."""
 
     reads_rewards: ClassVar[bool] = True
 
@@ -21,7 +21,7 @@ class Extremes(Strategy):
 
     async def play(self, group: StartedGroup, play_one: PlayOne, size: int) -> Sequence[Rollout]:
         rollouts = await play_attempts(group, play_one, range(self.factor * size))
-        # Attempts without a reward come last. They are kept only if fewer than `size` have one.
+        # Put attempts without a reward last. Keep them only if fewer than `size` have a reward.
         rollouts.sort(key=lambda r: float("inf") if r.reward is None else -r.reward)
         num_scored = max(sum(rollout.reward is not None for rollout in rollouts), size)
         num_worst = size // 2
@@ -29,7 +29,7 @@ class Extremes(Strategy):
 
 
 class AdaptiveSize(Strategy):
-    """Play rounds of `size` attempts until rewards differ. Keep all attempts. arXiv:2510.04996."""
+    """Play up to `max_rounds` times `size` attempts, until rewards differ. arXiv:2510.04996."""
 
     reads_rewards: ClassVar[bool] = True
     fixed_size: ClassVar[bool] = False
@@ -47,7 +47,7 @@ class AdaptiveSize(Strategy):
 
 
 class HintWhenAllFail(Strategy):
-    """If no reward exceeds `failed_reward`, replace attempts by hinted ones. arXiv:2510.19807."""
+    """If all attempts fail, replace `num_hinted` of them by hinted ones. arXiv:2510.19807."""
 
     reads_rewards: ClassVar[bool] = True
     needs_hints: ClassVar[bool] = True

@@ -30,15 +30,15 @@ class PlayOne(Protocol):
         prefix_trains: bool = False,
         hint: str | None = None,
     ) -> Rollout:
-        """Play an attempt, with retries after errors. An attempt that fails has no reward.
+        """Play an attempt, with retries after errors. If the errors persist, `reward` is None.
 
         Args:
             example: the group's example, or another one of its environment.
             seed: the number of the attempt in the group, which no other attempt may have.
             prefix: the beginning of the attempt, given as a result of `prefix_of`, tokens or text.
             prefix_trains: whether the prefix is trained.
-            hint: replaces the example's info["hint"]; "" keeps it; None shows no hint. With a hint
-                the attempt is sampled and trained after the prompt of `env.teacher_messages`.
+            hint: None shows no hint, "" the example's info["hint"], another text replaces it.
+                With a hint, sampling and training use the prompt of `env.teacher_messages`.
         """
         ...
 
@@ -61,7 +61,7 @@ class Strategy:
     samples: ClassVar[bool] = True
 
     def num_first(self, size: int) -> int:
-        """Return how many attempts start first, without prefix or hint, with seeds from 0 on."""
+        """Return how many attempts `play` starts first: seeds from 0 on, without prefix or hint."""
         return size
 
     async def play(self, group: StartedGroup, play_one: PlayOne, size: int) -> Sequence[Rollout]:

@@ -29,10 +29,10 @@ class TokensChat(RendererChat):
     """A chat whose prompts vLLM renders and whose completions `renderer` parses."""
 
     render_error: ClassVar[type[Exception]] = ValueError
-    on_rewrite: Literal["fork", "refuse"] | None = None  # earlier turns; None: no earlier turn
+    on_rewrite: Literal["fork", "refuse"] | None = None  # client.on_rewrite; None: only one turn
     template_options: Mapping[str, Any] | None = None  # variables of the chat template
-    # Empty, or the task that tests the template. Copies of the chat share this list. The test does
-    # not run in `connect`, because vLLM may still be starting and have no LoRA adapter yet.
+    # The task that tests the template, once it has started. Copies of the chat share this list.
+    # `connect` cannot run the test, because vLLM may still be starting or lack the LoRA adapter.
     _probe: list[asyncio.Task[None]] = field(default_factory=list)
 
     async def check_server(self) -> None:

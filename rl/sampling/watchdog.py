@@ -1,7 +1,7 @@
 """Reports the line of user code that blocks the event loop.
 
 If an environment's `async def` blocks (time.sleep, requests, a long computation), all rollouts
-stop. Tasks of the event loop cannot detect this, so a thread schedules a callback in the loop. If
+stop, and no task of the loop can report it. So a thread schedules a callback in the loop. If
 the callback does not run in time, the thread reports the line that the loop is executing. The run
 continues when that line returns.
 """
@@ -26,7 +26,7 @@ class Watchdog:
     def __init__(
         self, show: Callable[[str], None], *, patience: float = 3.0, interval: float = 0.5
     ) -> None:
-        """`show`: displays a message. `patience`: seconds until blocking code is reported."""
+        """Check every `interval` s, and call `show(message)` if code blocks for `patience` s."""
         self._show, self._patience, self._interval = show, patience, interval
         self._blocked: WeakKeyDictionary[asyncio.Task[object], float] = WeakKeyDictionary()
         self._ended = threading.Event()
@@ -41,7 +41,7 @@ class Watchdog:
         self._ended.set()
 
     def pop_blocked_seconds(self) -> float:
-        """Return the last reported seconds of blocking by the current task, and reset them to 0."""
+        """Return how many seconds the current task was reported to block. Reset them to 0."""
         task = asyncio.current_task()
         return self._blocked.pop(task, 0.0) if task is not None else 0.0
 
@@ -52,7 +52,7 @@ class Watchdog:
             if self._alive:
                 self._alive, asked_at, reported_s = False, now, 0.0
                 self._loop.call_soon_threadsafe(self._note_alive)
-            elif now - asked_at > max(self._patience, 2 * reported_s):  # report at 3, 6, 12 s
+            elif now - asked_at > max(self._patience, 2 * reported_s):  # e.g. after 3, 6, 12 s
                 reported_s = now - asked_at
                 self._report(reported_s)
 

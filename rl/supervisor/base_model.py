@@ -49,7 +49,7 @@ def make_cache(folder: Path) -> None:
 
 
 def fetch_references(run: Run) -> list[Path]:
-    """Return the reference models' folders. Raise ConfigError for a missing or damaged model."""
+    """Download reference models, return their folders. Raise ConfigError for an unusable model."""
     if not needs_reference(run.plain()):
         return []
     with as_config_error():

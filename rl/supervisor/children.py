@@ -2,7 +2,7 @@
 
 The supervisor starts the ranks without torchrun, which would be one more process that imports
 torch. Each rank has its own log. Ranks of one host connect through a file, because another program
-could take a port first.
+could take the port before rank 0 listens.
 """
 
 import os
@@ -22,7 +22,7 @@ from rl.runtime.child import Reaper, describe_exit, last_lines, python_module
 from rl.runtime.endpoint import WAIT_VARIABLE
 from rl.runtime.failure import RunFailed, first_failure, with_remedies
 from rl.runtime.folder import RunFolder
-from rl.runtime.metrics import read_metrics, steps_done
+from rl.runtime.metrics import num_steps_done
 from rl.runtime.network import LISTEN_VARIABLE, Address
 from rl.runtime.status import read_statuses
 from rl.runtime.stop_request import StopRequest
@@ -80,7 +80,7 @@ class Children:
             self._start_vllm,
             startup_timeout=run.inference.startup_timeout,
             wait_timeout=run.trainer.wait_timeout,
-            num_steps=lambda: steps_done(read_metrics(folder)),
+            num_steps=lambda: num_steps_done(folder),
             why_unusable=lambda replica: (
                 why_unusable(replica, folder.initial_model(), run.max_seq_len)
                 if run.inference.is_external
@@ -133,7 +133,7 @@ class Children:
             asked = self._run_folder.stop_request.exists()
             ended = {n: c.returncode for n, c in self._children.items() if c.returncode is not None}
             if all(trainer.returncode == 0 for trainer in trainers):
-                self._raise_if_reported()  # ranks also end with 0 if sampling has failed
+                self._raise_if_reported()  # ranks end with status 0 even if sampling has failed
                 return
             if self._replicas:  # check vLLM first, because ranks and rollouts fail if it ends
                 gone = self._replicas.check_and_restart(may_restart=begun and not asked)
@@ -174,14 +174,14 @@ class Children:
             raise RunFailed(f"{failure['part']}: {failure['message']}{details}")
 
     def _stop_and_save(self, tick: Callable[[], None]) -> bool:
-        """Request a checkpoint. Return whether all ranks end with 0 and all steps are saved."""
+        """Let the ranks save and end. Return whether all have status 0 and all steps are saved."""
         ranks = self._trainers()
         self._run_folder.stop_request.touch()
         deadline = time.monotonic() + self._run.trainer.wait_timeout
         while any(rank.returncode is None for rank in ranks) and time.monotonic() < deadline:
             tick()
             time.sleep(_TICK_S)
-        saved, done = self._run_folder.num_saved_steps(), steps_done(read_metrics(self._run_folder))
+        saved, done = self._run_folder.num_saved_steps(), num_steps_done(self._run_folder)
         return saved == done and all(rank.returncode == 0 for rank in ranks)
 
     def _raise_failure(self, early: Mapping[str, int | None]) -> NoReturn:
@@ -217,8 +217,8 @@ def _device_environment(place: Place, *, shared: bool) -> dict[str, str]:
 
     DS_ACCELERATOR names the planned device, because DeepSpeed does not detect CPUs, and because a
     rank that cannot use its GPU must not train on the CPU. On a GPU PyTorch's allocator may
-    extend its memory segments, because every micro-batch has another shape. If vLLM uses the same
-    GPU (`shared`), the rank loads the model after vLLM has started.
+    extend memory segments, because varying shapes would fragment segments of fixed size. If vLLM
+    uses the same GPU (`shared`), the rank loads the model after vLLM has started.
 
     On a CPU OMP_WAIT_POLICY lets waiting threads sleep. If they spin while another process needs a
     core, a step takes up to ten times longer. The other variables limit two caches, which hold

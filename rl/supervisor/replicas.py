@@ -109,7 +109,7 @@ class Replicas:
         return None
 
     def _has_crashed(self, one: WatchedReplica) -> bool:
-        """Return whether this run started the server, and it has served but no longer answers."""
+        """Return whether the run's own server has served, and then ended or stopped answering."""
         if one.child is None or not one.ready:
             return False
         return one.child.returncode is not None or not is_healthy(one.replica)
@@ -148,7 +148,7 @@ class Replicas:
             return None
         if is_healthy(one.replica):
             if not one.ready and (problem := self._why_unusable(one.replica)):
-                # A server that was just restarted may not have all routes yet.
+                # Ignore the problem at first, because a restarted server may still lack routes.
                 again = one.replica.incarnation > 0 and now - one.started < _SILENT_S
                 return None if again else problem
             one.ready, one.answered_at = True, now
@@ -156,7 +156,7 @@ class Replicas:
         elif not one.ready:
             return self._startup_failure(one) if now - one.started > self._startup_timeout else None
         elif refuses_connections(one.replica):
-            # vLLM's engine has died. Its server process would wait forever for open requests.
+            # vLLM's engine has died. Kill its server, which would wait forever for open requests.
             if one.child is None:
                 return "accepts no connections any more"
             with suppress(HostLost):
@@ -175,5 +175,5 @@ class Replicas:
 
     def _tolerated_silence(self, one: WatchedReplica) -> float:
         others = any(other.ready for other in self._all if other is not one)
-        # Use half of the limit, because the ranks fail after the whole limit without a batch.
+        # Use half of wait_timeout, because the ranks fail after all of it without a batch.
         return min(_SILENT_S, self._wait_timeout) if others else self._wait_timeout / 2

@@ -34,7 +34,7 @@ class Resolved:
     machines: Sequence[Host]  # the hosts; with cluster=ray one imaginary host with all devices
 
     def for_model(self, sizes: Shape | None) -> tuple[Self, str]:
-        """Return a copy that sets vLLM's memory for these model sizes, and the plan as text."""
+        """Return (copy with vLLM's memory set for a model of these sizes, text of the plan)."""
         if sizes and sizes.expert and self.run.adapter.freezes_base:
             with as_config_error():
                 check_targets(self.run.adapter.target_modules)

@@ -39,7 +39,7 @@ from rl.runtime.failure import OutOfTime, RunFailed
 from rl.runtime.files import write_atomically
 from rl.runtime.folder import RunFolder
 from rl.runtime.lock import FULL, ensure_free, locked
-from rl.runtime.metrics import column, read_metrics, steps_done
+from rl.runtime.metrics import column, num_steps_done, read_metrics, steps_done
 from rl.runtime.start_record import resume_advice
 from rl.runtime.status import STOPPED, read_statuses, training_is_done
 from rl.runtime.stop_request import Stopped, StopRequest, stopped_by_signals
@@ -89,8 +89,8 @@ def supervise(
         return _end_complete_run(run, run_folder)
     lock, dry_call = locked(run_folder, delete_on=ConfigError), DryCall([run.plain()])
     with stopped_by_signals() as stop, lock, Reaper() as reaper, dry_call:
-        # Check again under the lock, because another run may have used the folder meanwhile, and
-        # with the number of ranks, which may have been null.
+        # Check again under the lock, because another run may have used the folder meanwhile. The
+        # number of ranks is known now, even if trainer.ranks is null.
         known = config | {"trainer": {**config["trainer"], "ranks": run.trainer.ranks}}
         if problems := list(run_folder_problems(known)):
             raise ConfigError(problems)
@@ -177,7 +177,7 @@ def reporting_full_disk() -> Iterator[None]:
 
 
 def _print_repeated_steps(run_folder: RunFolder) -> None:
-    saved, num_steps = run_folder.num_saved_steps(), steps_done(read_metrics(run_folder))
+    saved, num_steps = run_folder.num_saved_steps(), num_steps_done(run_folder)
     if saved < num_steps:
         say(
             f"continuing after {saved} steps: {num_steps - saved} later steps are repeated, as "
@@ -222,7 +222,7 @@ class _Launch:
             # once, because `self.stop.waits` is still False.
             launch = _Launch(supervised, self.reaper, StopRequest(), self.limit, dry_call)
             launch.execute(assign_devices(first), model, is_main=False)
-        if steps_done(read_metrics(supervised)) < first.max_steps:
+        if num_steps_done(supervised) < first.max_steps:
             raise RunFailed("the warm start was stopped and is not saved: start the run again")
         move_to_cache(supervised, kept)
         return kept

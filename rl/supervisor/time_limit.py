@@ -16,13 +16,14 @@ from rl.runtime.stop_request import StopRequest
 
 # Estimate a step's time from the latest steps, because the first ones may include compilation.
 _RECENT_STEPS = 20
+_TIMES = ("time/step", "time/checkpoint")
 _MARGIN = 1.25
 _ENDING_S = 5.0  # assumed seconds from the last checkpoint to the end of all processes
-_CHECKPOINT_S = 30.0  # until a checkpoint is measured, it is assumed to take at least this long
+_CHECKPOINT_S = 30.0  # assumed minimum time of a checkpoint until one has been measured
 # A checkpoint has bfloat16 and float32 weights, a bfloat16 export, and Adam's two float32 moments.
 _BYTES_PER_PARAMETER = 16
 _BYTES_PER_S = 2e8  # assumed speed of the disk
-_NO_CHECKPOINT_S = 0.01  # if no time/checkpoint exceeds this, no checkpoint was saved
+_NO_CHECKPOINT_S = 0.01  # the metric time/checkpoint is smaller if a step saved no checkpoint
 _CHECK_INTERVAL_S = 0.5  # seconds between two checks of the remaining time
 
 
@@ -47,7 +48,8 @@ class TimeLimit:
         if self._max_time is None or self.is_over or now - self._last_check < _CHECK_INTERVAL_S:
             return
         self._last_check = now
-        self._rows += [row for row in self._tail.read() if row["time"] >= self._began]
+        new = [row for row in self._tail.read() if row["time"] >= self._began]
+        self._rows += [{name: row.get(name) for name in _TIMES} for row in new]  # to save memory
         left = self._began + self._seconds - now
         if self._rows and left < seconds_to_save(self._rows, self._checkpoint_s):
             self.is_over = stop.asked = True

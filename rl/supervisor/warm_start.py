@@ -13,20 +13,22 @@ import tempfile
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from importlib.metadata import version
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
 from rl.config.ranges import PositiveFloat, PositiveInt, Probability
 from rl.config.resume_rules import leaves
-from rl.config.schema import Run
+from rl.config.schema import ConfigError, Run
 from rl.runtime.folder import RunFolder
 
-# The cache key contains all files of these packages, because a change may affect the weights.
+# The cache key depends on all files of these packages, because they may affect the weights.
 _PACKAGES = ("rl/learner", "rl/model", "rl/sampling", "rl/rollouts", "losses")
 _ROOT = Path(__file__).parents[2]
 # Options of an environment's data that may name a folder or a file pattern. Other options may
 # look like a pattern by chance, such as the operators "*" and "/" of env=arithmetic.
 _DATA_KEYS = ("path", "eval_path", "corpus", "questions")
+_MOST_PATHS = 100_000  # to look at more takes long
 _LIBRARIES = ("torch", "transformers", "deepspeed", "renderers")
 
 
@@ -80,8 +82,10 @@ def _file_hash(key: str, value: Any) -> Any:
             if key.rpartition(".")[2] not in _DATA_KEYS:
                 return ""
             pattern = f"{glob.escape(str(path))}/**" if path.is_dir() else str(path)
-            found = sorted(filter(os.path.isfile, glob.glob(pattern, recursive=True)))
-            stats = [(name, os.stat(name)) for name in found]
+            found = list(islice(glob.iglob(pattern, recursive=True), _MOST_PATHS + 1))
+            if len(found) > _MOST_PATHS:
+                raise ConfigError([f"env.{key}={value} has over {_MOST_PATHS} files: use fewer"])
+            stats = [(name, os.stat(name)) for name in sorted(filter(os.path.isfile, found))]
             return [[name, stat.st_size, stat.st_mtime_ns] for name, stat in stats] or ""
     except (OSError, RuntimeError):  # the path is too long, or the user after ~ does not exist
         return ""

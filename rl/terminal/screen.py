@@ -78,7 +78,7 @@ class Screen(Display):
         return live_panel(self.view, now)
 
     def lines(self, now: float, *, last: bool) -> list[str]:
-        """Return new lines for a log file: phases of processes until a step ends, then steps."""
+        """Return new lines for a log file: process phases until the first step ends, then steps."""
         view = self.view
         if not view.rows or (view.rows[-1].get("time") or 0.0) < view.started:  # no new step yet
             return [] if last else self._phase_lines()

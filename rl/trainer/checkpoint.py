@@ -1,7 +1,7 @@
-"""Write each checkpoint under a temporary name, then rename it, so that it is always complete.
+"""Write each checkpoint under a temporary name, and rename it when it is complete.
 
 checkpoints/step_000100/
-  state.json      step, and the state of the dispatcher (the next examples)
+  state.json      step, and the dispatcher's state: next groups, buffer, order of the examples
   deepspeed/      trained weights and optimizer state, one file per rank
   critic/         the same for the critic, if the run has one
   learner.json    the coefficient beta of kl=adaptive

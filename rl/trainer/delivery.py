@@ -39,13 +39,13 @@ class Receivers:
 
     def __init__(self, run_folder: RunFolder, inference: InferenceNode, *, timeout: float) -> None:
         self._run_folder, self._inference, self._timeout = run_folder, inference, timeout
-        # At most trainer.wait_timeout, because the other ranks wait only twice as long for rank 0.
+        # At most trainer.wait_timeout, because the other ranks wait for rank 0 only twice as long.
         self.restart_timeout = min(inference.startup_timeout, timeout)
         self._known: dict[str, Replica] = {}  # replicas that `new_replicas` has returned
         self.updated: dict[str, int] = {}  # replica name -> incarnation, the number of its restarts
 
     def wait(self) -> None:
-        """Wait until all replicas answer. The supervisor ends this process if a replica fails."""
+        """Wait until all replicas answer. If one fails first, the supervisor ends this process."""
         timeout, began = self._inference.startup_timeout, time.monotonic()
         while len(started := self._started()) < len(self._inference.names):
             if time.monotonic() > began + timeout:

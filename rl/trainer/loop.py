@@ -112,8 +112,8 @@ class TrainingRun:
             if end := reason_to_end(self.run, step, line, self.ranks) if delivered else STOPPED:
                 self._end_early(step + 1, NoMoreBatches(end, stopped=True), rollouts)
                 return
-            # Save after writing the metrics line, because a resumed run does not write this line
-            # again. The metrics of the next step include the time of the checkpoint.
+            # Save after writing the metrics line, because a run that resumes here does not write
+            # it again. The metrics of the next step include the time of the checkpoint.
             began, watch = time.monotonic(), Stopwatch(self.status)
             with watch.phase("checkpoint", f"writing {self._checkpoint_name(step + 1)}"):
                 self._save_if_due(step + 1, rollouts)

@@ -18,7 +18,7 @@ from rl.wire import HEADER, Answer, Call, NoMoreBatches, pack, unpack
 T = TypeVar("T")
 
 _POLL_MS = 500  # milliseconds between two checks for restarted vLLMs
-_REPORT_DELAY_S = 1.0  # so that the rollouts process can report its error before this rank does
+_REPORT_DELAY_S = 1.0  # wait, so that the rollouts process reports its error before this rank
 
 
 class RolloutsLink:

@@ -29,9 +29,9 @@ class TensorBoardLogger(Logger):
 
         run_folder = RunFolder(folder)
         start = run_folder.num_saved_steps()
-        if not start:  # delete all files, because purge_step=0 would keep the events of step 0
+        if not start:  # no step is saved, so delete the events of all steps
             shutil.rmtree(run_folder.tensorboard, ignore_errors=True)
-        self._writer = SummaryWriter(run_folder.tensorboard, purge_step=start or None)
+        self._writer = SummaryWriter(run_folder.tensorboard, purge_step=start)
         indented = yaml.safe_dump(dict(config), sort_keys=False).replace("\n", "\n    ")
         # Indent the text, because Markdown then shows it as code.
         self._writer.add_text(run_name, f"    {indented}", start)

@@ -21,7 +21,7 @@ class _RecordedRows:
     ids: list[str]
     rows: list[int]
     lengths: list[int]
-    columns: dict[str, np.ndarray]  # [N of the recorded rows] each
+    columns: dict[str, np.ndarray]  # name -> values of the rows' tokens, concatenated
 
     def column(self, name: str) -> np.ndarray:
         return self.columns.get(name, np.full(sum(self.lengths), np.nan, np.float32))
@@ -84,6 +84,6 @@ class StepRecord:
         write_lines(run_folder.tokens_of(self._batch.step, f"trainer.rank{rank}"), lines)
 
     def write_all(self, run_folder: RunFolder, rank: int, ids: tuple[str, ...]) -> None:
-        """Write all rows of the last update, but of earlier updates only those already recorded."""
+        """Write all rows of the last update. Of earlier updates, only recorded rows are kept."""
         self._batch = replace(self._batch, record_ids=ids)
         self.write(run_folder, rank)

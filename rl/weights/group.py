@@ -30,7 +30,7 @@ class GroupSender(Sender):
         self._groups: dict[str, Any] = {}
 
     def meet(self, vllm: VLLMRoutes, size: int) -> tuple[dict[str, Any], Callable[[], Any]]:
-        """Return the readers' arguments, and a function that joins a group of `size` ranks."""
+        """Return the readers' arguments, and a function by which rank 0 joins a group of `size`."""
         raise NotImplementedError
 
     def broadcast_to(self, name: str) -> None:

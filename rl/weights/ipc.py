@@ -4,8 +4,8 @@ The trainer packs the weights into a buffer on its GPU. Each worker of vLLM open
 buffer once, and reads later pushes at the same place. vLLM 0.32's IPCWeightTransferEngine is not
 used, because its request over HTTP contains a pickle. Here the handle is plain data.
 
-The buffer may stay allocated until the trainer ends, because PyTorch expects that exactly one
-process opens and closes a shared buffer.
+PyTorch expects exactly one process to open and close a shared buffer. If more workers open it, the
+buffer may stay allocated until the trainer ends.
 """
 
 import os
@@ -62,7 +62,7 @@ class IpcSender(PackedSender):
     one_host: ClassVar[bool] = True
 
     def allocate(self, num_bytes: int) -> torch.Tensor:
-        # Use no expandable segment, because containers often forbid pidfd_getfd, which opens one.
+        # Use no expandable segment: vLLM would need pidfd_getfd, which containers often forbid.
         use: Any = torch._C._accelerator_setAllocatorSettings
         use("expandable_segments:False")
         try:

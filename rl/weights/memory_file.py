@@ -49,7 +49,7 @@ class MemoryFile:
 
     @property
     def content(self) -> mmap.mmap:
-        """The bytes of the file. `write` may unmap them, so release all views of them before."""
+        """The bytes of the file. Release all views of them before `write`, which may unmap them."""
         assert self._memory is not None
         return self._memory
 
@@ -119,7 +119,7 @@ class MemoryFile:
 
 
 def layout(weights: Mapping[str, torch.Tensor], alignment: int = 1) -> tuple[dict[str, Any], int]:
-    """Return safetensors' header and the total size. Tensors start at multiples of `alignment`."""
+    """Return safetensors' header and the total bytes. Tensors start at multiples of `alignment`."""
     header, end = {}, 0
     for name in sorted(weights):
         tensor = weights[name]

@@ -1,15 +1,16 @@
 """Push all weights between GPUs with NCCL, on one host or several. No GPU has run this code yet.
 
-vLLM 0.32's engines (NCCLWeightTransferEngine, NCCLTrainerWeightTransferEngine) do not fit. The
-receiver loads each buffer and drops it, so nothing is left to compare the model with. The import of
-the sender takes 3 to 12 s, disables cuDNN's attention and changes inductor, but only in rank 0. The
-group (StatelessProcessGroup) unpickles what it reads from a port. So trainer and workers call NCCL
-as vLLM's PyNcclCommunicator does, but without vLLM's code. Our request contains the group's id.
+vLLM 0.32's NCCLWeightTransferEngine drops each buffer after loading it, so nothing is left to
+compare the model with. The import of NCCLTrainerWeightTransferEngine takes 3 to 12 s, disables
+cuDNN's attention and changes inductor, in rank 0 only. vLLM's StatelessProcessGroup unpickles what
+it reads from a port. So trainer and workers call NCCL themselves, as vLLM's PyNcclCommunicator
+does. The trainer's request to vLLM contains the id of the group.
 """
 
 import ctypes
 from base64 import b64decode, b64encode
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
 from typing import Any, ClassVar
@@ -53,7 +54,7 @@ def _raise(status: int, function: Any, _: Any) -> None:
 
 
 class NcclGroup:
-    """One rank of a group. Blocking methods select its GPU, because new threads use GPU 0."""
+    """One rank of a group. New threads use GPU 0, so methods that block select the rank's GPU."""
 
     new_id = staticmethod(nccl.unique_id)
 
@@ -108,7 +109,6 @@ class NcclSender(GroupSender, PackedSender):
     group: ClassVar[type[Any]] = NcclGroup
     reader_copy: ClassVar[bool] = True
     own_gpus: ClassVar[bool] = True
-    on_gpus: ClassVar[bool] = True  # repeated, because rl/config searches GroupSender first
     library: ClassVar[str] = "nccl"
 
     def meet(self, vllm: VLLMRoutes, size: int) -> tuple[dict[str, Any], Callable[[], Any]]:  # noqa: ARG002 the id contains the address
@@ -125,4 +125,5 @@ class NcclSender(GroupSender, PackedSender):
 
     def leave(self, name: str) -> None:
         if group := self._groups.pop(name, None):
-            group.close()
+            with suppress(RuntimeError):  # it would replace the error that ends the push
+                group.close()

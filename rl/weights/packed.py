@@ -69,7 +69,7 @@ def unpack(
     if wrong:
         what = f"{len(wrong)} of {len(weights)} tensors are not what the trainer sent"
         raise RuntimeError(f"weight push: {what}: {', '.join(wrong[:8])}")
-    # Names, shapes or dtypes may still be wrong.
+    # The checksums do not cover names, shapes and dtypes, but the fingerprint does.
     return require_fingerprint(weights, fingerprint, combine_hashes(weights, found.__getitem__))
 
 

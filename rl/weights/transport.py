@@ -54,7 +54,7 @@ def open_reader(target: str, worker: int, facts: dict[str, Any]) -> Reader:
 
 @dataclass(kw_only=True)
 class Sender:
-    """The base class of senders (conf/sync), which pushes all weights through a memory file.
+    """The base class of senders (conf/sync). It pushes all weights through a memory file.
 
     All ranks call `open` and `collect`. Only rank 0 calls the other methods. Class variables except
     `reader` must be literals, because rl/config reads them from the source code without importing

@@ -51,7 +51,7 @@ log = init_logger(f"vllm.{__name__}")  # in this process only vLLM's own logger 
 def register() -> None:
     """Register our transfer engines. vLLM calls this function in each of its processes."""
     if STARTED_BY_RUN in os.environ and os.getcwd() not in sys.path:
-        # PYTHONSAFEPATH removed the current folder, which may contain the user's Reader.
+        # PYTHONSAFEPATH keeps the current folder, perhaps with the user's Reader, out of sys.path.
         sys.path.append(os.getcwd())
     patch_cpu_start()
     WeightTransferEngineFactory.register_engine("whole", WholeWeightsEngine)
@@ -120,7 +120,7 @@ class WholeWeightsEngine(_Engine):
         finalize_layerwise_reload(self.model, self.model_config)
         for layer in self.model.modules():
             weight = getattr(layer, "weight", None)
-            # The reload empties weights that it repacks, so it has not repacked a nonempty weight.
+            # The reload empties each weight that it repacks, so repack here what is not empty.
             if hasattr(layer, "cpu_linear") and weight is not None and weight.numel() > 0:
                 dispatch_cpu_unquantized_gemm(layer, remove_weight=False)
             # vLLM 0.32 repacks experts only at its start, so repack them after a reload here.

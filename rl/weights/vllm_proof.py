@@ -13,7 +13,7 @@ from vllm.model_executor.layers.utils import dispatch_cpu_unquantized_gemm
 
 Weights = Mapping[str, torch.Tensor]
 _UNQUANTISED = (torch.float32, torch.bfloat16, torch.float16)
-_PROBES = 8  # number of random test inputs, and number of one-hot test inputs
+_PROBES = 8  # number of random test inputs; there are as many one-hot test inputs
 _MAX_NAMES = 8  # maximum number of parameter names in one log line
 
 
@@ -28,11 +28,11 @@ def compare_parameters(
 ) -> Iterator[tuple[str, bool | None]]:
     """Yield each parameter's name, and whether vLLM computes with exactly its value in `weights`.
 
-    Yield None instead of True or False if the parameter is quantised or `weights` lacks it. vLLM
-    fuses layers, for example q, k and v. The model's `packed_modules_mapping` lists the fused ones.
+    Yield None if no comparison is possible, for example if the parameter is quantised or not sent.
+    vLLM fuses layers, for example q, k and v. The model's `packed_modules_mapping` lists these.
     """
     packed: Mapping[str, list[str]] = getattr(model, "packed_modules_mapping", {})
-    first_names: dict[int, str] = {}  # id(parameter) -> first name, under which a tied one is sent
+    first_names: dict[int, str] = {}  # id(parameter) -> first of its names, the one that is sent
     for owner, layer in model.named_modules():
         if isinstance(getattr(layer, "w13_weight", None), torch.nn.Parameter):
             yield from _compare_experts(owner, layer, weights)

@@ -49,3 +49,8 @@ def test_a_comment_in_a_code_block_is_no_heading(code):
 def test_code_within_a_line_begins_no_code_block():
     assert list(_sections_of("```a```\n# Next\ntext"))[1] == ("Next", "text")
     assert len(list(_sections_of("`" * 2_000_000 + "a`\n# Next\ntext"))) == 2
+
+
+def test_a_code_block_that_is_never_closed_hides_no_heading():
+    text = "# Use\n~~~\n# closed\n~~~\n```sh\nls\n# Next\ntext\n~~~~\n# Last\nend"
+    assert [heading for heading, _ in _sections_of(text)] == ["Use", "Next", "Last"]

@@ -40,6 +40,14 @@ def test_the_command_line_has_priority_and_auto_pushes_the_least(overrides, adap
     assert build(chosen.node)().probe_rows == 4
 
 
+@pytest.mark.parametrize("name", ["adapter", "gloo", "ipc", "nccl", "shm"])
+def test_the_check_reads_the_class_variables_that_python_inherits(name):
+    chosen = transport(composed(f"sync={name}", *(["adapter=lora"] * (name == "adapter"))))
+    sender = build(chosen.node)()
+    for variable in ("chooses", "adapter_only", "one_host", "reader_copy", "on_gpus", "own_gpus"):
+        assert chosen.has(variable) == getattr(sender, variable), variable
+
+
 EXTERNAL = {"inference": {"_target_": "rl.inference.external.ExternalServers"}}
 SPREAD = {"cluster": {"_target_": "rl.cluster.ray_cluster.RayCluster"}}
 

@@ -2,6 +2,7 @@
 
 import json
 import re
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -660,16 +661,22 @@ def test_a_mistake_is_not_kept_and_a_child_that_dies_is_explained(own: Any, cach
     assert not cache.exists()
 
 
-def test_a_child_that_does_not_end_is_named_with_the_limit_of_all_configurations(
+def test_a_child_that_answers_no_more_is_ended_after_one_limit_and_its_answers_count(
     own: Any, cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("rl.dry_call.child.LIMIT_S", 0.25)
-    config = own("loss", "import time\ntime.sleep(99)\ndef mine(tokens): ...\n")
-    with (
-        DryCall([config, config]) as dry_call,
-        pytest.raises(ConfigError, match=r"ended after 0\.5 s: make"),
-    ):
-        dry_call.learned()
+    monkeypatch.setattr("rl.dry_call.child.LIMIT_S", 3.0)
+    # Instead of the child, which first imports torch.
+    text = "import sys, time; open(sys.argv[1], 'w').write(sys.argv[2]); time.sleep(99)"
+    reply = json.dumps([[{"problems": ["the first is wrong"]}], []])
+    monkeypatch.setattr(
+        "rl.dry_call.child.python_module",
+        lambda _, answer: [sys.executable, "-c", text, answer, reply],
+    )
+    config = own("loss", LOSSES, "by_hand")
+    with DryCall([config] * 3) as dry_call:
+        for number, said in enumerate(["first is wrong", *["ended after 3 s: make"] * 2]):
+            with pytest.raises(ConfigError, match=said):
+                dry_call.learned(number)
 
 
 def test_config_yaml_holds_what_was_learned(config: dict[str, Any], cache: Path) -> None:

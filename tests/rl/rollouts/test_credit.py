@@ -348,7 +348,7 @@ def test_the_trainer_gets_the_shaped_rewards_and_their_groups():
     assert told["lengths"].tolist() == [2, 0, 4, 5, 0]  # of what trains
 
 
-def test_the_rollouts_file_has_the_shaped_reward_and_whether_it_trained(tmp_path):
+async def test_the_rollouts_file_has_the_shaped_reward_and_whether_it_trained(tmp_path):
     run = SimpleNamespace(
         aggregation=chosen("aggregation", "token_mean"),
         record=chosen("record", "none"),

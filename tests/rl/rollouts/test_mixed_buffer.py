@@ -66,6 +66,19 @@ def test_batches_by_hand():
     assert mixed.metrics() == {"stored": 2, "expired": 2}
 
 
+def test_a_batch_that_no_step_trains_changes_nothing_of_what_is_stored():
+    mixed = buffer(capacity=2, max_staleness=1)
+    for index in range(3):
+        mixed.add(group(index, index))
+        mixed.draw(index, 2, 0, ())
+    mixed.add(group(3, 4))
+    before = mixed.state()
+    mixed.draw(4, 2, 0, ())
+    assert mixed.state() != before
+    mixed.undo_draw()
+    assert mixed.state() == before
+
+
 def test_a_replayed_group_keeps_rewards_advantages_and_tokens():
     mixed = buffer()
     first = group(0, 0)

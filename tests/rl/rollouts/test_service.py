@@ -10,10 +10,12 @@ import pytest
 
 from envs.episode import Example, StopReason
 from envs.messages import assistant
+from rl.evaluation.periodic import Evaluator, PeriodicEvaluation
 from rl.inference.client import RequestTally
 from rl.records import Credit, Group, RankBatch, Rollout, TrainingRow
 from rl.rollouts.buffer import FifoBuffer
 from rl.rollouts.dispatcher import DispatcherState
+from rl.rollouts.mixed_buffer import MixedBuffer
 from rl.rollouts.service import RolloutService
 from rl.runtime.endpoint import Endpoint
 from rl.runtime.failure import RunFailed, first_failure
@@ -170,6 +172,63 @@ async def test_a_rank_ends_its_step_if_an_environment_refuses_a_version(tmp_path
     assert (await served._answer(Call(what="next_batch", step=1))).over == STOPPED
 
 
+@pytest.mark.parametrize("failing", ["the publication", "the evaluation"])
+async def test_ranks_that_miss_the_last_evaluation_do_not_end_as_done(failing, tmp_path):
+    async def publish(version):
+        if failing == "the publication":
+            raise RunFailed(f"{failing} failed")
+
+    def evaluate(version):
+        raise RunFailed(f"{failing} failed")
+
+    every = {"num_examples": 1, "rollouts_per_example": 1, "temperature": 1.0}
+    settings = PeriodicEvaluation(every=1, pass_threshold=1.0, **every)
+    served = service(tmp_path, [group(1.0)])
+    played = SimpleNamespace(at_version=evaluate)
+    served._evaluator = Evaluator(settings, played, [], served._run_folder, last=1)
+    served._run.max_steps = 1
+    served._dispatcher.version, served._dispatcher.publish = SimpleNamespace(number=0), publish
+    sampling = asyncio.ensure_future(served.sample())
+    await served._answer(Call(what="publish", version=1))
+    async with asyncio.timeout(5):
+        answers = [await served._answer(Call(what="evaluation", version=1)) for _ in range(2)]
+    sampling.cancel()
+    assert {(answer.over, answer.stopped) for answer in answers} == {(f"{failing} failed", False)}
+
+
+@pytest.mark.parametrize("failing", ["plan", "dispatcher"])
+async def test_if_an_error_cannot_be_reported_the_ranks_save_and_fail(failing, tmp_path):
+    async def fail():
+        raise RunFailed("vLLM is gone")
+
+    (tmp_path / "failures").write_text("no folder, as on a full disk")
+    wrong = {"_target_": "losses.advantages.group_mean"} if failing == "plan" else TOKEN_MEAN
+    served = service(tmp_path, [group(1.0)], wrong)
+    if failing == "dispatcher":
+        served._dispatcher.run = fail
+        await served.sample()
+    calls = [Call(what="next_batch", rank=rank, step=step) for step in (0, 1) for rank in (0, 1)]
+    answers = [await served._answer(call) for call in calls]
+    assert not any(answer.stopped for answer in answers)
+    (over,) = {answer.over for answer in answers}
+    assert ("positional argument" if failing == "plan" else "vLLM is gone") in over
+
+
+async def test_a_batch_that_cannot_be_packed_is_returned_and_not_replayed(tmp_path):
+    (tmp_path / "rollouts").mkdir()
+    served, batch = service(tmp_path, [group(1.0, 0.0)]), [group(1.0, 0.0)]
+    nothing = {"demonstration_share": 0.0, "demonstrations": None}
+    mixed = MixedBuffer(replay_share=0.5, capacity=8, max_staleness=3, **nothing)
+    mixed.add(batch[0])
+    served._dispatcher.groups = mixed.draw(0, 2, 0, ())
+    served._dispatcher.buffer = mixed
+    served._dispatcher.order = SimpleNamespace(metrics=lambda: {"odd": object()})
+    answer = await served._answer(Call(what="next_batch", step=0))
+    assert (answer.over, answer.stopped) == (STOPPED, True)
+    assert served._dispatcher.returned
+    assert mixed.metrics()["stored"] == 0
+
+
 async def test_a_rank_whose_state_cannot_be_saved_is_disconnected(tmp_path):
     def fail():
         raise ValueError("no state")
@@ -274,17 +333,16 @@ async def test_the_ranks_can_save_before_an_error_ends_this_process(failing, tmp
     else:
         served._evaluator = SimpleNamespace(run=fail)
     served._num_ranks = 1
-    sampling = asyncio.ensure_future(served.sample())
-    async with asyncio.timeout(5):
-        while not isinstance(served._dispatcher.groups, NoMoreBatches):
-            await asyncio.sleep(0.02)
+    reporting = asyncio.ensure_future(served.report())
+    await asyncio.wait_for(served.sample(), 5)
     (end,) = await asked(served, Call(what="next_batch", rank=0, step=0))
     assert end.over
     assert first_failure(served._run_folder)["message"] == "vLLM is gone"
-    assert not sampling.done()  # the rank saves and asks for the state of this process
+    await asyncio.sleep(0.3)
+    assert not reporting.done()  # the rank saves and asks for the state of this process
     served._num_ranks = 0  # it has closed its connection
     with pytest.raises(ExceptionGroup):
-        await asyncio.wait_for(sampling, 5)
+        await asyncio.wait_for(reporting, 5)
 
 
 @pytest.mark.parametrize("record", ["none", "all"])

@@ -7,7 +7,14 @@ import numpy as np
 import pytest
 
 from rl.runtime.folder import RunFolder
-from rl.runtime.metrics import MetricsFile, MetricsTail, read_metrics, stage_seconds, total_seconds
+from rl.runtime.metrics import (
+    MetricsFile,
+    MetricsTail,
+    num_steps_done,
+    read_metrics,
+    stage_seconds,
+    total_seconds,
+)
 
 
 def steps(tmp_path):
@@ -75,6 +82,20 @@ def test_a_tail_reads_each_complete_line_once_and_restarts_after_a_truncation(te
     assert tail.read() == [{"step": 10}]
     MetricsFile(RunFolder(ten_steps)).truncate_after(2)
     assert [row["step"] for row in tail.read()] == [0, 1, 2]
+
+
+@pytest.mark.parametrize("width", [10, 1 << 16])
+def test_the_number_of_steps_needs_only_the_end_of_the_file(tmp_path, width):
+    folder = RunFolder(tmp_path)
+    assert num_steps_done(folder) == 0
+    file = MetricsFile(folder)
+    for step in range(1000):
+        file.append(step, {"x" * width: 1.0} if step == 999 else {"x" * 100: 1.0})
+    assert num_steps_done(folder) == 1000
+    assert 0 < len(MetricsTail(folder).read(1 << 11)) < 20 or width > 1 << 11
+    with folder.metrics.open("a") as end:
+        end.write('{"step": 1000')
+    assert num_steps_done(folder) == 1000
 
 
 def test_the_mean_time_of_an_activity_is_over_all_steps():

@@ -82,20 +82,26 @@ async def _nothing(self, episodes):
         (_nothing, "score_group"),
     ],
 )
-def test_an_error_costs_the_group_and_says_why(score_group, said):
+def test_an_error_costs_the_group_and_says_why(score_group, said, caplog):
     rollouts = play(scoring_groups(score_group), ScriptedClient("a"), 2)
+    assert caplog.text.count(said) == 1
     assert [rollout.reward for rollout in rollouts] == [None, None]
     assert {rollout.stop_reason for rollout in rollouts} == {StopReason.ENV_ERROR}
     assert all(said in rollout.error for rollout in rollouts)
 
 
-def test_nan_costs_only_its_rollout():
-    async def one_nan(self, episodes):
-        return [{"rank": math.nan if episode.text == "b" else 1.0} for episode in episodes]
+@pytest.mark.parametrize(
+    ("reward", "said"),
+    [({"rank": math.nan}, "NaN or infinity for ['rank']"), ({}, "did not return 'rank'")],
+)
+def test_a_wrong_reward_costs_only_its_rollout_and_is_logged(reward, said, caplog):
+    async def one_is_wrong(self, episodes):
+        return [reward if episode.text == "b" else {"rank": 1.0} for episode in episodes]
 
-    rollouts = play(scoring_groups(one_nan), ScriptedClient("a", "b"), 2)
+    rollouts = play(scoring_groups(one_is_wrong), ScriptedClient("a", "b"), 2)
     assert [rollout.reward for rollout in rollouts] == [2.0, None]
-    assert "NaN or infinity for ['rank']" in rollouts[1].error
+    assert said in rollouts[1].error
+    assert caplog.text.count(said) == 1
 
 
 def test_a_weight_without_its_reward_ends_the_run():

@@ -79,6 +79,7 @@ def test_the_end_is_requested_when_the_remaining_time_is_needed_to_save(tmp_path
     clock.now = 1569.0
     limit.request_stop_if_due(stop)
     assert (limit.is_over, stop.asked) == (False, False)
+    assert limit._rows == [{"time/step": 8.0, "time/checkpoint": 12.0}]  # no other metric is kept
     clock.now = 1571.0
     limit.request_stop_if_due(stop)
     assert (limit.is_over, stop.asked, stop.number) == (True, True, None)

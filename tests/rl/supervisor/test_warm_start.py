@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from rl.config.schema import Run
+from rl.config.schema import ConfigError, Run
 from rl.dry_call.child import DryCall
 from rl.runtime.folder import RunFolder
 from rl.supervisor.warm_start import move_to_cache, warm_start_key, warm_start_run
@@ -74,6 +74,15 @@ def test_changed_data_change_the_key_of_a_folder_and_of_a_file_pattern(path, tmp
     assert key() == before
     file.write_text("others")
     assert key() != before
+
+
+def test_a_folder_of_too_many_files_is_refused(monkeypatch, tmp_path) -> None:
+    monkeypatch.setattr("rl.supervisor.warm_start._MOST_PATHS", 3)
+    for number in range(4):
+        (tmp_path / f"{number}.parquet").touch()
+    with pytest.raises(ConfigError, match=r"env\.dataset\.path=.* has over 3 files: use fewer"):
+        key_of("env=composed", f"env.dataset.path={tmp_path}")
+    key_of("env=composed", f"env.dataset.path={tmp_path}/1.*")
 
 
 def test_operators_that_look_like_paths_read_no_folder(monkeypatch, tmp_path) -> None:

@@ -20,7 +20,7 @@ from rl.records import MicroBatch, RankBatch, columns_of
 from rl.runtime.failure import RunFailed
 from rl.runtime.folder import RunFolder
 from rl.runtime.metrics import MetricsFile, read_metrics, steps_done
-from rl.runtime.status import STOPPED, Status, read_statuses
+from rl.runtime.status import STOPPED, Status, read_statuses, training_is_done
 from rl.runtime.stop_request import pass_on_signals
 from rl.terminal.panel import RunView
 from rl.terminal.screen import final_summary
@@ -29,7 +29,7 @@ from rl.trainer.delivery import Delivery, Receivers
 from rl.trainer.early_stop import warn_of_missing_metric
 from rl.trainer.nonfinite import NonFiniteSteps
 from rl.weights.pusher import NoReceiver
-from rl.wire import HEADER, Answer, Call, pack, unpack
+from rl.wire import HEADER, Answer, Call, NoMoreBatches, pack, unpack
 from tests.support.composing import composed
 from tests.support.replicas import inference
 
@@ -370,3 +370,15 @@ def test_the_line_of_the_last_evaluation_joins_the_last_step_and_is_no_step(tmp_
     summary = final_summary(RunFolder(tmp_path))
     assert "2 steps in" in summary
     assert "0.250 -> 0.750" in summary
+
+
+def test_a_run_that_misses_its_last_evaluation_has_saved_and_is_not_done(
+    folder, calls, saved, answers
+):
+    answers["evaluation"] = lambda call: Answer(over="no version 2") if call.version else None
+    run = Rehearsal(folder, start=0, max_steps=2, checkpoint_every=0)
+    run.run = replace(run.run, evaluation={**EVALUATION, "every": 5})
+    with pytest.raises(NoMoreBatches, match="no version 2"):
+        run.train()
+    assert saved == [2]
+    assert not training_is_done(folder)

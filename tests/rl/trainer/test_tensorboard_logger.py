@@ -10,13 +10,24 @@ from rl.trainer.tensorboard_logger import TensorBoardLogger
 
 def curves(folder):
     """Return (step, value) of each metric, as TensorBoard shows them."""
-    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+    from tensorboard.backend.event_processing import (
+        event_accumulator,
+        plugin_event_accumulator,
+    )
+    from tensorboard.util.tensor_util import make_ndarray
 
-    reader = EventAccumulator(str(RunFolder(folder).tensorboard)).Reload()
-    return {
-        name: [(event.step, event.value) for event in reader.Scalars(name)]
-        for name in reader.Tags()["scalars"]
+    path = str(RunFolder(folder).tensorboard)
+    plain = event_accumulator.EventAccumulator(path).Reload()
+    found = {
+        name: [(event.step, event.value) for event in plain.Scalars(name)]
+        for name in plain.Tags()["scalars"]
     }
+    # The pages of TensorBoard use the other reader, which ignores a folder's first start.
+    shown = plugin_event_accumulator.EventAccumulator(path).Reload()
+    for name, events in found.items():
+        values = [(each.step, make_ndarray(each.tensor_proto)) for each in shown.Tensors(name)]
+        assert values == events
+    return found
 
 
 def started(folder):

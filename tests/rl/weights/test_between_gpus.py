@@ -6,6 +6,7 @@ CUDA and NCCL are replaced (tests/support/without_gpu.py); `pytest -m gpu` has t
 
 import os
 import signal
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -156,3 +157,19 @@ def test_only_plain_data_of_the_right_types_is_a_handle():
             decode([*right[:position], value, *right[position + 1 :]])
     with pytest.raises(RuntimeError, match="is not a handle"):
         decode(right[:-1])
+
+
+def test_a_group_that_cannot_be_closed_does_not_hide_the_error_of_the_push():
+    def close():
+        raise RuntimeError("ncclCommAbort returned 2")
+
+    def refuse():
+        raise RunFailed("vLLM refused the push")
+
+    sender = opened("nccl")
+    sender.pack(WEIGHTS)
+    sender._groups["inference"] = SimpleNamespace(close=close, broadcast=lambda buffer: None)
+    vllm = SimpleNamespace(replica=SimpleNamespace(name="inference"), start_update=refuse)
+    with pytest.raises(RunFailed, match="vLLM refused the push"):
+        sender.send(vllm, 1)
+    assert not sender._groups
