@@ -1,5 +1,6 @@
 """What sampling makes of scripted answers: all fields of the rollouts, and the requests."""
 
+import re
 from dataclasses import replace
 
 from envs.episode import Example
@@ -43,7 +44,9 @@ def played(env, answers, *, n=1, max_seq_len=256, seed=None, **options):
     chat = RendererChat(sampler, tiny_renderer(), client, max_seq_len, LiveVersion(7))
     rollouts = run_virtually(Player(sampler, env, chat, seed=seed).play_group_at(2, EXAMPLE, n, 6))
     asked = [[len(ids), *rest] for ids, *rest in client.requests]
-    return [[replace(each, generation_time=0.0) for each in rollouts], asked]
+    errors = [re.sub(r":\d+\)", ")", each.error) for each in rollouts]  # without line numbers
+    plain = zip(rollouts, errors, strict=True)
+    return [[replace(each, generation_time=0.0, error=error) for each, error in plain], asked]
 
 
 def test_rollouts_and_requests_of_scripted_episodes():

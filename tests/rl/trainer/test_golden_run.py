@@ -10,6 +10,7 @@ from dataclasses import replace
 from rich.console import Console
 
 from rl.config.learned import Learned
+from rl.evaluation.summary import PlayedExample, summarise
 from rl.placement.placement import Place
 from rl.runtime.folder import RunFolder
 from rl.runtime.metrics import MetricsFile, read_metrics
@@ -19,6 +20,7 @@ from rl.terminal.panel import RunView, live_panel
 from rl.terminal.screen import final_summary, step_line
 from rl.trainer.alarms import Alarms
 from rl.trainer.loggers import rollout_rows
+from tests.rl.rollouts.test_golden_batch import MASKED
 from tests.support.composing import composed, learned
 from tests.support.golden import golden
 from tests.support.metrics import STEP
@@ -74,13 +76,17 @@ def test_a_run_in_files_and_on_the_screen(tmp_path, caplog):
 
 
 def test_a_table_environments_and_defaults(tmp_path):
-    """wandb's table of rollouts, variables of ranks, and the values of conf/train.yaml."""
+    """wandb's table, an evaluation, variables of ranks, and the values of conf/train.yaml."""
     folder = RunFolder(tmp_path)
     call = {"role": "assistant", "content": None, "tool_calls": [{"x": 1}]}
-    said = [{"role": "user", "content": "q" * 4100}, call]
-    texts = [{"id": i, "messages": said, "advantage": [0.5, i], "reward": i} for i in range(7)]
+    said = [[{"role": "user", "content": "q" * n}, call] for n in (3994, 3995, 1, 1, 1, 1, 1)]
+    texts = [
+        {"id": i, "messages": m, "advantage": [0.5, i], "reward": i} for i, m in enumerate(said)
+    ]
     folder.rollouts_of(4).write_text("".join(json.dumps(text) + "\n" for text in texts))
     found = {"table": [rollout_rows(folder, 4, count) for count in (3, 9)]}
+    played = [PlayedExample(group.example, group.rollouts) for group in MASKED]
+    found["evaluated"] = [summarise(played[:n], 1.0).metrics() for n in (1, 4)]
     gpu = Place(host=0, devices=("2",), threads=3, visible=("1", "2"), local_rank=1)
     cpu = replace(gpu, devices=(), visible=(), threads=None)
     for name, place in {"gpu": gpu, "cpu": cpu}.items():
