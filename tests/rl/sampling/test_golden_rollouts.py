@@ -7,14 +7,11 @@ from envs.episode import Example
 from rl.inference.live_version import LiveVersion
 from rl.sampling.player import Player
 from rl.sampling.renderer_chat import RendererChat
-from tests.rl.sampling.test_messages_chat import Tooled
-from tests.rl.sampling.test_roles import Talking
 from tests.support import scripted
 from tests.support.golden import golden
 from tests.support.scripted import PREFIX, SAMPLER, ScriptedEnv, scoring, tiny_renderer
 from tests.support.virtual_time import run_virtually
 
-CALL = '<tool_call>\n{"name": "look", "arguments": {"word": "hi"}}\n</tool_call>'
 EXAMPLE = Example(3, "scripted", list(scripted.HI))
 
 
@@ -30,8 +27,6 @@ SCENES = {
     "cut off": (ScriptedEnv(("x",), max_turns=2), ("y" * 40,), {"top_p": 0.5, "stop": ("</a>",)}),
     "context": (ScriptedEnv(), ("y" * 40,), {"max_seq_len": PREFIX + 5, "seed": 6, "n": 2}),
     "no room": (ScriptedEnv(), ("y",), {"max_seq_len": PREFIX}),
-    "tools": (Tooled((), 4), (CALL, CALL[:30], "good"), {"max_tokens": 99, "max_seq_len": 900}),
-    "roles": (Talking(), ("a", "b", "c", "d"), {}),
     "score fails": (scoring(failing), ("good",), {"max_retries": 1}),
     "no number": (scoring(lambda *_: {"good": float("nan")}), ("good",), {}),
     "turn rewards": (scoring(lambda *_: {"good": [0.5], "length": 2.0}), ("good",), {}),
