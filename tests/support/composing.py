@@ -102,3 +102,10 @@ def chosen(group: str, choice: str) -> dict[str, Any]:
     for origin in (entry for entry in origins if entry != "_self_"):
         node = {**chosen(group, origin), **node}
     return node
+
+
+def with_choices(config: dict[str, Any], changes: Changes) -> dict[str, Any]:
+    """Return `changed`, with the node of conf/<key>/<name>.yaml where a value is "=name"."""
+    named = {k: v[1:] for k, v in changes.items() if isinstance(v, str) and v.startswith("=")}
+    nodes = {key: chosen(key.rpartition(".")[2], name) for key, name in named.items()}
+    return changed(config, {**changes, **nodes})

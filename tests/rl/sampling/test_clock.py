@@ -53,3 +53,16 @@ def test_the_remaining_time_is_that_of_all_blocks():
         return clock.left
 
     assert run_virtually(left()) == pytest.approx(7.0)
+
+
+def test_the_time_before_a_pause_counts_and_that_of_the_pause_does_not():
+    async def rest():
+        clock = Clock(10.0)
+        async with clock.run():
+            await asyncio.sleep(4)
+            with clock.pause():
+                await asyncio.sleep(100)
+            await asyncio.sleep(1)
+        return clock.left
+
+    assert run_virtually(rest()) == pytest.approx(5.0)

@@ -1,0 +1,73 @@
+"""The complete metrics of training steps of a tiny model, and the token record of a step."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+
+from losses.aggregation import token_mean
+from rl.config.schedules import split_schedules
+from rl.dry_call.learn import run_with_facts
+from rl.learner.learner import Learner
+from rl.rollouts.plan import plan_batch
+from rl.runtime.folder import RunFolder
+from rl.runtime.token_files import read_rows
+from rl.trainer.checkpoint import save_checkpoint
+from tests.support.composing import composed
+from tests.support.forked_groups import forked_groups
+from tests.support.golden import golden
+from tests.support.ranks import _ranks
+from tests.support.recorded_run import record_run
+
+COMMON = (
+    "model.dtype=float32", "optim.learning_rate=0.1", "optim.warmup_steps=2", "max_steps=5",
+    "optim.eps=0.01",  # else the first update has the sign of rounding errors
+    "sampler.temperature=0.8", "trainer.logprob_chunk=7", "entropy_bonus=0.01",
+)  # fmt: skip
+FALL = "{_target_: rl.schedule.linear, start: 1.0, end: 0.5, steps: 4}"
+RUNS = {
+    "grpo": ("loss=grpo", "updates_per_batch=2", "correction=tis_token", "kl=k3", "kl.beta=0.1"),
+    "cispo": ("trainer.max_grad_norm=0.05", "kl=k1", "kl.beta=0.1"),
+    "critic": ("loss=ppo", "critic.optim.eps=1", "critic.head_start=1", "critic.over=turns"),
+    "adaptive": ("loss=ppo_clip_kl", "reference.refresh_every=1", "reference.refresh_mix=0.5"),
+    "statistics": ("loss=m2po", "loss.max_second_moment=1e-3", "updates_per_batch=2"),
+    "scheduled": (f"sampler.temperature={FALL}", f"entropy_bonus={FALL}"),
+    "adapter": ("adapter=lora", "adapter.rank=2", "adapter.alpha=4", "deepspeed=zero2"),
+}  # fmt: skip
+
+
+def train(setup, path: str) -> None:
+    """Train three steps of each run on this rank, and write what they return to `path`."""
+    found, groups = {}, forked_groups(num_groups=3)
+    for row in (row for group in groups for rollout in group.rollouts for row in rollout.rows):
+        row.rollout_logprobs[row.completion_mask] = -5.5  # near those of a new model
+        row.rollout_logprobs[row.completion_mask] += np.sin(row.token_ids[row.completion_mask]) / 3
+    for name, overrides in RUNS.items():
+        folder, how = RunFolder(setup.new_folder()), {"ranks": 1, "tokens_per_micro_batch": 80}
+        folder.set_model(setup.sources["float32"])
+        run = run_with_facts(split_schedules(composed(*COMMON, *overrides)))
+        learner = Learner(run, folder, setup.ranks)
+        how["shares_prefixes"] = learner.shares_prefixes
+        plans = [plan_batch(groups, token_mean, step=i, metrics={}, **how) for i in range(3)]
+        rows = [learner.update(batch) for (batch,) in plans]
+        model, first = setup.sources["float32"], {"rollouts": {"next": 1}, "keep": 1}
+        saved = save_checkpoint(learner, folder, step=3, model=model, **first)
+        files = sorted(str(p.relative_to(saved)) for p in saved.rglob("*") if p.is_file())
+        squares = {k: float(v.double().square().sum()) for k, v in learner.policy.weights().items()}
+        found[name] = {"how": how, "rows": rows, "files": files, "squares": squares}
+        found[name]["deepspeed"] = learner.policy.engine._config._param_dict
+    Path(path).write_text(json.dumps(found))
+
+
+def test_the_metrics_of_three_steps(tmp_path):
+    """Seven runs: metrics, squares of the weights, checkpoint files, DeepSpeed's configuration."""
+    _ranks(1).run(__name__, "train", {"path": str(tmp_path / "found.json")})
+    golden("learner/steps", json.loads((tmp_path / "found.json").read_text()))
+
+
+def test_the_token_record_of_a_step(tmp_path):
+    """All columns of all rows of two updates on three ranks, with made-up forward passes."""
+    how = ("loss=grpo", "kl.beta=0.1", "correction=tis_token")
+    folder = record_run(tmp_path, *how, num_groups=2)
+    rows = [[each.id, each.row, each.update, each.columns] for each in read_rows(folder, 5)]
+    golden("learner/record", [sorted(path.name for path in folder.tokens.iterdir()), rows])
