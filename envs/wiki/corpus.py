@@ -83,18 +83,15 @@ def page_of(record: dict[str, Any], where: str) -> Page:
 
 def _sections_of(markdown: str) -> Iterator[tuple[str, str]]:
     heading, lines, every = INTRODUCTION, list[str](), markdown.splitlines()
-    is_code, fence, opened = list[bool](), "", 0
+    fences = {number: match[1] for number, line in enumerate(every) if (match := FENCE.match(line))}
+    closing = [number for number, mark in fences.items() if every[number].strip() == mark]
+    end = -1  # the number of the line that closes the newest code block
     for number, line in enumerate(every):
-        mark = match[1] if (match := FENCE.match(line)) else ""
-        if not fence:
-            fence, opened = mark, number
-        elif mark.startswith(fence) and line.strip() == mark:
-            fence = ""
-        is_code.append(bool(fence))
-    if fence:  # never closed, so the headings below are headings
-        is_code[opened:] = [False] * (len(every) - opened)
-    for line, in_code in zip(every, is_code, strict=True):
-        if not in_code and (match := HEADING.match(line)):
+        if number > end and (mark := fences.get(number)):
+            # A block that is never closed is not code.
+            ends = (n for n in closing if n > number and fences[n].startswith(mark))
+            end = next(ends, number)
+        if number > end and (match := HEADING.match(line)):
             if text := "\n".join(lines).strip():
                 yield heading, text
             # Strip the closing # signs here, because a regex for them takes quadratic time.

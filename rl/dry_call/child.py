@@ -115,8 +115,9 @@ class DryCall:
                 self._child.wait()
                 end = f"was ended after {LIMIT_S:g} s: make what it imports or calls faster"
         problem = f"the dry call {end}. The end of its output:\n{last_lines(self._path('log'), 5)}"
-        answers += [{"problems": [problem]}] * (len(uncached) - len(answers))
-        for number, answer in zip(uncached, answers, strict=True):
+        later = "not checked, because the dry call of an earlier configuration ended early"
+        answers += [{"problems": [text]} for text in (problem, *[later] * len(uncached))]
+        for number, answer in zip(uncached, answers, strict=False):
             self._answers[number] = {**answer, "files": files}
             if "learned" in answer and answer["read_env"]:
                 _cache_answer(self._configs[number], answer["learned"], files)

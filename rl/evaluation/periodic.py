@@ -56,13 +56,13 @@ class Evaluator:
     last: int  # the policy version after the last step of the run
     _due: asyncio.Queue[int] = field(default_factory=asyncio.Queue)
     _metrics: dict[int, asyncio.Future[dict[str, float]]] = field(default_factory=dict)
-    _ended: bool = False
+    ended: bool = False  # by an error, or with the process
 
     def start(self, version: int) -> None:
         if not self.settings.is_due(version, self.last):
             return
         self._metrics[version] = asyncio.get_running_loop().create_future()
-        if self._ended:
+        if self.ended:
             self._metrics[version].set_result({})
         self._due.put_nowait(version)
 
@@ -77,7 +77,7 @@ class Evaluator:
                 version = await self._due.get()
                 self._metrics[version].set_result(await self._evaluate(version))
         finally:  # after an error, waiting ranks get empty metrics and can save a checkpoint
-            self._ended = True
+            self.ended = True
             for metrics in self._metrics.values():
                 if not metrics.done():
                     metrics.set_result({})

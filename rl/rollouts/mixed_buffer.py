@@ -84,19 +84,19 @@ class MixedBuffer(FifoBuffer):
         new = super().draw(step, count - num_replayed - num_shown, max_staleness, running)
         if new is None:
             return None
-        self._before = self._stored, self._num_expired  # for `undo_draw`
         young = [g for g in self._stored if step - g.version <= self.max_staleness]
-        self._num_expired += len(self._stored) - len(young)
         chosen = Random(step).sample(young, min(num_replayed, len(young)))
         # Store the new groups after the choice, so that no batch contains a group twice.
         stored = [*young, *(_storable_copy(group) for group in new if self.is_useful(group))]
-        self._stored = stored[-self.capacity :] if num_replayed else []
         # The suffix gives a rollout another id in the files of each step that replays it.
         replayed = [replace(group, suffix=f"@{step}") for group in chosen]
         shown = [
             self._demonstration_group(step * count + i, step, new[i % len(new)].example)
             for i in range(num_shown if self.demonstrate else 0)
         ]
+        self._before = self._stored, self._num_expired  # for `undo_draw`
+        self._num_expired += len(self._stored) - len(young)
+        self._stored = stored[-self.capacity :] if num_replayed else []
         return [*new, *replayed, *shown]
 
     def undo_draw(self) -> None:

@@ -128,8 +128,10 @@ class RolloutService:
 
     async def _evaluation(self, version: int) -> dict[str, float]:
         found = await self._evaluator.wait_for_metrics(version) if self._evaluator else {}
+        # No metrics: an error ended the evaluation, or rank 0 will publish `version` later.
+        failed = self._failure.done() or (self._evaluator and self._evaluator.ended)
         # No later next_batch tells the ranks of the error, so they would end as "done".
-        if self._evaluator and not found and version == self._run.max_steps:
+        if failed and not found and self._evaluator and version == self._run.max_steps:
             raise NoMoreBatches(message_of(await asyncio.shield(self._failure)))
         return found
 

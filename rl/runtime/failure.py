@@ -49,7 +49,7 @@ def message_of(error: BaseException) -> str:
     while isinstance(error, BaseExceptionGroup):
         error = error.exceptions[0]  # a TaskGroup wraps even a single error
     if isinstance(error, ValueError | RunFailed):
-        return printable(str(error))
+        return printable(str(error)) or type(error).__name__
     return with_remedies(printable(f"{type(error).__name__}: {error}{format_location(error)}"))
 
 

@@ -84,7 +84,8 @@ def _file_hash(key: str, value: Any) -> Any:
             pattern = f"{glob.escape(str(path))}/**" if path.is_dir() else str(path)
             found = list(islice(glob.iglob(pattern, recursive=True), _MOST_PATHS + 1))
             if len(found) > _MOST_PATHS:
-                raise ConfigError([f"env.{key}={value} has over {_MOST_PATHS} files: use fewer"])
+                what = f"env.{key}={value} has over {_MOST_PATHS} files and folders"
+                raise ConfigError([f"{what}: use fewer, or model.warm_start=null"])
             stats = [(name, os.stat(name)) for name in sorted(filter(os.path.isfile, found))]
             return [[name, stat.st_size, stat.st_mtime_ns] for name, stat in stats] or ""
     except (OSError, RuntimeError):  # the path is too long, or the user after ~ does not exist

@@ -52,5 +52,5 @@ def test_code_within_a_line_begins_no_code_block():
 
 
 def test_a_code_block_that_is_never_closed_hides_no_heading():
-    text = "# Use\n~~~\n# closed\n~~~\n```sh\nls\n# Next\ntext\n~~~~\n# Last\nend"
+    text = "# Use\n~~~\n# closed\n~~~\n```sh\nls\n# Next\ntext\n~~~~\n# Last\n~~~\n# no\n~~~\nend"
     assert [heading for heading, _ in _sections_of(text)] == ["Use", "Next", "Last"]

@@ -256,3 +256,17 @@ def test_demonstrations_have_the_chat_format_of_the_rollouts(tmp_path, thinks):
     made = main._buffer(run, SimpleNamespace(initial_model=lambda: folder), env)
     (shown,) = made.demonstrate("0", Example(0, env.name, []))
     assert (b"\n\n\n\nyo" in bytes(t for t in shown.rows[0].token_ids if t < 256)) is not thinks
+
+
+def test_a_demonstration_that_cannot_be_made_changes_nothing_of_what_is_stored():
+    mixed = buffer(replay_share=0.3, demonstration_share=0.3)
+    mixed.add(group(0, 0))
+    before = mixed.state()
+
+    def demonstrate(seed, example):
+        raise ValueError("the data set has ended")
+
+    mixed.demonstrate = demonstrate
+    with pytest.raises(ValueError, match="has ended"):
+        mixed.draw(0, 3, 0, ())
+    assert mixed.state()["stored"] == before["stored"]

@@ -196,6 +196,15 @@ async def test_ranks_that_miss_the_last_evaluation_do_not_end_as_done(failing, t
     assert {(answer.over, answer.stopped) for answer in answers} == {(f"{failing} failed", False)}
 
 
+async def test_a_rank_that_asks_before_rank_0_has_published_does_not_wait(tmp_path):
+    served = service(tmp_path, [group(1.0)])
+    served._run.max_steps = 1
+    served._evaluator = Evaluator(None, None, [], served._run_folder, last=1)
+    async with asyncio.timeout(5):
+        answer = await served._answer(Call(what="evaluation", version=1))
+    assert not answer.over
+
+
 @pytest.mark.parametrize("failing", ["plan", "dispatcher"])
 async def test_if_an_error_cannot_be_reported_the_ranks_save_and_fail(failing, tmp_path):
     async def fail():

@@ -80,7 +80,7 @@ def test_a_folder_of_too_many_files_is_refused(monkeypatch, tmp_path) -> None:
     monkeypatch.setattr("rl.supervisor.warm_start._MOST_PATHS", 3)
     for number in range(4):
         (tmp_path / f"{number}.parquet").touch()
-    with pytest.raises(ConfigError, match=r"env\.dataset\.path=.* has over 3 files: use fewer"):
+    with pytest.raises(ConfigError, match=r"path=.* has over 3 files and folders: use fewer"):
         key_of("env=composed", f"env.dataset.path={tmp_path}")
     key_of("env=composed", f"env.dataset.path={tmp_path}/1.*")
 
