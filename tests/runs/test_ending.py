@@ -73,6 +73,7 @@ def test_two_ranks_stop_after_the_same_step(launcher):
     assert resumed.step == len(read_metrics(run_folder)) > 2
 
 
+@pytest.mark.slow
 # A killed vLLM is restarted: tests/runs/test_replicas.py and tests/runs/test_faults.py.
 @pytest.mark.parametrize("title", ["rl.rollouts", "rl.trainer"])
 def test_a_killed_process_ends_the_run_and_is_named(title, launcher):
@@ -86,6 +87,7 @@ def test_a_killed_process_ends_the_run_and_is_named(title, launcher):
         assert wait_for(lambda: not alive(groups), 5), alive(groups)
 
 
+@pytest.mark.slow
 def test_an_environment_that_never_scores_stops_the_run_with_its_own_error(launcher):
     (launcher.output / "broken.py").write_text(BROKEN)
     result = launcher.run("broken", *BROKEN_RUN, *SCRIPTED, warm=COLD)

@@ -45,6 +45,7 @@ def test_a_seeded_synchronous_run_of_several_turns_repeats_itself(seeded):
         assert {key: one[key] for key in same} == {key: other[key] for key in same}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("client", ["renderer", "tokens"])
 def test_a_stop_text_ends_turns_with_both_clients_and_its_tokens_are_trained_on(
     client, seeded, launcher

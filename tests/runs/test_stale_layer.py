@@ -29,7 +29,9 @@ SYNC = {
 }
 
 
-@pytest.mark.parametrize(("sync", "step"), [("shm", 2), ("adapter", 1)])
+@pytest.mark.parametrize(
+    ("sync", "step"), [("shm", 2), pytest.param("adapter", 1, marks=pytest.mark.slow)]
+)
 def test_a_layer_that_vllm_does_not_load_ends_the_run_in_that_step(
     sync, step, tmp_path_factory, launcher
 ):
