@@ -81,3 +81,6 @@ class FifoBuffer:
         self._groups = kept
         assert all(step - group.version <= max_staleness for group in drawn)
         return drawn
+
+    def undo_draw(self) -> None:
+        """Undo what the newest `draw` stored, because no step trains its batch. Here: nothing."""

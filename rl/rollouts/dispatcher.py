@@ -165,6 +165,7 @@ class Dispatcher:
     def return_batch(self) -> None:
         """Let a resumed run play the newest batch's groups again, because no step trained them."""
         self._untrained |= self._taken
+        self.buffer.undo_draw()
 
     async def stop(self) -> None:
         """Make `take_batch` raise NoMoreBatches from now on, even if a batch is complete."""

@@ -100,7 +100,6 @@ class MixedBuffer(FifoBuffer):
         return [*new, *replayed, *shown]
 
     def undo_draw(self) -> None:
-        """Store no group of the newest batch, because no step has trained that batch."""
         self._stored, self._num_expired = self._before
 
     def is_useful(self, group: Group) -> bool:

@@ -29,7 +29,6 @@ from rl.rollouts.batch_credit import apply_batch_credit
 from rl.rollouts.batch_metrics import batch_metrics
 from rl.rollouts.dispatcher import Dispatcher
 from rl.rollouts.listening import open_server
-from rl.rollouts.mixed_buffer import MixedBuffer
 from rl.rollouts.plan import plan_batch
 from rl.rollouts.sampled_tokens import TokenRecord
 from rl.rollouts.serving_replicas import ServingReplicas
@@ -127,11 +126,13 @@ class RolloutService:
         raise AssertionError(f"a rank sent an unknown call: {call.what}")
 
     async def _evaluation(self, version: int) -> dict[str, float]:
-        found = await self._evaluator.wait_for_metrics(version) if self._evaluator else {}
+        if not self._evaluator:
+            return {}
+        found = await self._evaluator.wait_for_metrics(version)
         # No metrics: an error ended the evaluation, or rank 0 will publish `version` later.
-        failed = self._failure.done() or (self._evaluator and self._evaluator.ended)
+        failed = self._evaluator.ended or self._failure.done()
         # No later next_batch tells the ranks of the error, so they would end as "done".
-        if failed and not found and self._evaluator and version == self._run.max_steps:
+        if failed and not found and version == self._run.max_steps:
             raise NoMoreBatches(message_of(await asyncio.shield(self._failure)))
         return found
 
@@ -149,8 +150,6 @@ class RolloutService:
             return await self._finish_plan(call, apply_batch_credit(groups, self._batch_credit))
         except Exception:
             self._dispatcher.return_batch()
-            if isinstance(self._dispatcher.buffer, MixedBuffer):
-                self._dispatcher.buffer.undo_draw()
             raise
 
     async def _finish_plan(self, call: Call, groups: list[Group]) -> list[msgspec.Raw]:

@@ -82,13 +82,17 @@ class LineTail:
         self._path = path
         self._offset = 0  # position after the last complete line that was read
 
-    def read(self, most: int = 1 << 62) -> list[bytes]:
-        """Return the complete lines added since the last call, or all lines if the file shrank."""
+    def read(self, most: int | None = None) -> list[bytes]:
+        """Return the complete lines added since the last call, or all lines if the file shrank.
+
+        With `most`, read only the last `most` bytes, which may begin in the middle of a line.
+        """
         try:
             with regular_file(self._path, self._path.parent).open("rb") as file:
                 if (size := os.fstat(file.fileno()).st_size) < self._offset:
                     self._offset = 0
-                self._offset = max(self._offset, size - most)  # perhaps in the middle of a line
+                if most is not None:
+                    self._offset = max(self._offset, size - most)
                 file.seek(self._offset)
                 content = file.read()
         except FileNotFoundError:

@@ -70,7 +70,7 @@ class MetricsTail:
     def __init__(self, run_folder: RunFolder) -> None:
         self._tail = LineTail(run_folder.metrics)
 
-    def read(self, most: int = 1 << 62) -> list[Row]:
+    def read(self, most: int | None = None) -> list[Row]:
         return [row for line in self._tail.read(most) if (row := _parse_line(line)) is not None]
 
 

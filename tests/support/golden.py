@@ -46,7 +46,7 @@ def _differences(stored: Any, now: Any, place: str) -> Iterator[str]:
             yield f"{place}: {stored!r} is stored, now {now!r}"[:400]
 
 
-def _plain(value: Any) -> Any:
+def plain(value: Any) -> Any:
     """Return an array as a list, a record as its fields, and everything else as text."""
     record = vars(value) if hasattr(value, "__dataclass_fields__") else str(value)
     return value.tolist() if hasattr(value, "tolist") else record
@@ -54,7 +54,7 @@ def _plain(value: Any) -> Any:
 
 def _pretty(value: Any) -> str:
     """Return JSON of six digits, with one line for each list of numbers."""
-    text = json.dumps(value, default=_plain)
+    text = json.dumps(value, default=plain)
     rounded = json.loads(text, parse_float=lambda digits: float(f"{float(digits):.6g}"))
     lines = json.dumps(rounded, indent=1, ensure_ascii=False)
     return re.sub(r'\[\n[^\[\]{}"]*\]', lambda numbers: " ".join(numbers[0].split()), lines) + "\n"

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
-from tests.support.golden import _plain
+from tests.support.golden import plain
 
 
 def outcome(function: Callable[..., Any], *arguments: Any, **options: Any) -> Any:
@@ -22,7 +22,7 @@ def outcome(function: Callable[..., Any], *arguments: Any, **options: Any) -> An
 
 def without(folder: Path, value: Any) -> Any:
     """Return the value as JSON types, with <folder> in place of the path of a test's folder."""
-    return json.loads(json.dumps(value, default=_plain).replace(str(folder), "<folder>"))
+    return json.loads(json.dumps(value, default=plain).replace(str(folder), "<folder>"))
 
 
 def numbers_in(words: Iterable[str]) -> list[str | float]:

@@ -100,8 +100,11 @@ def test_a_resumed_run_loses_no_example_and_trains_none_twice(seed, max_stalenes
 def test_a_checkpoint_keeps_the_groups_of_a_batch_that_could_not_be_planned():
     world = World(0, 1).run(3)
     newest, before = [group.index for group in world.batches[2]], world.dispatcher.checkpoint()
+    undone = []
+    world.dispatcher.buffer.undo_draw = lambda: undone.append(True)
     world.dispatcher.return_batch()
     after = world.dispatcher.checkpoint()
+    assert undone == [True]
     assert after.pending == sorted([*before.pending, *newest])
     assert len(after.places) == len(after.pending)
 

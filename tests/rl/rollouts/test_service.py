@@ -62,6 +62,7 @@ class Dispatcher:
 
     def return_batch(self):
         self.returned = True
+        self.buffer.undo_draw()
 
     def checkpoint(self):
         return DispatcherState(next_index=1)
