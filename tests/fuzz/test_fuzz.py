@@ -32,7 +32,7 @@ TEMPERATURE = "sampler.temperature={_target_:rl.schedule.linear,start:1.0,end:0.
 @pytest.mark.parametrize("name", READERS)
 def test_a_damaged_input_is_read_or_refused_by_the_documented_error(name, tmp_path):
     reader = READERS[name](tmp_path)
-    with Limits() as limits:
+    with Limits(seconds=60.0) as limits:
         assert list(findings(reader, name, 0, range(CASES[name]), limits)) == []
 
 
