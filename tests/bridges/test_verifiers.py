@@ -55,6 +55,7 @@ def _installed() -> bool:
     return find_spec("verifiers") is not None
 
 
+@pytest.mark.slow
 @pytest.mark.server
 def test_the_readmes_command_trains_on_a_taskset(tmp_path):
     library = REPO / ".venv" / "verifiers-v1"

@@ -53,6 +53,7 @@ def test_nothing_is_left_five_seconds_after_the_supervisor_got_kill(launcher):
         assert process.wait(timeout=5) == -signal.SIGKILL
 
 
+@pytest.mark.slow
 def test_two_ranks_stop_after_the_same_step(launcher):
     demonstrations = ["loss=sft", "sampler=demonstrations"]
     sizes = ["trainer.ranks=2", "max_steps=5000", "trainer.checkpoint_every=0"]
@@ -97,6 +98,7 @@ def test_an_environment_that_never_scores_stops_the_run_with_its_own_error(launc
     assert "Traceback" not in result.screen
 
 
+@pytest.mark.slow
 def test_a_server_that_cannot_start_is_quoted(launcher):
     wrong = "+inference.args.kv_cache_dtype=none"
     result = launcher.run("no-server", "max_steps=2", wrong, warm=COLD)

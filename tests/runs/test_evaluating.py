@@ -79,6 +79,7 @@ def test_the_adapter_of_a_lora_run_is_evaluated_with_its_base(launcher, tmp_path
     assert json.loads((folder / "summary.json").read_text())["reward"] > 0.1
 
 
+@pytest.mark.slow
 def test_an_external_server_is_evaluated_by_chat_messages(trained, tmp_path, monkeypatch):
     model = trained.folder / "checkpoints" / "step_000003" / "hf"
     with serving(model, tmp_path / "them.log", **{"api-key": "secret"}) as url:

@@ -21,6 +21,7 @@ def case(name: str, moment: str) -> Case:
     return Case(0, BY_NAME[name], moment, replicas=1, step=2)
 
 
+@pytest.mark.slow
 def test_a_second_crash_within_ten_steps_ends_the_run_with_its_log_and_a_checkpoint(tmp_path):
     one = ScriptedRun(case("KILL inference", "generation"), tmp_path)
     process = one.start("max_steps=500", "trainer.checkpoint_every=0")

@@ -74,6 +74,7 @@ def installed_wheel(home: Path) -> Path:
     return home / "venv" / "bin"
 
 
+@pytest.mark.slow
 def test_its_own_tests_pass_and_every_yaml_of_it_with_them(lab):
     result = lab.run(["python", "-m", "pytest", "-q"])
     assert result.status == 0, result.screen
@@ -146,6 +147,7 @@ def rollouts(result: Result, step: int) -> list[dict]:
     return [json.loads(line) for line in path.read_text().splitlines()]
 
 
+@pytest.mark.slow
 @LIMIT
 @pytest.mark.server
 def test_a_run_trains_with_everything_of_the_folder(interrupted):

@@ -78,6 +78,7 @@ def tokens_of(folder, step) -> dict:
     return found
 
 
+@pytest.mark.slow
 def test_given_tokens_have_the_logprobs_and_versions_of_the_policy_token_by_token(launcher):
     result = launcher.run(
         "beginning",

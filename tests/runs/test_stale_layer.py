@@ -6,7 +6,7 @@ from rl.runtime.folder import RunFolder
 from tests.support.launching import COLD, Launcher
 from tests.support.stale_plugin import ADAPTER, SHM, write
 
-pytestmark = [pytest.mark.server, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.slow, pytest.mark.server, pytest.mark.timeout(900)]
 
 EVERY = ["max_steps=8", "entropy_bonus=0.1", "sync.probe_every=0"]
 EVERY += ["batch_size=8", "group_size=4", "sampler.max_tokens=16"]
@@ -29,9 +29,7 @@ SYNC = {
 }
 
 
-@pytest.mark.parametrize(
-    ("sync", "step"), [("shm", 2), pytest.param("adapter", 1, marks=pytest.mark.slow)]
-)
+@pytest.mark.parametrize(("sync", "step"), [("shm", 2), ("adapter", 1)])
 def test_a_layer_that_vllm_does_not_load_ends_the_run_in_that_step(
     sync, step, tmp_path_factory, launcher
 ):

@@ -171,9 +171,9 @@ def test_parallel_jobs_have_their_own_cores_and_print_their_ends(app):
 @pytest.mark.parametrize(
     ("launcher", "sent"),
     [
-        (AT_ONCE, signal.SIGKILL),
+        pytest.param(AT_ONCE, signal.SIGKILL, marks=pytest.mark.slow),
         (AT_ONCE, signal.SIGINT),
-        (AT_ONCE, signal.SIGTERM),
+        pytest.param(AT_ONCE, signal.SIGTERM, marks=pytest.mark.slow),
         (["hydra/launcher=submitit_local", "hydra.launcher.cpus_per_task=1"], signal.SIGKILL),
     ],
 )

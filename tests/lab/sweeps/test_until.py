@@ -147,6 +147,7 @@ def test_a_sweep_plays_until_all_arms_are_decided_and_then_nothing(app):
     assert done in output
 
 
+@pytest.mark.slow
 def test_a_killed_sweep_of_parallel_jobs_resumes_by_the_same_command(app):
     if len(os.sched_getaffinity(0)) < 2:
         pytest.skip("one core")
