@@ -21,7 +21,8 @@ STAMP := .venv/.installed-$(DEVICE)
 # Filter pip's output to the useful lines; sed -u prints each line at once.
 QUIET := 2>&1 | sed -u -E -e '/^WARNING: Location|^Looking in|^Processing|already satisfied|^  Using cached/d' \
     -e '/\.metadata|^  (Preparing|Getting|Installing|Building|Checking)|^  Created wheel|^  Stored in/d' -e 's/^(.{100}).+/\1.../'
-PIP := $(BIN)/python -m pip install --disable-pip-version-check --progress-bar off --no-deps --no-build-isolation
+# Python compiles a module at its first import, which is faster than to compile all modules of all packages here.
+PIP := $(BIN)/python -m pip install --disable-pip-version-check --progress-bar off --no-deps --no-build-isolation --no-compile
 # The registry's torch links to these libraries, also on a machine without a GPU.
 CUDA_LIBRARIES := ^nvidia-(cublas|cuda-(cupti|nvrtc|runtime)|cudnn-cu13|cufft|cufile|curand|cusolver|cusparse)==|$\
 ^nvidia-(cusparselt-cu13|nccl-cu13|nvjitlink|nvshmem-cu13|nvtx)==
