@@ -1,10 +1,10 @@
-# All commands of this repository. They need Python >= 3.11, a C++ compiler and make. `make help` lists them.
+# All commands of this repository. They need Python >= 3.11 and make. `make help` lists them.
 # Options: DEVICE=cpu|cuda, PYTHON=python3.12, ARGS="loss=grpo max_steps=20".
 
 SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := help
-.PHONY: help install train test test-all lint bench baseline claims verifiers cluster op browser lock-check cuda-check clean
+.PHONY: help install train test test-all lint bench baseline claims verifiers cluster browser lock-check cuda-check clean
 
 # Take the first Python that is new enough. Run each candidate, because a version manager's shim accepts any name.
 PYTHON ?= $(shell for p in python3.11 python3.12 python3.13 python3; do \
@@ -71,9 +71,6 @@ cluster: .venv/.ray ## install Ray for cluster=ray and its tests (80 MB)
 	@$(PIP) "$$(sed -nE 's/^cluster = \["(.*)"\]/\1/p' pyproject.toml)" $(QUIET)
 	@touch $@
 
-op: $(STAMP) ## compile DeepSpeed's op for CPU now instead of in the first run
-	@$(BIN)/python -c 'from rl.learner.ranks import compile_cpu_op; compile_cpu_op()' >/dev/null
-
 browser: ## install Chromium for the viewer's tests from Debian's packages, if it is missing
 	@command -v chromium >/dev/null || { apt-get update -qq && \
 	    apt-get install -y -qq --no-install-recommends chromium >/dev/null; }
@@ -95,10 +92,6 @@ clean: ## remove .venv and caches, but never outputs/
 
 $(STAMP): requirements-cpu.lock requirements-cuda.lock pyproject.toml
 	@test -n "$(PYTHON)" || { echo "No Python >= 3.11 found. Install one, or name it: make PYTHON=/path/to/python3.11"; exit 1; }
-	@command -v "$${CXX:-c++}" >/dev/null || { echo "No C++ compiler found, and DeepSpeed compiles a small op at its first" \
-	    "start. Install g++ or clang++, or name one: make CXX=..."; exit 1; }
-	@"$(PYTHON)" -c 'import os, sysconfig; os.stat(sysconfig.get_path("include") + "/Python.h")' 2>/dev/null || \
-	    { echo "Python.h is missing, and DeepSpeed's op needs it: install the headers of $(PYTHON) (python3-dev)."; exit 1; }
 	@# Without a driver the packages can still be installed, for example into an image.
 	@driver=$$(nvidia-smi --query-gpu=driver_version --format=csv,noheader 2>/dev/null | head -n 1 || true); \
 	    test $(DEVICE) = cpu -o -z "$$driver" || test $${driver%%.*} -ge 580 || \

@@ -32,11 +32,14 @@ def main(_: list[str]) -> str:
 def checks(host: Host) -> Iterator[tuple[str, str, str]]:
     """Yield name, finding and problem ("" if there is none) of each check."""
     compiler = shutil.which(os.environ.get("CXX", "c++")) or ""
-    advice = "missing, but DeepSpeed compiles an op at its first start: install g++, or set CXX"
-    yield "C++ compiler", compiler, "" if compiler else advice
     header = Path(sysconfig.get_path("include"), "Python.h")
-    advice = "" if header.exists() else f"{header} is missing: install the package python3-dev"
-    yield "Python headers", str(header), advice
+    unused = "missing; only trainer.compile=true needs it"
+    for name, found, remedy in (
+        ("C++ compiler", compiler, "install g++, or set CXX"),
+        ("Python headers", str(header) if header.exists() else "", "install python3-dev"),
+    ):
+        problem = f"missing, but vLLM compiles kernels on a GPU: {remedy}"
+        yield name, found or unused, problem if host.devices and not found else ""
     driver = f"{len(host.devices)}, driver {host.driver}" if host.devices else "none: CPU only"
     uses_nccl = len(host.devices) > 1
     yield "GPUs", driver, device_problem(host, needs_vllm=True, uses_nccl=uses_nccl) or ""

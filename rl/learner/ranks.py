@@ -1,8 +1,6 @@
 """Connect the ranks, which are the processes that train together."""
 
-import fcntl
 import os
-import sys
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass
@@ -15,7 +13,6 @@ from urllib.parse import parse_qs, urlparse
 import deepspeed
 import torch
 import torch.distributed as dist
-from deepspeed.accelerator import get_accelerator
 
 from rl.learner.collectives import create_store, gather_bytes
 from rl.runtime.failure import RunFailed
@@ -42,8 +39,8 @@ class Ranks:
         cuda = os.environ.get("DS_ACCELERATOR", default) == "cuda"
         if cuda:
             _use_gpu(int(os.environ["LOCAL_RANK"]))
-        else:
-            compile_cpu_op()
+        # DeepSpeed would compile this op, which only its inference uses, at the first start.
+        deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
         file = rendezvous and f"file://{rendezvous.resolve()}"
         deepspeed.init_distributed(
             dist_backend="nccl" if cuda else "gloo",
@@ -124,22 +121,3 @@ def _listen(url: str, timeout: timedelta, **_: Any) -> Iterator[tuple[dist.Store
 
 
 dist.register_rendezvous_handler(_SCHEME, _listen)
-
-
-def compile_cpu_op() -> None:
-    """Compile DeepSpeed's shared-memory op into the Python environment, if it is missing there.
-
-    A killed compilation leaves PyTorch's lock file, which would block later processes forever. So
-    delete PyTorch's lock files under an flock, which the kernel releases when a process dies.
-    """
-    default = str(Path(sys.prefix) / "torch_extensions")
-    folder = Path(os.environ.setdefault("TORCH_EXTENSIONS_DIR", default))
-    folder.mkdir(parents=True, exist_ok=True)
-    # Use this environment's ninja. Another ninja that cannot read the build log would recompile.
-    os.environ["PATH"] = f"{sys.prefix}/bin{os.pathsep}{os.environ.get('PATH', '')}"
-    with (folder / "compiling").open("w") as guard:
-        fcntl.flock(guard, fcntl.LOCK_EX)
-        for leftover in folder.glob("*/lock"):
-            leftover.unlink()
-        accelerator: Any = get_accelerator()
-        accelerator.create_op_builder("ShareMemCommBuilder").load()

@@ -15,3 +15,12 @@ def test_every_rank_gets_the_bytes_of_all_in_their_order(setup):
     words = ["ä first", ""]
     assert ranks.from_first(words[ranks.rank]) == words[0]
     assert ranks.from_first(words[1 - ranks.rank]) == words[1]
+
+
+@worlds
+@on_ranks
+def test_deepspeed_compiles_no_op_of_its_own(setup):
+    from deepspeed.comm.comm import cdb
+
+    assert cdb is not None
+    assert cdb.shm_comm_op is None
