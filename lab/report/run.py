@@ -24,7 +24,7 @@ from rl.runtime.sweep_folder import NOT_STARTED
 from rl.runtime.text import START_KEYS, key_of, printable
 
 LAST_STEPS = 10  # number of last steps whose mean reward is the training reward of a run
-RUN_KEYS = START_KEYS | {"seed", "output_dir"}  # keys that differ between runs of one arm
+RUN_KEYS = START_KEYS | {"seed", "output_dir"}  # keys that may differ between runs of an arm
 _STILL_GOING = "still going"
 _LONGEST_TEXT = 300  # longer names, overrides and causes of failure are cut to this length
 
