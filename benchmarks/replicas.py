@@ -35,7 +35,7 @@ from rl.inference.live_version import LiveVersion
 from rl.inference.replica import Replica
 from rl.inference.router import RequestGroup, Router
 from rl.inference.routes import VLLMRoutes, wait_until_healthy
-from rl.inference.server import ServedPolicy, vllm_process
+from rl.inference.server import ServedPolicy, vllm_command
 from rl.model.tokenizer import load_renderer
 from rl.runtime.child import Child, Reaper
 from rl.runtime.devices import raise_file_limit
@@ -62,7 +62,7 @@ def served(folder: RunFolder, number: int) -> Iterator[list[Replica]]:
         stack.callback(folder.private.clear)
         reaper = stack.enter_context(Reaper())
         for replica in replicas:
-            command, env = vllm_process(
+            command, env = vllm_command(
                 server,  # pyright: ignore[reportArgumentType]
                 folder,
                 replica,

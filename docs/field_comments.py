@@ -1,4 +1,4 @@
-"""Adds the comments of fields to docs/api.md, which griffe makes from docstrings."""
+"""Adds the comments of fields to the page docs/api.md, for which griffe reads docstrings."""
 
 from typing import Any
 
@@ -23,5 +23,5 @@ def _comment(attribute: griffe.Attribute) -> str:
         if not line.lstrip().startswith("# "):
             break
         above.insert(0, line.strip().removeprefix("# "))
-    behind = lines[(attribute.endlineno or 1) - 1].partition("  # ")[2]
-    return behind or " ".join(above).removesuffix(":")
+    trailing = lines[(attribute.endlineno or 1) - 1].partition("  # ")[2]
+    return trailing or " ".join(above).removesuffix(":")

@@ -28,9 +28,9 @@ from envs.protocol import ContextFull, PolicyTurn, Speak
 from envs.rewards import answers_of, exact
 
 _PROMPT = "{prompt}"
-_KEPT_BYTES = 1 << 16  # bytes read from the end of the agent's output, or from the start of a file
-_KILL_ROUNDS = 250  # of 0.02 s each, in total 5 s, which the kernel may need to end a process
-_INHERITED = ("PATH", "LANG", "TZ")  # the agent inherits no others, because some contain secrets
+_KEPT_BYTES = 1 << 16  # maximum bytes read from the end of the output, or from the start of a file
+_KILL_ROUNDS = 250  # rounds of 0.02 s, because the kernel may need up to 5 s to end a process
+_INHERITED = ("PATH", "LANG", "TZ")  # the agent inherits only these; other variables may be secret
 
 
 class Agent(Composed):
@@ -85,7 +85,7 @@ class Agent(Composed):
         task = str(episode.example.messages[-1].get("content") or "")
         inherited = {name: os.environ[name] for name in _INHERITED if name in os.environ}
         endpoint = {"OPENAI_BASE_URL": await self._endpoint_url(), "OPENAI_API_KEY": key}
-        self._endpoint.speakers[key] = get_turn
+        self._endpoint.get_turn_by_key[key] = get_turn
         with tempfile.TemporaryFile() as output:
             try:
                 process = await asyncio.create_subprocess_exec(
@@ -99,7 +99,7 @@ class Agent(Composed):
                 )
                 status = episode.memory["status"] = await process.wait()
             finally:
-                del self._endpoint.speakers[key]
+                del self._endpoint.get_turn_by_key[key]
                 await _kill_all(key)
             output.seek(max(0, output.seek(0, os.SEEK_END) - _KEPT_BYTES))
             text = episode.memory["output"] = output.read().decode(errors="replace")
@@ -121,7 +121,7 @@ class Agent(Composed):
 
 
 async def _kill_all(key: str) -> None:
-    """Kill all processes whose environment contains `key`. Give up after _KILL_ROUNDS rounds."""
+    """Kill all processes with `key` in an environment variable, in at most _KILL_ROUNDS rounds."""
     for _ in range(_KILL_ROUNDS):
         alive = False
         for path in Path("/proc").glob("[0-9]*/environ"):

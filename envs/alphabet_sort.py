@@ -47,7 +47,7 @@ class AlphabetSort(Environment):
         check_range(min_length=min_length, max_length=max_length)
         check_at_least(1, num_names=self.num_names, names_per_turn=self.names_per_turn)
         check_at_least(1, num_train=self.num_train, num_eval=self.num_eval)
-        most = self._num_names(self.max_turns)
+        most = self._total_names(self.max_turns)
         capacity = sum(len(ascii_lowercase) ** n for n in range(min_length, max_length + 1))
         if capacity < 4 * most:  # `_draw` would often draw a name again
             raise ValueError(
@@ -55,17 +55,17 @@ class AlphabetSort(Environment):
                 f"{most} different names per episode need at least {4 * most}: raise max_length "
                 "or lower num_names"
             )
-        lists = perm(capacity, self._num_names(self.min_turns))
+        lists = perm(capacity, self._total_names(self.min_turns))
         if lists < 2 * self.num_eval:
             raise ValueError(
                 f"num_eval={self.num_eval} leaves too few lists for training, because only {lists} "
-                "lists exist: raise max_length or num_names, or lower num_eval"
+                "lists of names exist: raise max_length or num_names, or lower num_eval"
             )
         if self.similarity_power <= 0:
             raise ValueError(f"similarity_power={self.similarity_power}: set it above 0")
         check_weights(self.reward_weights, REWARDS)
 
-    def _num_names(self, turns: int) -> int:
+    def _total_names(self, turns: int) -> int:
         return self.num_names + (turns - 1) * self.names_per_turn
 
     def examples(self, split: Split) -> list[Example]:
@@ -93,10 +93,10 @@ class AlphabetSort(Environment):
         turns = [m["content"] or "" for m in episode.messages if m["role"] == "assistant"]
         lists = [turn.rpartition("</think>")[2].split() for turn in turns]
         pairs = list(zip(lists, answers, strict=False))
-        alike = [SequenceMatcher(None, names, answer, False).ratio() for names, answer in pairs]
+        ratios = [SequenceMatcher(None, names, answer, False).ratio() for names, answer in pairs]
         return {
             "exact": [(names == answer) / len(answers) for names, answer in pairs],
-            "similarity": [ratio**self.similarity_power / len(answers) for ratio in alike],
+            "similarity": [ratio**self.similarity_power / len(answers) for ratio in ratios],
         }
 
     def demonstrations(self, rng: Random) -> Iterator[list[Message]]:
@@ -127,7 +127,7 @@ class AlphabetSort(Environment):
                 return names
 
     def _draw(self, rng: Random) -> Names:
-        count = self._num_names(rng.choice(range(self.min_turns, self.max_turns + 1)))
+        count = self._total_names(rng.choice(range(self.min_turns, self.max_turns + 1)))
         drawn: dict[str, None] = {}  # a set of names that keeps their order
         while len(drawn) < count:
             length = rng.randint(self.min_length, self.max_length)

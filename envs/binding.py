@@ -9,8 +9,8 @@
     per_episode:  {notes: {_target_: my_package.Notes}}                          made per episode
 
 YAML sets the parameters after the `*`. The `_target_` of an object is a class, or a function that
-returns the object. Each episode has its own `per_episode` objects: `Objects.get` calls the function
-once per episode (with `episode` if the function takes it), or copies the instance of the class.
+returns the object. Each episode has its own `per_episode` objects: `Objects.get` calls a `_target_`
+function once per episode (with `episode` if the function takes it), or copies a class's instance.
 """
 
 import inspect
@@ -76,29 +76,29 @@ class Binder:
         self._bindings, self._objects = bindings, objects
 
     def _objects_of(self, name: str, function: Function) -> dict[str, str]:
-        """Return parameter -> name of its object, for the parameters that get an object."""
+        """Map those parameters of `function` that get an object to the names of their objects."""
         given = {p: self._bindings.get(f"{name}.{p}", p) for p in call_parameters(function)}
-        return {p: target for p, target in given.items() if target in self._objects.names}
+        return {p: known for p, known in given.items() if known in self._objects.names}
 
     def check(self, functions: Iterable[tuple[str, Function]]) -> None:
-        """Raise ValueError if a binding is invalid or an object is not used by any function."""
+        """Raise ValueError if a binding is invalid or an object is unused."""
         functions, names = list(functions), self._objects.names
-        targets = [f"{name}.{p}" for name, function in functions for p in call_parameters(function)]
-        for target, name in self._bindings.items():
-            if target not in targets:
+        params = [f"{name}.{p}" for name, function in functions for p in call_parameters(function)]
+        for param, name in self._bindings.items():
+            if param not in params:
                 raise ValueError(
-                    f"bindings.{target} is not a parameter of a tool or a reward: choose from "
-                    f"{', '.join(targets) or 'none'}"
+                    f"bindings.{param} is not a parameter of a tool or a reward: choose from "
+                    f"{', '.join(params) or 'none'}"
                 )
             if name not in names:
                 raise ValueError(
-                    f"bindings.{target}={name}, but this object does not exist: choose from the "
+                    f"bindings.{param}={name}, but this object does not exist: choose from the "
                     f"objects {', '.join(names) or '(none)'} of shared and per_episode"
                 )
-        taken = {v for pair in functions for v in self._objects_of(*pair).values()}
-        if useless := set(names) - taken | set(names) & {EPISODE}:
+        used = {v for pair in functions for v in self._objects_of(*pair).values()}
+        if unused := set(names) - used | set(names) & {EPISODE}:
             raise ValueError(
-                f"no tool and no reward uses {sorted(useless)} of shared or per_episode: add a "
+                f"no tool and no reward uses {sorted(unused)} of shared or per_episode: add a "
                 "parameter of that name to a tool or reward, set a binding, or delete the entry"
             )
 
@@ -115,8 +115,8 @@ class Binder:
             with _wrap_errors(f"the tool {inner.__name__}", inner):
                 if EPISODE in shown:
                     arguments[EPISODE] = episode
-                for name, target in given.items():
-                    arguments[name] = await self._objects.get(target, episode)
+                for parameter, name in given.items():
+                    arguments[parameter] = await self._objects.get(name, episode)
                 return await threads.call(function, **arguments)
 
         # envs/tools.py builds the tool's schema from this signature and these annotations.

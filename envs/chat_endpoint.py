@@ -58,7 +58,7 @@ class ChatEndpoint:
             )
 
     def client(self, *, max_concurrent: int, timeout: float, retry_wait: float = 0.5) -> HttpClient:
-        """Return an HTTP client for `check_access` and `ask`. The caller must close it."""
+        """Return an HTTP client for `check_access` and `ask`. `async with` closes it."""
         return HttpClient(
             timeout=timeout,
             max_retries=self.max_retries,
@@ -69,7 +69,7 @@ class ChatEndpoint:
         )
 
     async def check_access(self, client: HttpClient) -> None:
-        """Request the list of models. Raise `raises` if the key is refused or no answer comes."""
+        """Request the list of models. Raise `raises` if the server refuses the key or is down."""
         try:
             await client.send_once("GET", f"{self.url.rstrip('/')}/models")
         except HttpError as error:

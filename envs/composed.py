@@ -57,7 +57,7 @@ class Composed(Environment):
         env = Toolset(tools=tools, shared=shared, per_episode=per_episode, bindings=bindings)
         sets = {"env": env, **{f"toolsets.{key}": toolset for key, toolset in toolsets.items()}}
         tools = [tool for toolset in sets.values() for tool in toolset.tools]
-        _check_names(sets)
+        _check_unique_names(sets)
         self._objects = Objects(_merge(sets, "shared"), _merge(sets, "per_episode"))
         binder = Binder(_merge(sets, "bindings"), self._objects)
         named = [(getattr(unwrap(tool), "__name__", ""), tool) for tool in tools]
@@ -79,7 +79,7 @@ class Composed(Environment):
             self._dataset.check()
 
     def examples(self, split: Split) -> Sequence[Example]:
-        """Create the shared objects, so that no episode waits for them. Return all examples."""
+        """Create the shared objects, so that no episode waits for them. Return the examples."""
         _ = self._objects.shared
         return self._dataset.examples(split, env=self.name)
 
@@ -138,7 +138,7 @@ def _functions_and_weights(
     return functions, {**weights, **own}
 
 
-def _check_names(sets: Mapping[str, Toolset]) -> None:
+def _check_unique_names(sets: Mapping[str, Toolset]) -> None:
     origins: dict[tuple[str, str], str] = {}
     for origin, toolset in sets.items():
         for kind, names in (

@@ -74,9 +74,9 @@ class Dataset:
                 f"num_eval={self.num_eval} leaves no rows for training, because {self.path} has "
                 f"only {len(held_out)} distinct prompts: lower num_eval"
             )
-        kept = [i for i, key in enumerate(keys) if key not in held_out]
-        others = [i for i, key in enumerate(keys) if key in held_out]
-        return {TRAIN: (train, kept), EVAL: (train, others)}
+        train_numbers = [i for i, key in enumerate(keys) if key not in held_out]
+        eval_numbers = [i for i, key in enumerate(keys) if key in held_out]
+        return {TRAIN: (train, train_numbers), EVAL: (train, eval_numbers)}
 
     def _check(self, rows: Rows) -> None:
         if not len(rows):
@@ -103,7 +103,7 @@ class Dataset:
 
 @dataclass(frozen=True)
 class _Examples(LazyExamples):
-    """A sequence that builds each example on access, because all together may exceed memory."""
+    """A sequence that builds each example on access, because all examples may exceed memory."""
 
     dataset: Dataset
     rows: Rows
@@ -121,7 +121,7 @@ class _Examples(LazyExamples):
 class JsonLines(Dataset):
     """A data set in a file with one JSON object per line. A second file may contain eval rows."""
 
-    local_files: ClassVar[tuple[str, ...]] = ("path", "eval_path")  # files that the check looks for
+    local_files: ClassVar[tuple[str, ...]] = ("path", "eval_path")  # options whose files must exist
 
     eval_path: str | None
 

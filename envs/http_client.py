@@ -1,8 +1,8 @@
 """The HTTP client for servers that the run did not start.
 
 The judge, client=messages, a teacher (reference=endpoint) and optimize_prompt.py use this client.
-If a request gets no answer, or one with the status 408, 429 or 5xx, the client sends it again, at
-most `max_retries` times. Every other answer is final.
+If a request gets no answer, or one with the status 408, 429 or 5xx, the client sends the request
+again, at most `max_retries` times. Every other answer is final.
 """
 
 import asyncio
@@ -33,7 +33,7 @@ class HttpError(Exception):
     ) -> None:
         super().__init__(problem)
         self.status, self.text, self.attempts, self.retry_after = status, text, 1, math.nan
-        with suppress(ValueError):  # ignore a header that contains a date, which is rare
+        with suppress(ValueError):  # ignore a Retry-After header with a date, which is rare
             self.retry_after = float(retry_after)
 
     def __str__(self) -> str:

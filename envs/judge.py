@@ -69,20 +69,20 @@ class Judge(ChatEndpoint):
 
     async def __call__(self, episode: Episode) -> float:
         questions = [m["content"] for m in episode.example.messages if m["role"] == "user"]
-        right = " or ".join(answers_of(episode)) if "{answer}" in self.prompt else ""
-        return await self.score(questions[-1] if questions else "", right, final_text(episode))
+        accepted = " or ".join(answers_of(episode)) if "{answer}" in self.prompt else ""
+        return await self.score(questions[-1] if questions else "", accepted, final_text(episode))
 
     async def score(self, question: str, answer: str, text: str) -> float:
         """Return the judge's score (0..1) of `text`. Raise JudgeError if no valid score comes."""
         prompt = self.prompt.format(question=question, answer=answer, said=text)
         options = {"temperature": self.temperature, "max_tokens": self.max_tokens}
-        said = await self.ask(self._http, messages=[user(prompt)], **options)
-        if said is None:
+        completion = await self.ask(self._http, messages=[user(prompt)], **options)
+        if completion is None:
             raise JudgeError(
                 f"judge.model={self.model}: the prompt exceeds the context: shorten the `prompt`, "
                 "or use a judge with a longer context"
             )
-        return self._parse_score(said.choices[0].message.content or "")
+        return self._parse_score(completion.choices[0].message.content or "")
 
     def _parse_score(self, text: str) -> float:
         pattern = _YES_OR_NO if self.max_score is None else _NUMBER

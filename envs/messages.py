@@ -110,8 +110,8 @@ def text_of(message: Any) -> str:
     calls = message.get("tool_calls")
     for call in calls if isinstance(calls, list) else []:
         function = call.get("function") if isinstance(call, dict) else call
-        named = isinstance(function, dict)
-        parts += [function.get("name"), function.get("arguments")] if named else [function]
+        has_name = isinstance(function, dict)
+        parts += [function.get("name"), function.get("arguments")] if has_name else [function]
     return "\n".join(_as_text(part) for part in parts if part)
 
 

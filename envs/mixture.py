@@ -1,7 +1,7 @@
 """An environment that mixes several environments in one run, each with a weight.
 
     envs:                                weights: {words: 1, maths: 3}
-      words: {_target_: ...}             maths plays three of four groups on average
+      words: {_target_: ...}             three of four groups are from maths, on average
       maths: {_target_: ...}
 
 All rollouts of a group belong to one environment, so rewards of different environments are never

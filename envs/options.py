@@ -63,7 +63,7 @@ def with_system_prompt(messages: Sequence[Message], text: str | None) -> list[Me
 def parse_stops(stop: Sequence[str], key: str) -> tuple[str, ...]:
     """Return `stop`, the texts that end a turn, as a tuple. Raise ValueError if one is invalid."""
     if isinstance(stop, str) or not all(isinstance(text, str) for text in stop):
-        raise ValueError(f"{key}={stop} is not a list of texts: write {key}=['</answer>']")
+        raise ValueError(f"{key}={stop} is not a list of texts: set one, such as ['</answer>']")
     if "" in stop:
         raise ValueError(f"{key} contains an empty text, which would end every turn: remove it")
     if len(stop) > _MAX_STOPS:

@@ -28,7 +28,7 @@ GetTurn = Callable[[list[Message], Any], Awaitable[PolicyTurn]]  # (messages, to
 class PolicyEndpoint:
     """A chat endpoint for concurrent episodes."""
 
-    speakers: dict[str, GetTurn] = field(default_factory=dict)  # by session id or API key
+    get_turn_by_key: dict[str, GetTurn] = field(default_factory=dict)  # by session id or API key
 
     @asynccontextmanager
     async def serving(self) -> AsyncIterator[str]:
@@ -46,9 +46,9 @@ class PolicyEndpoint:
 
     async def _answer(self, request: web.Request) -> web.Response:
         key = request.headers.get("Authorization", "").removeprefix("Bearer ")
-        speak = self.speakers.get(request.headers.get(SESSION, key))
-        if speak is None:
-            text = "this episode has ended, or the request has another key than its OPENAI_API_KEY"
+        get_turn = self.get_turn_by_key.get(request.headers.get(SESSION, key))
+        if get_turn is None:
+            text = "this episode has ended, or the request has another key than OPENAI_API_KEY"
             return _error_response(401, "no_such_session", text)
         try:
             body = await request.json()
@@ -59,7 +59,7 @@ class PolicyEndpoint:
         except (ValueError, LookupError, TypeError, AttributeError) as error:
             return _error_response(400, "invalid_request", f"{type(error).__name__}: {error}")
         try:
-            spoken = await speak(messages, tools or None)
+            spoken = await get_turn(messages, tools or None)
         except ContextFull as full:
             return _error_response(400, "context_length_exceeded", str(full))
         if body.get("stream"):

@@ -60,7 +60,7 @@ class Speak(Protocol):
         """Return the policy's logprob of each token of `text`, in a turn that follows `messages`.
 
         The turn begins with the text `after`, such as reasoning, and goes on with `text`. vLLM
-        computes the logprobs with its current version at temperature 1. The tokens are not trained.
+        computes the logprobs with its current policy at temperature 1. The tokens are not trained.
         """
         ...
 
@@ -120,8 +120,8 @@ class Environment:
         check_at_least(1, max_turns=max_turns, max_concurrent=max_concurrent)
         if tool_timeout is not None and tool_timeout <= 0:
             raise ValueError(f"tool_timeout={tool_timeout:g}: set it to more than 0 seconds")
-        answers = type(self).reply is not Environment.reply or self.tools
-        if max_turns is not None and max_turns > 1 and not answers:
+        can_continue = type(self).reply is not Environment.reply or self.tools
+        if max_turns is not None and max_turns > 1 and not can_continue:
             raise ValueError(
                 f"max_turns={max_turns}, but {type(self).__name__} has no tools and no reply(), so "
                 "episodes have one turn: remove max_turns, or add tools or reply()"
@@ -161,7 +161,7 @@ class Environment:
             raise ValueError(f"{type(self).__name__} has state() but no load(): define load()")
 
     def begin_version(self, version: int) -> None:
-        """React after vLLM has loaded `version` of the policy. The default does nothing."""
+        """Prepare for `version` of the policy, which vLLM has loaded. The default does nothing."""
 
     async def reply(self, episode: Episode, message: Message) -> list[Message] | None:
         """Return the messages that answer the policy's `message`, or None to end the episode.

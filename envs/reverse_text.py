@@ -19,7 +19,7 @@ from envs.protocol import Environment, check_weights
 
 REWARDS = ("exact", "similarity")
 BASE = len(ascii_lowercase)
-_MAX_NUMBERED = 13  # longest words that rng.sample can draw: len(range(26**14)) overflows
+_MAX_NUMBERED_LENGTH = 13  # maximum for rng.sample, because len(range(26**14)) overflows
 
 
 @dataclass(kw_only=True, eq=False)
@@ -86,7 +86,7 @@ class ReverseText(Environment):
         words: list[str] = []
         for i, length in enumerate(self._lengths):
             share = -(-(count - len(words)) // (len(self._lengths) - i))  # words of this length
-            if length > _MAX_NUMBERED:
+            if length > _MAX_NUMBERED_LENGTH:
                 drawn: set[str] = set()
                 while len(drawn) < share:
                     drawn.add(_random_word(rng, length))
@@ -103,7 +103,7 @@ def _prompt(word: str) -> Message:
 
 
 def _random_word(rng: Random, length: int) -> str:
-    if length > _MAX_NUMBERED:
+    if length > _MAX_NUMBERED_LENGTH:
         return "".join(rng.choices(ascii_lowercase, k=length))
     return _word_of_number(rng.randrange(BASE**length), length)
 

@@ -134,10 +134,10 @@ class Tool:
         """Call the tool and return its result as text. Raise ToolError for invalid arguments."""
         try:
             # Many policies write "3" for the number 3, which strict=False accepts.
-            known = msgspec.convert(arguments, self._arguments, strict=False)
+            parsed = msgspec.convert(arguments, self._arguments, strict=False)
         except msgspec.ValidationError as error:
             raise ToolError(f"{error}. Usage: {self.usage}") from error
-        given = {name: getattr(known, name) for name in self._arguments.__struct_fields__}
+        given = {name: getattr(parsed, name) for name in self._arguments.__struct_fields__}
         if self._wants_episode:
             given[EPISODE] = episode
         result = await call_function(self._function, **given)

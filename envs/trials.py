@@ -49,7 +49,7 @@ class Trials(ReverseText):
         return examples
 
     def _uneven_word(self, index: int, word: str) -> str:
-        """Return `word`, or for a share `uneven` of the indices its first letter or four copies."""
+        """Return `word`; for a share `uneven` of all indices, its first letter or `word * 4`."""
         if index % 10 >= 10 * self.uneven:
             return word
         return word[0] if index % 2 else word * 4
@@ -59,20 +59,20 @@ class Trials(ReverseText):
         return [_question(words[episode.turns])] if episode.turns < self.turns else None
 
     async def score(self, episode: Episode) -> dict[str, float]:
-        """Return the rewards. If the example asks for copies, `kept` is the share that is right."""
+        """Return the rewards. If copies are asked for, `kept` is the share of correct copies."""
         info = episode.example.info
         said = [str(m.get("content")) for m in episode.messages if m["role"] == "assistant"]
         pairs = list(zip(said, info["words"], strict=False))
         backwards = sum(text == word[::-1] for text, word in pairs) / self.turns
         copies = sum(text == word for text, word in pairs) / self.turns
         # Seed every draw, because episodes end in any order and a resumed run repeats some of them.
-        place = f"{episode.policy_version}:{episode.example.id}:{episode.number}"
+        seed = f"{episode.policy_version}:{episode.example.id}:{episode.number}"
         return {
             "exact": backwards,
             "copied": copies,
             "length": min(sum(map(len, said)) / self.turns / _LONGEST, 1.0),
             **{
-                name: 1 - backwards if Random(f"{name}:{place}").random() < share else backwards
+                name: 1 - backwards if Random(f"{name}:{seed}").random() < share else backwards
                 for name, share in _FLIPS.items()
             },
             **({"kept": copies} if info["is_copy"] else {}),

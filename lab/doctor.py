@@ -14,7 +14,7 @@ from rl.model.shape import GIB
 from rl.placement.installed import device_problem
 from rl.runtime.devices import Host, this_host
 
-_FEW_FILES, _LITTLE_SPACE = 4096, 5 * GIB
+_MIN_OPEN_FILES, _MIN_FREE_SPACE = 4096, 5 * GIB
 _CONFINE = (
     "from envs.sandbox.confinement import confine; "
     "confine(memory_mb=512, packages=[], allow_without_landlock=False)"
@@ -50,14 +50,14 @@ def checks(host: Host) -> Iterator[tuple[str, str, str]]:
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     limit = f"at most {hard}" if hard >= 0 else "no limit"
     advice = f"{limit}: raise the hard limit (docs/troubleshooting.md, open files)"
-    yield "open files", limit, advice if 0 <= hard < _FEW_FILES else ""
+    yield "open files", limit, advice if 0 <= hard < _MIN_OPEN_FILES else ""
     for name, folder in (("disk", Path.cwd()), ("cache", cache_folder().absolute())):
         existing = next(path for path in (folder, *folder.parents) if path.exists())
         free = shutil.disk_usage(existing).free
         advice = f"only {free / GIB:.1f} GiB are free in {folder}: models may not fit"
-        yield name, f"{free / GIB:.0f} GiB are free", advice if free < _LITTLE_SPACE else ""
+        yield name, f"{free / GIB:.0f} GiB are free", advice if free < _MIN_FREE_SPACE else ""
     command = [sys.executable, "-c", _CONFINE]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     reason = (done.stderr.strip().splitlines() or [f"status {done.returncode}"])[-1]
-    problem = f"env=math-python cannot run here: {reason}" if done.returncode else ""
-    yield "sandbox", "Landlock and seccomp confine the code of policies", problem
+    problem = f"env=math-python cannot run on this machine: {reason}" if done.returncode else ""
+    yield "sandbox", "Landlock and seccomp confine code that the policy writes", problem

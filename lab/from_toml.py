@@ -46,8 +46,8 @@ def translate(text: str) -> str:
     if is_mixture := [key for key, _ in given].count("env.id") > 1:
         theirs = ", ".join(f"{key} = {value}" for key, value in given if key.startswith("env."))
         notes = [
-            "several environments: copy conf/env/three-tasks.yaml, write their options and weights "
-            f"into the copy, and choose it with env=: {theirs}"
+            "several environments: copy conf/env/three-tasks.yaml, write these options and weights "
+            f"into the copy, and choose it with env=<copy>: {theirs}"
         ]
     for key, value in given:
         if not (is_mixture and key.startswith("env.")):
@@ -73,7 +73,7 @@ def _notes_on_hf(name: str, overrides: list[str]) -> list[str]:
     most = int(limit) if limit.isdecimal() else 0
     if chosen.get("model") == "hf" and "max_seq_len" not in chosen and most > _HF_LENGTH / 2:
         overrides.append(f"model.max_seq_len={2 * most}")
-        notes = ["model.max_seq_len: the file sets no length of rows, so twice max_tokens is set"]
+        notes = ["model.max_seq_len: twice max_tokens, because the file sets no sequence length"]
     if chosen.get("model") == "hf" and "adapter" not in chosen and name in ("prime-rl", "hosted"):
         without = "adapter=none optim.learning_rate=1e-6"
         notes += [f"adapter: model=hf trains LoRA. To train all weights, add {without}"]
@@ -105,7 +105,7 @@ def _translate_key(
 ) -> tuple[list[str], str]:
     name = str(value).rpartition("/")[2]
     if key.endswith("env.id") and (CONF / "env" / f"{name}.yaml").exists():
-        return [f"env={name}"], f"for the package, write env=verifiers env.id={value}"
+        return [f"env={name}"], f"to use the package instead, write env=verifiers env.id={value}"
     if key.startswith("inference.args.") and key not in rows:
         return [f"+{key}={_as_hydra_value(value)}"], ""
     if key not in rows:

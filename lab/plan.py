@@ -16,7 +16,7 @@ from rl.runtime.devices import Host
 from rl.runtime.folder import RunFolder
 from rl.supervisor.resolve import resolve
 
-# The sizes of the models in conf/model. Plans for them therefore download no config.json.
+# Sizes of the models in conf/model, so that a plan for such a model downloads no config.json.
 _SIZES = SHIPPED / "models" / "sizes.json"
 # (below 1e8 parameters, LoRA is trained) -> lowest and highest usual learning rate
 _USUAL_RATES = {

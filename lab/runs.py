@@ -15,7 +15,7 @@ class FoundRun:
     folder: RunFolder | None  # None for a sweep's job before its first start
     overrides: list[str]
     error: str | None = None  # why a sweep's job has no result, None after success
-    grown: int = 0  # 0 if the sweep's first command added this job, 1 if the next one did, ...
+    grown: int = 0  # number of earlier commands that had added jobs to the sweep
 
 
 def runs_at(path: Path) -> list[FoundRun]:

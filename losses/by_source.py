@@ -21,11 +21,11 @@ def by_source(
     tokens: Tokens, *, policy_loss: Callable[[Tokens], TokenLoss], demonstration_weight: float
 ) -> TokenLoss:
     """Return the loss [N]."""
-    is_shown = tokens.source == Source.DEMONSTRATION  # [N]
+    is_demonstration = tokens.source == Source.DEMONSTRATION  # [N]
     imitation = -demonstration_weight * tokens.logprobs  # [N]
 
-    def select(values: Tensor, shown: Tensor | float = 0.0) -> Tensor:
-        return torch.where(is_shown, shown, values)
+    def select(values: Tensor, imitated: Tensor | float = 0.0) -> Tensor:
+        return torch.where(is_demonstration, imitated, values)
 
     result = policy_loss(tokens)
     metrics = {name: select(values) for name, values in result.metrics.items()}

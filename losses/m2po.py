@@ -1,4 +1,4 @@
-"""M2PO: drop the tokens that moved most, until the mean squared log ratio of the batch is small.
+"""M2PO: drop the tokens with the largest log ratios, so that the mean square of the rest is small.
 
     m_t    = (log pi - log anchor)^2        pi, anchor: losses/tokens.py, A: advantage
     bound  = the largest b such that the mean of all m_t < b in the batch is <= max_second_moment
@@ -35,7 +35,7 @@ class M2PO:
         return ones.new_zeros(2, _NUM_BINS).index_add(1, _bins(tokens), ones).flatten()
 
     def __call__(self, tokens: Tokens, statistics: Tensor) -> TokenLoss:
-        """Return the masked surrogate [N], with `statistics` [K] summed over the global batch."""
+        """Return the masked surrogate [N]. `statistics` [K] are sums over the global batch."""
         counts, sums = statistics.view(2, _NUM_BINS).cumsum(1)
         # The mean of m_t over the first k bins does not fall as k grows, so `sum` counts kept bins.
         num_kept = (sums <= self.max_second_moment * counts).sum()

@@ -19,7 +19,7 @@ MODEL = ("model=hf", "model.path=unknown")
 
 
 def load(name: str, **options: Any) -> Environment:
-    """Return the environment `name` with changed options. Raise ValueError if a name is wrong."""
+    """Return the environment `name` with `options`. Raise ValueError if a name is unknown."""
     node = {"_target_": name} if "." in name else _env_node(name)
     if "." not in name and (unknown := sorted(set(options) - set(node))):
         raise ValueError(f"{name} has no options {unknown}: use {', '.join(list(node)[1:])}")
@@ -34,8 +34,8 @@ def load_for_verifiers(name: str, **options: Any) -> Environment:
     env = load(name, **options)
     if env.scores_groups:
         raise ValueError(
-            f"{name} compares the episodes of a group (score_group), which verifiers cannot do "
-            "here: train it with train.py"
+            f"{name} compares the episodes of a group (score_group), which our export to "
+            "verifiers does not support: use it with train.py"
         )
     return env
 

@@ -99,13 +99,13 @@ class Rollout:
     tool_errors: int = 0  # number of tool calls whose result was an error
     retries: int = 0  # number of earlier attempts that failed in the environment or in vLLM
     blocked_time: float = 0.0  # seconds in which the environment blocked all other rollouts
-    num_untracked_tokens: int = 0  # sampled tokens if the server returned no token ids, else 0
+    num_untracked_tokens: int = 0  # number of sampled tokens if vLLM returned no ids, else 0
     turn_limit: int | None = None  # maximum number of tokens of one turn, None if there is no limit
     source: Source = Source.POLICY
     # Reward name -> rewards that the environment gave per turn, one number for each of the `turns`.
     turn_rewards: dict[str, tuple[float, ...]] = field(default_factory=dict)
     role: str = ""  # role in the episode; an advantage compares only rollouts of the same role
-    others: "tuple[Rollout, ...]" = ()  # rollouts of the other roles of its episode; () in a Group
+    others: "tuple[Rollout, ...]" = ()  # rollouts of the episode's other roles; () in a Group
 
     @property
     def num_completion(self) -> int:
@@ -127,7 +127,7 @@ class Credit:
     penalties from `reward` and sets the other fields.
     """
 
-    reward: float | None  # after truncation and shaping; None if no baseline includes the rollout
+    reward: float | None  # after truncation and shaping; None excludes the rollout from baselines
     advantages: tuple[float, ...] = ()  # one for all tokens, or one per turn or token
     trains: bool = True  # whether tokens of the rollout are trained
     turn_rewards: tuple[float, ...] = ()  # `reward` divided among the turns

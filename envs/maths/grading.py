@@ -48,7 +48,7 @@ def final_answer(text: str) -> str | None:
 
 def marked_answer(text: str) -> str | None:
     r"""Return the content of the last \boxed{}, else the text after the last ####, else None."""
-    opened: list[tuple[int, bool]] = []  # (position after an open brace, whether it is \boxed{)
+    opened: list[tuple[int, bool]] = []  # (position after a brace, whether the brace is \boxed{)
     start, answer = -1, None
     for brace in _BRACE.finditer(text):  # one pass, so that the time is linear for any text
         if brace[0] in ("{", r"\boxed{"):
@@ -77,10 +77,10 @@ def normalise(answer: str) -> str:
 def number(answer: str) -> Fraction | None:
     """Return the value of a normalised answer if it is a number, perhaps with a unit; else None."""
     if mixed := _MIXED.fullmatch(answer):
-        whole, above, below = (int(part) for part in mixed.groups())
-        if below == 0:
+        whole, numerator, denominator = (int(part) for part in mixed.groups())
+        if denominator == 0:
             return None
-        return whole + Fraction(-above if answer[0] == "-" else above, below)
+        return whole + Fraction(-numerator if answer[0] == "-" else numerator, denominator)
     match = _QUANTITY.fullmatch(answer)
     digits = match[1].replace(",", "").replace(" ", "") if match else ""
     try:

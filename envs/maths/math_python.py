@@ -50,5 +50,5 @@ class MathPython(Maths):
 
     def _expert_turns(self, question: Question) -> list[Message]:
         call = tool_call("python", code=question.code)
-        told = {"role": "tool", "tool_call_id": "call_0", "content": question.answer}
-        return [call, told, assistant(boxed(question.answer))] if question.code else []
+        result = {"role": "tool", "tool_call_id": "call_0", "content": question.answer}
+        return [call, result, assistant(boxed(question.answer))] if question.code else []

@@ -9,7 +9,7 @@
 
 No layer needs root, a namespace or a daemon, so all layers work in an unprivileged container and on
 a laptop. Seccomp is required. Landlock (Linux 5.13 or newer) is required, too, unless
-allow_without_landlock=true. Without Landlock, a Python audit hook allows only the same files.
+allow_without_landlock=true. Without Landlock, a Python audit hook limits reading to the same files.
 The hook stops accidents, but not attacks: it does not see files that readline, sqlite3 or the C
 library open.
 
@@ -63,8 +63,8 @@ READ_FILE, READ_DIR = 4, 8
 RIGHTS = {1: 13, 2: 14, 3: 15, 4: 15}  # number of file rights by Landlock version (5 and newer: 16)
 
 NO_LANDLOCK = (
-    "this kernel has no Landlock (it needs Linux 5.13 or newer and must be switched on), so code "
-    "could read your files: use another machine, or set allow_without_landlock=true beside "
+    "this kernel has no Landlock (it needs Linux 5.13 or newer and must be switched on), so the "
+    "policy could read your files: use another machine, or set allow_without_landlock=true beside "
     "memory_mb"
 )
 
@@ -136,7 +136,7 @@ def restrict_reading(paths: Sequence[str]) -> None:
 
     def refuse(event: str, args: tuple[Any, ...]) -> None:
         if event.startswith("ctypes."):
-            raise PermissionError("ctypes is not available here")
+            raise PermissionError("ctypes is not available in the sandbox")
         if event in ("open", "os.listdir", "os.scandir") and not isinstance(args[0], int):
             path = realpath(fsdecode(args[0] or "."))
             if not startswith(path + "/", roots):

@@ -23,7 +23,7 @@ from envs.sandbox.confinement import confine
 HEADER = struct.Struct(">I8s")
 # The ticket of all messages before the first call. An answer with this ticket is an error or empty.
 READY = bytes(8)
-NAME = "<python>"
+NAME = "<python>"  # file name of the policy's code in tracebacks
 MAX_FRAMES = 5  # maximum number of traceback frames in the output
 
 
@@ -111,7 +111,7 @@ def send(stream: io.BufferedWriter, ticket: bytes, text: str) -> None:
 
 
 def main() -> None:
-    """Confine this process and answer requests. The last argument holds the options as JSON."""
+    """Confine this process and answer requests. sys.argv[-1] holds the options as JSON."""
     options = json.loads(sys.argv[-1])
     packages, fd = options["confine"]["packages"], options["fd"]
     requests, answers = os.fdopen(fd, "rb"), os.fdopen(fd, "wb", closefd=False)

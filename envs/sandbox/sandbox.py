@@ -125,8 +125,8 @@ class Sandbox:
                 return await self._receive(ticket)
         except TimeoutError:
             what = f"took longer than {self._limits.call_timeout:g} s"
-        except _InvalidAnswer as lost:
-            what = str(lost)
+        except _InvalidAnswer as forged:
+            what = str(forged)
         except OSError:  # The process has ended, or has closed its socket.
             what = await self._kill_and_explain()
         raise ToolError(
@@ -184,7 +184,7 @@ class Sandbox:
                 "allow_without_landlock": limits.allow_without_landlock,
             },
         }
-        # Start the process in this thread, because the kernel kills it when that thread ends.
+        # Call Popen in this thread: the kernel kills the process when its starting thread ends.
         with child_end:
             python = [sys.executable, "-ISB", "-X", "utf8", "-c", BOOT.format(PROJECT)]
             self._process = subprocess.Popen(
@@ -228,7 +228,7 @@ class Sandbox:
         while len(data) < count:
             part = await asyncio.get_running_loop().sock_recv(self._socket, count - len(data))
             if not part:
-                raise ConnectionResetError("the process has closed its end")
+                raise ConnectionResetError("the process has closed its socket")
             data += part
         return data
 

@@ -56,11 +56,11 @@ class ClassicAdapter:
             raise RuntimeError(f"the rollout ended in an error: {output['error']!r}")
         stop = _STOPS.get(output["stop_condition"] or "")
         # If the last turn is truncated or the only one, its stop reason is more precise.
-        cut_off = output["is_truncated"] or getattr(self._env, "max_turns", 1) == 1
+        prefer_last = output["is_truncated"] or getattr(self._env, "max_turns", 1) == 1
         return Outcome(
             reward=float(output["reward"]),
             rewards={name: float(value) for name, value in (output["metrics"] or {}).items()},
-            stop_reason=None if stop is StopReason.MAX_TURNS and cut_off else stop,
+            stop_reason=None if stop is StopReason.MAX_TURNS and prefer_last else stop,
         )
 
 

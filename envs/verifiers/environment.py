@@ -81,17 +81,17 @@ class Verifiers(Environment):
     @cached_property
     def _rows(self) -> dict[Split, list[Row]]:
         held_out = self._adapter.rows("eval", self.num_eval)
-        own = 0 if held_out is not None else self.num_eval
-        limit = None if self.num_train is None else self.num_train + own
+        reserved = 0 if held_out is not None else self.num_eval
+        limit = None if self.num_train is None else self.num_train + reserved
         train = self._adapter.rows("train", limit) or []
-        if len(train) <= own:
+        if (num_kept := len(train) - reserved) <= 0:
             raise ValueError(
-                f"env.id={self.id} has {len(train)} training examples, and holding out {own} "
+                f"env.id={self.id} has {len(train)} training examples, and holding out {reserved} "
                 "(env.num_eval) leaves none: lower env.num_eval, or choose an environment with "
                 "more examples"
             )
         if held_out is None:
-            train, held_out = train[: len(train) - own], train[len(train) - own :]
+            train, held_out = train[:num_kept], train[num_kept:]
         check_text(self.id, (*train[:_CHECKED_PROMPTS], *held_out[:_CHECKED_PROMPTS]))
         self.reward_weights = {**self._adapter.reward_weights, UNLISTED: 1.0}
         if self.max_concurrent is None:
@@ -113,13 +113,13 @@ def load_adapter(env_id: str, args: dict[str, Any]) -> Adapter:
         )
     module = module_of(env_id)
     classic = find_spec("verifiers.envs") is not None
-    known = find_spec(module) or (not classic and find_spec(f"verifiers.v1.tasksets.{module}"))
-    if not known:
+    spec = find_spec(module) or (not classic and find_spec(f"verifiers.v1.tasksets.{module}"))
+    if not spec:
         raise ValueError(
             f"env.id={env_id}: the module {module} is not installed: install its package"
         )
     # Read the source as text, because importing an environment of the other API would fail.
-    source = Path(known.origin).read_text() if known.origin else ""
+    source = Path(spec.origin).read_text() if spec.origin else ""
     if ("load_environment" if classic else "__all__") not in source:
         written_for = "tasksets of verifiers>=0.4" if classic else "classic API, verifiers==0.1.14"
         raise ValueError(

@@ -66,14 +66,14 @@ class TasksetAdapter:
 
         def register_session(trace: vf.Trace) -> None:
             sessions.append(trace.id)
-            self._endpoint.speakers[trace.id] = get_turn
+            self._endpoint.get_turn_by_key[trace.id] = get_turn
 
         context = await self._model_context()
         try:
             episode = await self._env.run_episode(row.data, context, on_trace=register_session)
         finally:
             for session in sessions:
-                del self._endpoint.speakers[session]
+                del self._endpoint.get_turn_by_key[session]
         return _make_outcome(episode, full)
 
     async def _model_context(self) -> vf.ModelContext:
@@ -104,22 +104,22 @@ def env_config(name: str, args: dict[str, Any]) -> Any:
     needs no cloud sandbox, so by default it runs in a subprocess on this machine.
     """
     config: dict[str, Any] = {**args, "taskset": {**args.get("taskset", {}), "id": name}}
-    chosen = loaders.env_config_type(name, config.get("id", ""))
-    own = loaders.default_harness_id(name)
-    roles = agent_config_fields(chosen())
+    config_class = loaders.env_config_type(name, config.get("id", ""))
+    default_id = loaders.default_harness_id(name)
+    roles = agent_config_fields(config_class())
     if len(roles) > 1:
         raise ValueError(
-            f"env.id={name} has the agents {', '.join(roles)}, but an environment can have only "
-            "one agent here: choose another environment"
+            f"env.id={name} has the agents {', '.join(roles)}, but env=verifiers supports only "
+            "one agent: choose another environment"
         )
     for role, declared in roles.items():
         agent = dict(config.get(role, {}))
         harness = dict(agent.get("harness") or {})
         pinned = harness.get("id") or (declared.harness.id if declared.harness else None)
-        kind = pinned or ("null" if own == "bash" else own)
+        harness_id = pinned or ("null" if default_id == "bash" else default_id)
         if declared.harness is None or harness:
-            agent["harness"] = {**harness, "id": kind}
-        if not loaders.harness_class(kind).EXECUTES_CODE:
+            agent["harness"] = {**harness, "id": harness_id}
+        if not loaders.harness_class(harness_id).EXECUTES_CODE:
             agent.setdefault("runtime", {"type": "subprocess"})
         config[role] = agent
     return loaders.resolve_env_config(config)

@@ -88,7 +88,7 @@ def _sections_of(markdown: str) -> Iterator[tuple[str, str]]:
     end = -1  # the number of the line that closes the newest code block
     for number, line in enumerate(every):
         if number > end and (mark := fences.get(number)):
-            # A block that is never closed is not code.
+            # Without a closing line, the fence does not begin a code block.
             ends = (n for n in closing if n > number and fences[n].startswith(mark))
             end = next(ends, number)
         if number > end and (match := HEADING.match(line)):
@@ -116,7 +116,7 @@ def read_questions(source: str, split: str, columns: Mapping[str, str]) -> list[
 def _read_records(
     source: str, split: str, columns: Mapping[str, str]
 ) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Yield each row's place, for error messages, and the row with our field names added."""
+    """Yield each row's file and number (for messages), and the row with our field names added."""
     if source.endswith(".jsonl"):
         lines = read_json_lines(Path(source).expanduser())
         rows = ((f"{source}, line {n}", row) for n, row in lines)

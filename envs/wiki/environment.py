@@ -90,7 +90,7 @@ class WikiSearch(Environment):
             for number, question in enumerate(self._splits[split])
         ]
 
-    @property  # not an attribute, so that the constructor does not load the corpus
+    @property  # loads the corpus at the first use, not in the constructor
     def tools(  # pyright: ignore[reportIncompatibleVariableOverride]
         self,
     ) -> list[Callable[..., Any]]:

@@ -49,7 +49,7 @@ FACTS = {
     },
 }
 TABLES = {"country": "countries", "element": "elements"}
-NAMES = {"language": "official language", "domain": "internet domain", "number": "atomic number"}
+NOUNS = {"language": "official language", "domain": "internet domain", "number": "atomic number"}
 
 
 @cache
@@ -138,7 +138,7 @@ def _questions_about(kind: str, row: Row) -> Iterator[Question]:
         value = row[column]
         if not value:
             continue
-        attribute = NAMES.get(column, column)
+        attribute = NOUNS.get(column, column)
         path = (title, fact.section)
         yield Question(f"What is the {attribute} of {title}?", value, 1, (path,))
         if fact.unique and column != "capital":

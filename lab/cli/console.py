@@ -15,7 +15,7 @@ from rl.config.shipped import SHIPPED
 ENTRY_POINTS = {
     "train": "train a policy, or start a sweep with --multirun",
     "evaluate": "measure a model or a checkpoint on held-out examples",
-    "report": "compare runs with intervals",
+    "report": "compare runs with confidence intervals",
     "view": "browse rollouts and tokens",
     "compare-losses": "compute other losses on the batches that a run recorded",
     "plan": "show devices and memory of a run without starting it",
@@ -58,11 +58,11 @@ def main() -> None:
 
 
 def refuse_foreign_packages() -> None:
-    home = Path(__file__).parents[2]
+    root = Path(__file__).parents[2]
     for name in _PACKAGES:
         module = import_module(name)
         folders = [Path(folder) for folder in getattr(module, "__path__", [module.__file__])]
-        if home / name not in folders:
+        if root / name not in folders:
             sys.exit(
                 f"{folders[0]} hides the package {name} of offbyone: rename it, "
                 "or start offbyone from another folder"
@@ -76,12 +76,12 @@ def copy_my_lab(arguments: list[str]) -> str:
     folder = Path(arguments[0])
     package = re.sub(r"\W", "_", folder.resolve().name).lower()
     template = SHIPPED / "examples" / "my-lab"
-    losses = [path.stem for home in (SHIPPED, template) for path in home.glob("conf/loss/*.yaml")]
+    losses = [path.stem for root in (SHIPPED, template) for path in root.glob("conf/loss/*.yaml")]
     is_taken = package in (*losses, "conf", "tests") or getattr(find_spec(package), "origin", None)
     if not package.isidentifier() or keyword.iskeyword(package):
         sys.exit(f"{package} cannot be the name of a Python package: choose another name")
     if is_taken and package != _TEMPLATE:
-        sys.exit(f"{package} is the name of a loss or of an installed package: choose another name")
+        sys.exit(f"{package} is already a loss, a module or a folder of a lab: choose another name")
     if folder.exists() and (folder.is_file() or any(folder.iterdir())):
         sys.exit(f"{folder} is a file or is not empty: choose another folder")
     caches = shutil.ignore_patterns("__pycache__", ".pytest_cache", "outputs")

@@ -35,12 +35,12 @@ def _dotted_values(node: Mapping[Any, Any], path: str = "") -> Iterator[tuple[st
         if isinstance(value, dict) and value:
             yield from _dotted_values(value, f"{path}{key}.")
         elif key != "_target_":
-            is_word = value is None or isinstance(value, bool)
-            yield f"{path}{key}", json.dumps(value) if is_word else str(value)
+            is_null_or_bool = value is None or isinstance(value, bool)
+            yield f"{path}{key}", json.dumps(value) if is_null_or_bool else str(value)
 
 
 def _notes(folders: list[Path], name: str) -> dict[str, str]:
-    """Return the comment above each key of a YAML file and of the files in its defaults list."""
+    """Return {dotted key: comment above it}, for a group's file also from files in its defaults."""
     path = next((p for p in (f / f"{name}.yaml" for f in folders) if p.is_file()), None)
     if path is None:
         return {}
@@ -51,6 +51,6 @@ def _notes(folders: list[Path], name: str) -> dict[str, str]:
             parents = [*parents[: len(found[1]) // 2], found[2]]
             notes |= {".".join(parents): " ".join(above)} if above else {}
         above = [*above, line.lstrip("# ")] if line.lstrip().startswith("#") else []
-    origins = (yaml.safe_load(text) or {}).get("defaults", [])
-    inherited = [_notes(folders, f"{group}/{o}") for o in origins if isinstance(o, str) and group]
+    bases = (yaml.safe_load(text) or {}).get("defaults", [])
+    inherited = [_notes(folders, f"{group}/{b}") for b in bases if isinstance(b, str) and group]
     return {key: note for own in [*inherited, notes] for key, note in own.items()}

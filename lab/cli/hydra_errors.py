@@ -16,7 +16,7 @@ from rl.config.shipped import CONF
 from rl.config.signatures import did_you_mean
 
 UNKNOWN_KEY = re.compile(r"Could not override '([^']+)'")
-_WITHOUT_PACKAGE = re.compile(r"In '([\w/-]+)': Could not override '(\w+)@\w+\.\2'")
+_NO_GLOBAL_PACKAGE = re.compile(r"In '([\w/-]+)': Could not override '(\w+)@\w+\.\2'")
 
 
 def explain_hydra_error(
@@ -31,19 +31,19 @@ def explain_hydra_error(
         hint = did_you_mean(choice, error.options)
         choices = f"({group} has {', '.join(error.options)})"
         return ConfigError([f"{group}={choice} does not exist{hint} {choices}"])
-    if found := _WITHOUT_PACKAGE.search(str(error)):
+    if found := _NO_GLOBAL_PACKAGE.search(str(error)):
         own, group = found.groups()
         line = f"override /{group}@_global_.{group}: <choice>"
-        return ConfigError([f"{own}.yaml chooses {group} inside its own group: write {line}"])
+        return ConfigError([f"{own}.yaml must give {group} a Hydra package: write {line}"])
     if isinstance(error, OverrideParseException):
-        how = "write key=value, and quote a value with special characters, key='\"~/x\"'"
+        how = "write key=value, and quote a value with special characters, such as key='\"~/x\"'"
         return ConfigError([f"{error.override} cannot be read: {how}"])
     if unknown := UNKNOWN_KEY.match(str(error)):
         return ConfigError([_explain_unknown_key(unknown[1], arguments, primary, added)])
     if isinstance(error, HydraException | OmegaConfBaseException | ValueError):
         causes = [error, *([error.__cause__] if error.__cause__ else [])]
         return ConfigError([line for cause in causes if (line := str(cause).strip())])
-    return ConfigError([f"{type(error).__name__}: {error} (HYDRA_FULL_ERROR=1 shows where)"])
+    return ConfigError([f"{type(error).__name__}: {error} (HYDRA_FULL_ERROR=1 prints a traceback)"])
 
 
 def _explain_unknown_key(key: str, arguments: list[str], primary: str, added: Sequence[str]) -> str:
@@ -55,7 +55,7 @@ def _explain_unknown_key(key: str, arguments: list[str], primary: str, added: Se
     group, _, name = key.rpartition(".")
     files = sorted(CONF.glob(f"{group}/*.yaml")) if group else []
     if owners := [file.stem for file in files if f"\n{name}:" in file.read_text()]:
-        return f"{key} needs another choice of {group}: {group}={'|'.join(owners)} has it"
+        return f"{key} belongs to another choice of {group}: set {group}={'|'.join(owners)}"
     siblings = [k.removeprefix(f"{group}.") for k in known if group and k.startswith(f"{group}.")]
     siblings = [name for name in siblings if "." not in name and name != "_target_"]
     if siblings:

@@ -43,7 +43,7 @@ def _shipped_path(path: str) -> str:
 def _at_most_positions(length: int, *, _parent_: DictConfig) -> int:
     """Return `length`, or the model's maximum number of positions if that is lower.
 
-    OmegaConf passes the node `model` as `_parent_`. The maximum is known if its `path` is a folder.
+    `_parent_` is the node `model`. The maximum is known only if `model.path` is a folder.
     """
     path = None if OmegaConf.is_missing(_parent_, "path") else _parent_["path"]
     return min(length, positions_of(path) or length)
@@ -76,8 +76,8 @@ def compose(name: str) -> dict[str, Any]:
 def compose_config(chosen: Any, overrides: list[str], name: str | None = None) -> dict[str, Any]:
     """Compose a main file and `overrides`. Return the configuration as a dict.
 
-    `name`: the main file; None: that of the program. `chosen`: the `hydra` node of the program's
-    configuration, whose overrides of Hydra's own keys apply here, too.
+    `name`: the main file, by default the program's. `chosen`: the `hydra` node of the program's
+    configuration. Its overrides of Hydra's own keys are applied, too.
     """
     lines = [*chosen.overrides.hydra, *overrides]
     config = hydra.compose(name or chosen.job.config_name, lines, return_hydra_config=True)
@@ -98,7 +98,7 @@ def as_hydra_config(config: DictConfig) -> Iterator[None]:
 
 
 def as_plain_dict(config: DictConfig) -> dict[str, Any]:
-    """Return a configuration as a dict without Hydra's keys, with all interpolations resolved."""
+    """Return the keys of a run as a dict. Interpolations and names of endpoints are resolved."""
     keys = [str(key) for key in config if key != "hydra"]
     try:
         plain = OmegaConf.to_container(OmegaConf.masked_copy(config, keys), resolve=True)
@@ -212,7 +212,7 @@ def put_options_first(arguments: list[str]) -> list[str]:
 def add_conf_folder(arguments: list[str]) -> list[str]:
     """Return the arguments with ./conf, if it exists, added to Hydra's search path.
 
-    A --config-dir such as `sweeps`, if it exists only beside CONF, becomes an absolute path.
+    A --config-dir such as `sweeps` that exists only in SHIPPED becomes an absolute path.
     """
     chosen = get_args_parser().parse_known_args(arguments)[0].config_dir
     if chosen and not Path(chosen).is_dir() and (SHIPPED / chosen).is_dir():
@@ -220,14 +220,14 @@ def add_conf_folder(arguments: list[str]) -> list[str]:
         at = next(i for i, part in enumerate(arguments) if part in flags)
         flag = arguments[at].removesuffix(chosen)
         arguments = [*arguments[:at], f"{flag}{SHIPPED / chosen}", *arguments[at + 1 :]]
-    here = Path("conf")
-    if not here.is_dir() or here.resolve() in (CONF.resolve(), Path(chosen or "").resolve()):
+    own = Path("conf")
+    if not own.is_dir() or own.resolve() in (CONF.resolve(), Path(chosen or "").resolve()):
         return arguments
     if not chosen:
-        return ["--config-dir", str(here), *arguments]
+        return ["--config-dir", str(own), *arguments]
     if any(part.startswith(_SEARCH_PATH) for part in arguments):
         return arguments
-    return [*arguments, f"{_SEARCH_PATH}[file://{here.resolve()}]"]
+    return [*arguments, f"{_SEARCH_PATH}[file://{own.resolve()}]"]
 
 
 def run_program(
@@ -247,7 +247,7 @@ def launch(main: Callable[[], object], primary: str = "train", added: Sequence[s
         main()
         sys.stdout.flush()
     except BrokenPipeError:  # the reader of stdout, such as `head`, has exited
-        # Send the rest to /dev/null, because Python's flush at exit would fail again.
+        # Send the rest of stdout to /dev/null, because Python's flush at exit would fail again.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(0)
     except (KeyboardInterrupt, Stopped) as end:

@@ -62,13 +62,13 @@ class SweepCheck(Callback):
         alike: dict[Any, list[list[str]]] = defaultdict(list)  # overrides without the seed -> jobs
         for job in jobs:
             alike[tuple(o for o in job if not _SEED.fullmatch(o))].append(job)
-        where: dict[str, list[str]] = defaultdict(list)  # problem -> jobs
+        jobs_with: dict[str, list[str]] = defaultdict(list)  # problem -> jobs
         checked: list[tuple[list[list[str]], Settings]] = []
         for same in alike.values():
             first = next((job for job in same if identity(job) in before), same[0])
             problems, settings = _problems_of(config, first, before.get(identity(first)))
             for problem in problems:
-                where[problem] += map(" ".join, same)
+                jobs_with[problem] += map(" ".join, same)
             checked += [(same, settings)] if settings else []
         is_unfair = False
         with DryCall([settings for _, settings in checked]) as dry_call:
@@ -78,11 +78,11 @@ class SweepCheck(Callback):
                     is_unfair |= dry_call.learned(number).selects_examples and not evaluates
                 except ConfigError as error:
                     for problem in error.problems:
-                        where[problem] += map(" ".join, same)
-        if where:
+                        jobs_with[problem] += map(" ".join, same)
+        if jobs_with:
             problems = [
                 f"{problem} ({len(names)} of {len(jobs)} runs, first: {names[0]})"
-                for problem, names in where.items()
+                for problem, names in jobs_with.items()
             ]
             exit_with("this sweep cannot start", ConfigError(problems), BAD_CONFIG)
         if is_unfair and len(alike) > 1:
@@ -159,9 +159,9 @@ def use_until(config: DictConfig) -> None:
     if not sweeper.endswith(".BasicSweeper"):
         problems.append(f"until=decided cannot use {sweeper}: remove hydra/sweeper=...")
     if seeds := [item for item in config.hydra.overrides.task if key_of(item) == "seed"]:
-        problems.append(f"{seeds[0]}: until=decided chooses the seeds, remove it")
+        problems.append(f"until=decided chooses the seeds: remove {seeds[0]}")
     if len(jobs_of(config)) < 2 and not problems:
-        problems.append("until=decided compares arms: give a setting two values, loss=cispo,grpo")
+        problems.append("until=decided compares arms: give a key two values, as in loss=cispo,grpo")
     if problems:
         raise ConfigError(problems)
     from lab.sweeps.until import UntilDecided  # slow import, which other sweeps skip
@@ -209,12 +209,12 @@ class SweepStart(Callback):
             config.hydra.sweep.dir = str(folder)  # ${now:...} would differ between jobs
         os.environ[SWEEP_VARIABLE] = str(folder)
         sweep = SweepFolder(folder)
-        again = rerun_command(sys.orig_argv, folder)
+        rerun = rerun_command(sys.orig_argv, folder)
         self._jobs = jobs_of(config)  # Hydra cannot parse overrides in on_multirun_end
-        numbers = [] if card else job_numbers(sweep, self._jobs)
+        numbers = [] if card else record_jobs(sweep, self._jobs)
         info = {
             "question": sweep.read_info().get("question") or question_of(config),
-            "command": again,
+            "command": rerun,
             "config_name": config.hydra.job.config_name,
             "started": time.time(),  # time of the latest start or resume
             # Numbers of the jobs of this start; [] if the sweeper chooses jobs by earlier results.
@@ -225,10 +225,10 @@ class SweepStart(Callback):
             "run_command": command_of(sys.orig_argv, sys.argv, config.hydra.overrides.hydra),
         }
         sweep.write_info(info)
-        say(start_message(sweep, again))
+        say(start_message(sweep, rerun))
         # Hydra does not call on_multirun_end after a failed job or Ctrl-C, so call it at exit.
         atexit.register(self.on_multirun_end, config)
-        _RESOURCES.callback(print_unfinished, sweep, again)
+        _RESOURCES.callback(print_unfinished, sweep, rerun)
         if slots:
             _prepare_for_parallel_jobs(slots)
             _RESOURCES.enter_context(printing_changes(sweep))
@@ -250,7 +250,7 @@ class SweepStart(Callback):
         report([sweep.path], sweep.path / "report.html")
 
 
-def job_numbers(sweep: SweepFolder, jobs: Sequence[list[str]]) -> list[int]:
+def record_jobs(sweep: SweepFolder, jobs: Sequence[list[str]]) -> list[int]:
     """Write records for new jobs, set unfinished jobs to waiting, and return all job numbers."""
     numbers, earlier = [], [record.grown for record in sweep.records().values()]
     for number, record in sweep.claim_all(jobs, grown=max(earlier, default=-1) + 1):

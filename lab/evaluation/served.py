@@ -47,7 +47,7 @@ def prepare_settings(config: Mapping[str, Any], check: Callable[[Mapping[str, An
 
 @contextmanager
 def lock_run_folder(settings: PolicySettings) -> Iterator[RunFolder]:
-    """Lock the run folder while the block runs. Raise ConfigError if it already contains a run."""
+    """Lock the run folder while the block runs. Raise ConfigError if it contains another run."""
     run_folder = RunFolder(settings.folder)
     with stopped_by_signals(), locked(run_folder, delete_on=ConfigError):
         # Check the folder again, because another run may have used it since the first check.

@@ -61,7 +61,7 @@ def evaluate(config: dict[str, Any], *, overrides: list[str]) -> float:
 
 
 def _run_coroutine(work: Coroutine[Any, Any, list[PlayedExample]]) -> list[PlayedExample]:
-    """Return the result of `work`. If this thread has an event loop (a notebook), use a new one."""
+    """Return the result of `work`, from a new thread if this one has an event loop (a notebook)."""
     try:
         asyncio.get_running_loop()
     except RuntimeError:

@@ -32,7 +32,7 @@ def result_lines(summary: Summary, threshold: float, folder: Path) -> Renderable
     if passed < _TOO_HARD or passed > _TOO_EASY:
         other = "easier" if passed < _TOO_HARD else "harder"
         why = "a group with equal rewards teaches nothing (docs/troubleshooting.md, no spread)"
-        text = f"pass@1 is {passed:.1%}: before training on this, choose {other} examples, because"
+        text = f"pass@1 is {passed:.1%}: before training, choose {other} examples, because"
         lines.append(Text(f"{text} {why}", "yellow"))
     lines += error_lines(summary.errors)
     lines.append(_as_text(f"{folder}/  summary.json, rollouts.jsonl, rollouts.html", "dim"))

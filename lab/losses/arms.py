@@ -64,8 +64,8 @@ class Arm:
         if not self._is_unchanged("advantage"):
             if not Learned.of(self.run).batch_credit_is_neutral:
                 raise ValueError(
-                    f"{self.name}: batch_credit would change new advantages, but a comparison does "
-                    f"not apply it: keep the run's advantage, {self.base.advantage['_target_']}"
+                    f"{self.name}: a comparison cannot apply batch_credit to new advantages: "
+                    f"keep the run's advantage, {self.base.advantage['_target_']}"
                 )
             is_penalised = build(self.base.kl)().place == "reward" and self.base.kl["beta"]
             is_normalised = self.base.reward["normalise_each"]
@@ -104,7 +104,7 @@ class Arm:
         kl = build(self.run.kl)()
         if self.run.kl["beta"] and batch.tokens.ref_logprobs is None:
             raise ValueError(
-                f"{self.name}: the run recorded no reference logprobs: leave kl out, or add "
+                f"{self.name}: the run recorded no reference logprobs: remove kl=..., or add "
                 "kl=none if the loss chooses a penalty"
             )
         tokens, weights = self.with_credit(batch, folder)
@@ -113,7 +113,7 @@ class Arm:
         objective = replace(objective, **schedules.options("", batch.step))
         objective = schedules.at(batch.step, objective, token_loss="loss", correction="correction")
         if hasattr(loss, "statistics"):
-            statistics = loss.statistics(tokens).double()  # `tokens` are the whole global batch
+            statistics = loss.statistics(tokens).double()  # `tokens` is the batch of all ranks
             objective = replace(objective, token_loss=partial(loss, statistics=statistics))
         logprobs = tokens.logprobs.clone().requires_grad_()
         if not self._is_unchanged("kl"):
@@ -161,11 +161,11 @@ def arms_of(folder: RunFolder, words: Sequence[str], has_model: bool = False) ->
 def _compose_run(folder: RunFolder, words: list[str]) -> dict[str, Any]:
     record = read_record(folder)
     flags, _ = get_args_parser().parse_known_args(list(map(str, record.get("command", []))))
-    home = Path(str(record.get("started_in", ".")))
-    own = [home / flags.config_dir] if flags.config_dir else []
-    homes = dict.fromkeys((home / "conf", Path("conf").resolve()))
-    own += [path for path in homes if path.is_dir()]
-    for path in (str(home), str(Path.cwd())):
+    started_in = Path(str(record.get("started_in", ".")))
+    own = [started_in / flags.config_dir] if flags.config_dir else []
+    conf_folders = dict.fromkeys((started_in / "conf", Path("conf").resolve()))
+    own += [path for path in conf_folders if path.is_dir()]
+    for path in (str(started_in), str(Path.cwd())):
         if path not in sys.path:
             sys.path.append(path)  # makes the user's modules importable
     folders = ",".join(f"file://{path}" for path in [*own, CONF])
@@ -187,7 +187,7 @@ def _weights(run: Run, batch: RecordedBatch) -> Tensor:
     """Return the token weights [N] that `run`'s aggregation gives the recorded rollouts."""
     rollouts, turns = batch.tokens.rollout_ids, batch.tokens.turns  # [N]
     groups = dict(zip(rollouts.tolist(), batch.tokens.group_ids.tolist(), strict=True))
-    counts = [torch.bincount(turns[rollouts == place]).tolist() for place in groups]
+    counts = [torch.bincount(turns[rollouts == id]).tolist() for id in groups]
     by_turn = Learned.of(run).aggregation_takes_turns
     lengths = counts if by_turn else [sum(numbers) for numbers in counts]
     weights = build(run.aggregation)(lengths, [*groups.values()])

@@ -32,7 +32,7 @@ Keys that can be compared: {", ".join(CHANGEABLE)} and their options
     steps=40..60      first and last step, 40.. without a last one (default: all recorded steps)
     tokens=10         tokens to print for each loss
     out=losses.html   the page (default: in the run's folder)
-    step=true         instead, train one batch with each loss from a checkpoint (minutes)
+    step=true         from a checkpoint, train one batch with each loss (takes minutes)
 
 docs/compare-losses.md explains each number."""
 COLUMNS = ("loss", "objective", "cosine", "norm", "agree", "opposite", "only run", "only this")
@@ -139,7 +139,7 @@ def _print_steps(
     table = Table(*COLUMNS, box=None, pad_edge=False)
     for row in take_steps(folder, arms, found[-1]):
         table.add_row(*row)
-    console.print(f"log pi of the next batch's answers, after a step from {found[-1].name}", table)
+    console.print(f"changes of log pi of the next batch by a step from {found[-1].name}", table)
 
 
 def difference(base: Tensor, arm: Tensor) -> list[str]:
@@ -161,13 +161,13 @@ def _describe_batches(batches: Sequence[RecordedBatch], grad: Tensor) -> str:
     error = f"{gap / most:.1g} of the largest one" if most else f"{gap:.1g} (all are 0)"
     return (
         f"{len(grad)} tokens of {len(batches)} updates, steps {batches[0].step} to "
-        f"{batches[-1].step}.{left} The run's own loss repeats the recorded gradients to {error}."
+        f"{batches[-1].step}.{left} The run's loss repeats the recorded gradients up to {error}."
     )
 
 
 def _print_tokens(console: Console, arm: Arm, tokens: DataFrame, count: int) -> None:
-    ignored = f"; changes without effect here: {', '.join(arm.ignored)}" if arm.ignored else ""
     changes = ", ".join(arm.changes) or "nothing"
+    ignored = f"; ignored changes: {', '.join(arm.ignored)}" if arm.ignored else ""
     console.print(f"\n{arm.name} changes {changes}{ignored}", markup=False)
     heads = ("step", "rollout", "turn", "at", "token", "stale", "pi/anchor", "advantage")
     table = Table(*heads, "recorded grad", "grad", box=None, pad_edge=False)

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from lab.losses.arms import RECORDED, Arm
 
-NUM_ROLLOUTS = 5  # maximum number of token rows shown per loss
+MAX_ROWS = 5  # maximum number of token rows shown per loss
 
 
 def write_page(
@@ -23,7 +23,7 @@ def write_page(
             "name": arm.name,
             "changes": arm.changes,
             "ignored": arm.ignored,
-            "rollouts": _rollouts(
+            "rollouts": _differing_rows(
                 tokens.assign(**{RECORDED: grads[0].double(), arm.name: own.double()}),
                 [RECORDED, arm.name],
             ),
@@ -35,11 +35,11 @@ def write_page(
     path.write_text(template.render(**shown), errors="replace")
 
 
-def _rollouts(tokens: DataFrame, names: list[str]) -> list[dict[str, Any]]:
-    """Return up to NUM_ROLLOUTS rows whose two gradients (the columns `names`) differ most."""
+def _differing_rows(tokens: DataFrame, names: list[str]) -> list[dict[str, Any]]:
+    """Return up to MAX_ROWS rows whose two gradients (the columns `names`) differ most."""
     gaps = (tokens[names[1]] - tokens[names[0]]).abs()
     rows = tokens.assign(gap=gaps).groupby(["step", "update", "row"])
-    differing = rows.gap.sum().loc[lambda gaps: gaps > 0].nlargest(NUM_ROLLOUTS)
+    differing = rows.gap.sum().loc[lambda gaps: gaps > 0].nlargest(MAX_ROWS)
     shown = []
     for place in differing.index:
         row: Any = rows.get_group(place)

@@ -45,7 +45,7 @@ class RecordedBatch:
 
 
 def recorded_tokens(path: str | Path, step: int, update: int = 0) -> RecordedBatch:
-    """Return the recorded tokens of a step of the run in folder `path`, or raise ValueError."""
+    """Return the recorded tokens of one update of a step, or raise ValueError if there are none."""
     folder = RunFolder(Path(path))
     batches = recorded_batches(folder, step)
     if not 0 <= update < len(batches):
@@ -86,7 +86,7 @@ def _batch(
         positions.append(torch.arange(seen[row.id], seen[row.id] + length))
         seen[row.id] += length
     trained = {id for id, line in lines.items() if line["used"] and line["tokens"]}
-    has = rows[0].trained.keys()
+    recorded_names = rows[0].trained.keys()
     tokens = Tokens(
         logprobs=column("pi"),
         rollout_logprobs=column("mu"),
@@ -100,8 +100,8 @@ def _batch(
         rollout_ids=rollouts[sequence_ids],
         group_ids=groups[sequence_ids],
         source=sources[sequence_ids],
-        old_logprobs=column("old") if "old" in has else None,
-        ref_logprobs=column("ref") if "ref" in has else None,
+        old_logprobs=column("old") if "old" in recorded_names else None,
+        ref_logprobs=column("ref") if "ref" in recorded_names else None,
     )
     return RecordedBatch(
         step=step,

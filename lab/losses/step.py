@@ -2,7 +2,7 @@
 
     checkpoint k, recorded batch k -> updates of one arm -> logprobs of the answers of step k + 1
 
-No arm trains on these answers, so they are held out. Replayed answers are left out.
+These answers are held out. Replayed answers may be answers of batch k, so they are left out.
 """
 
 import os
@@ -45,7 +45,6 @@ def take_steps(folder: RunFolder, arms: Sequence[Arm], checkpoint: Path) -> Iter
         )
     batch, lines = batches[0], rollout_lines(folder, step + 1)
     credits = [arm.with_credit(batch, folder) for arm in arms]  # first, because this may raise
-    # Replayed answers may be answers of batch k.
     new = (row for row in read_rows(folder, step + 1) if source_of(row.id) is not Source.REPLAY)
     answers = {(one.id, one.row): one for one in new}
     if not answers:

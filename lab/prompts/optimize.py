@@ -68,14 +68,14 @@ def optimize_prompt(
         record_start(
             run_folder, settings, overrides=overrides, choices=choices, command=list(command)
         )
-        again = f"to continue from the best prompt so far:  {resume_command(run_folder)}"
+        resume_hint = f"to continue from the best prompt so far:  {resume_command(run_folder)}"
         try:
             with as_run_failures():
                 search = _search(settings, run_folder, env, console, start, train, validation)
         except RunFailed as error:
-            raise RunFailed(f"{error}\n{again}") from error
+            raise RunFailed(f"{error}\n{resume_hint}") from error
         except KeyboardInterrupt:
-            console.print(again, markup=False, highlight=False, soft_wrap=True)
+            console.print(resume_hint, markup=False, highlight=False, soft_wrap=True)
             raise
     found, ended = search.candidates, f"{search.ended_by}, {search.progress.done} calls"
     lines = closing_lines(found, ended, search.failures, run_folder, overrides, choices)
@@ -84,7 +84,7 @@ def optimize_prompt(
 
 
 def _num_played(run_folder: RunFolder) -> int:
-    """Return the number of recorded rollouts. End a cut-off last line, so that more can follow."""
+    """Return the number of recorded rollouts. End a cut-off last line before lines are added."""
     path = run_folder.evaluated
     content = path.read_bytes() if path.is_file() else b""
     if content and not content.endswith(b"\n"):

@@ -28,8 +28,8 @@ from rl.runtime.text import key_of
 
 PROMPT = "system_prompt.txt"
 # The printed commands repeat only overrides of these keys. Only evaluate.py has adapter_path.
-_POLICY = ("env", "model", "sampler", "max_seq_len", "inference", "client", "adapter_path")
-_EVALUATION_FACTOR = 10  # the evaluate.py command has this many examples per validation example
+_POLICY_KEYS = ("env", "model", "sampler", "max_seq_len", "inference", "client", "adapter_path")
+_EVALUATION_FACTOR = 10  # examples in the evaluate.py command per validation example
 
 
 def prompt_fingerprint(prompt: str) -> str:
@@ -133,7 +133,7 @@ def next_commands(
     kept = [
         item
         for item, key in names.items()
-        if key.partition("@")[0].partition(".")[0] in _POLICY and key != "env.system_prompt"
+        if key.partition("@")[0].partition(".")[0] in _POLICY_KEYS and key != "env.system_prompt"
     ]
     # `kept` lacks experiment=..., which may have chosen env and model, so add these.
     groups = ["env"] if remote else ["env", "model"]

@@ -166,7 +166,7 @@ class Search:
     def _is_over(self, gepa_state: GEPAState) -> bool:
         settings, best = self.settings, max(candidate.mean for candidate in self.candidates)
         if settings.perfect_score is not None and best >= settings.perfect_score:
-            self.ended_by = f"every validation example has perfect_score={settings.perfect_score:g}"
+            self.ended_by = f"the validation reached perfect_score={settings.perfect_score:g}"
         elif settings.num_rounds is not None and gepa_state.i + 1 >= settings.num_rounds:
             self.ended_by = f"num_rounds={settings.num_rounds}"
         elif self.progress.done + self._round_calls > settings.max_calls:

@@ -33,7 +33,7 @@ class Arm:
 
     @property
     def num_looks(self) -> int:
-        """The number of looks at this arm's results: one per command that added runs to the arm."""
+        """The number of looks (statistics.py) at the arm: one per command that added runs."""
         return len({run.grown for run in self.runs})
 
 
@@ -87,7 +87,7 @@ def _distinguishing_overrides(firsts: Sequence[Run]) -> list[list[str]]:
 
 
 def _choices(items: Sequence[Sequence[str]]) -> list[dict[str, str]]:
-    """Return each arm's overrides as {shortened key: value}; all are {} if their keys differ."""
+    """Return each arm's overrides as {shortened key: value}, or {} for each if the keys differ."""
     parts = [dict(item.split("=", 1) for item in of_arm if "=" in item) for of_arm in items]
     differ = any([*its] != [*parts[0]] or not all(its.values()) for its in parts)
     if differ or any(len(its) < len(of_arm) for its, of_arm in zip(parts, items, strict=True)):

@@ -52,10 +52,10 @@ class Card(msgspec.Struct):
     @property
     def rate(self) -> float | None:
         """The learning rate with the best score in LADDER_ROW, None without that row."""
-        return max(self.ladder, key=lambda rate: self.ladder[rate], default=None)
+        return max(self.score_by_rate, key=lambda rate: self.score_by_rate[rate], default=None)
 
     @property
-    def ladder(self) -> dict[float, float]:
+    def score_by_rate(self) -> dict[float, float]:
         """The mean score in LADDER_ROW by learning rate."""
         return {one.rate: fmean(one.scores) for one in self.cells if one.row == LADDER_ROW}
 

@@ -19,7 +19,7 @@ SEED = 0  # fixed seed of the bootstrap, so that equal runs give equal pages
 
 
 class NothingToCompare(ValueError):
-    """The error if no run can be compared. Its message is for the user."""
+    """The error if no comparison is possible. Its message is for the user."""
 
 
 class NoBaseline(ValueError):
@@ -38,7 +38,7 @@ class ArmResult(ScoredArm):
     chance_better: float
     visible_difference: float  # smallest true difference that is probably detected (power.py)
     seeds_needed: float | None  # seeds per arm for a decision; None: unknown; infinite: impossible
-    interquartile: st.Interval | None  # None with a single environment
+    interquartile: st.Interval | None  # interquartile mean; None with a single environment
 
     @property
     def minutes(self) -> float:
@@ -70,6 +70,7 @@ class Comparison:
 
     @property
     def num_looks(self) -> int:
+        """The highest number of looks at an arm (`Arm.num_looks`)."""
         return max(arm.num_looks for arm in self.arms)
 
     @property
@@ -106,9 +107,9 @@ def compare(
     scoring = score_arms(arms, control, num_judged)
     if not any(scored.arm is control for scored in scoring.arms):
         lacks = "neither an evaluation nor a training reward"
-        if scoring.no_evaluation:
-            lacks = f"no training reward, and {scoring.no_evaluation}"
-        remedy = "" if scoring.no_evaluation else ", or run with evaluation=default"
+        if scoring.why_training:
+            lacks = f"no training reward, and {scoring.why_training}"
+        remedy = "" if scoring.why_training else ", or run with evaluation=default"
         raise NothingToCompare(f"{control.name} has {lacks}: choose another baseline{remedy}")
     num_unscored = len(arms) - len(scoring.arms)
     results = _results(scoring, control, num_draws, smallest_effect, num_unscored)
@@ -131,9 +132,9 @@ def _states(
 ) -> list[State]:
     """Return the State (sequential.py) of each arm, compared with arm number `at`.
 
-    Without an `effect`, each arm's p-value is multiplied by its element of `factors`, and the
-    products are adjusted for the number of arms (Holm). With an `effect`, decisions are sequential
-    and depend on `unscored`, the number of further arms, which have no scores.
+    Without an `effect` (smallest effect), p-values are multiplied by `factors`, for repeated looks,
+    and adjusted for the number of arms (Holm). With one, decisions are sequential and depend on
+    `unscored`, the number of further arms, which have no scores.
     """
     if effect:
         return decide_arms(scores, at, effect, unscored)
@@ -172,7 +173,7 @@ def _results(
     results = []
     for index, (one, state) in enumerate(zip(arms, states, strict=True)):
         scores, difference, decision = one.scores, state.difference, state.decision
-        knows = index != at and scores.resamples_seeds and base.resamples_seeds
+        can_decide = index != at and scores.resamples_seeds and base.resamples_seeds
         visible, needed, undecided_if = nan, None, ""
         if index == at:
             decision = st.BASELINE
@@ -183,7 +184,7 @@ def _results(
             drawn = draws[index] - draws[at]
             difference = st.interval(difference.value, drawn, state.spread)
             decision = st.OPEN
-            if knows:
+            if can_decide:
                 decision = st.decide(difference, state.p_value)
                 num_others = len(arms) - 1
                 visible = power.visible_difference(state.spread, num_others * factors[index])
@@ -208,7 +209,7 @@ def _results(
                 if decision == st.EQUAL
                 else decision,
                 undecided_if=undecided_if,
-                chance_better=st.chance_better(scores.means, base.means) if knows else nan,
+                chance_better=st.chance_better(scores.means, base.means) if can_decide else nan,
                 visible_difference=visible,
                 seeds_needed=needed,
                 interquartile=st.interquartile_interval(scores, rng) if several else None,
@@ -218,8 +219,8 @@ def _results(
 
 
 def _baseline(arms: Sequence[Arm], wanted: str) -> Arm:
-    counting = [arm for arm in arms if arm.finished]
-    if not counting:
+    with_finished = [arm for arm in arms if arm.finished]
+    if not with_finished:
         runs = [run for arm in arms for run in arm.runs]
         raise NothingToCompare(
             f"none of {len(runs)} runs has finished; the first is {runs[0].name}: {runs[0].cause}"
@@ -229,15 +230,15 @@ def _baseline(arms: Sequence[Arm], wanted: str) -> Arm:
     if not wanted:
         known = [
             max((bool(run.evaluations), run.training_reward is not None) for run in arm.finished)
-            for arm in counting
+            for arm in with_finished
         ]
-        return counting[known.index(max(known))]
+        return with_finished[known.index(max(known))]
     chosen = next((arm for arm in arms if wanted in (arm.label, arm.name)), None)
     if chosen is None:
         names = ", ".join(arm.label for arm in arms)
         raise NoBaseline(f"baseline={wanted} is not an arm: choose one of {names}")
     if not chosen.finished:
-        raise NoBaseline(f"baseline={wanted}: no run of this arm has finished, choose another arm")
+        raise NoBaseline(f"no run of baseline={wanted} has finished: choose another baseline")
     return chosen
 
 

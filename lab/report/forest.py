@@ -14,8 +14,8 @@ from rl.runtime.start_record import program
 from rl.runtime.text import relative_path
 
 BASELINE_COLOUR = "#8c8c8c"
-DECISIONS = {BETTER: "#1e8049", WORSE: "#c93545", OPEN: "#66707f", BASELINE: BASELINE_COLOUR}
-DECISIONS[EQUAL] = "#2b6cc4"
+COLOURS = {BETTER: "#1e8049", WORSE: "#c93545", OPEN: "#66707f", BASELINE: BASELINE_COLOUR}
+COLOURS[EQUAL] = "#2b6cc4"
 ROW_HEIGHT = 26  # height of an arm's row in pixels
 
 Chart = Any  # altair's classes for layers, rows and facets have no common base class
@@ -37,14 +37,14 @@ def forest(comparison: Comparison) -> Chart:
     y = alt.Y("arm:N", sort=order, title=None,
               axis=alt.Axis(ticks=False, domain=False, labelPadding=8, labelFontSize=13,
                             labelLimit=260))  # fmt: skip
-    scale = alt.Scale(domain=list(DECISIONS), range=list(DECISIONS.values()))
+    scale = alt.Scale(domain=list(COLOURS), range=list(COLOURS.values()))
     colour = alt.Color("decision:N", legend=None, scale=scale)
     # Vega's default rounds labels by the axis range: if all scores are 0.5, the label would be 1.
     axis = alt.Axis(tickCount=5, title=None, labelExpr="format(datum.value, '~g')")
     x = alt.X("score.value:Q", scale=alt.Scale(zero=False), axis=axis)
-    known, own = "isValid(datum.score.low)", "datum.decision == 'baseline'"
+    known, is_baseline = "isValid(datum.score.low)", "datum.decision == 'baseline'"
     left = alt.layer(
-        base.transform_filter(f"{known} && {own}")
+        base.transform_filter(f"{known} && {is_baseline}")
         .mark_rect(color=BASELINE_COLOUR, opacity=0.16)
         .encode(x="score.low:Q", x2="score.high:Q"),
         base.transform_filter(known)

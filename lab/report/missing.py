@@ -11,7 +11,7 @@ import numpy as np
 
 from lab.report.evaluations import Question
 from lab.report.run import Run
-from lab.report.scoring import REWARD, TRAINING, Rows, Scoring, Table, mean_scores, scores_of
+from lab.report.scoring import NO_QUESTION, TRAINING, Rows, Scoring, Table, mean_scores, scores_of
 from lab.report.statistics import Scores
 
 
@@ -27,7 +27,7 @@ def alternatives(scoring: Scoring) -> Iterator[tuple[str, list[Scores]]]:
             columns = sorted(set.intersection(*(set(t) for rows in arms for _, t in rows)))
             yield f"unscored rollouts get the {name} reward", [scores_of(a, columns) for a in arms]
     if any(one.lost for one in scoring.arms):
-        columns = scoring.questions or [REWARD]
+        columns = scoring.questions or [NO_QUESTION]
         ordered = [run for one in scoring.arms for run in one.arm.runs]
         lost = [[(r, _last_scores(scoring, r, extremes[0])) for r in a.lost] for a in scoring.arms]
         best = [[(r, _scores_above_best(a.rows, columns)) for r in a.lost] for a in scoring.arms]
@@ -57,8 +57,8 @@ def _last_scores(scoring: Scoring, run: Run, lowest: Mapping[str, float]) -> Tab
     """Return the last scores of a lost run. A question without a score gets the lowest reward."""
     if scoring.measure == TRAINING:
         reward = run.training_reward
-        least = min(table[REWARD] for one in scoring.arms for _, table in one.rows)
-        return {REWARD: least if reward is None else reward}
+        least = min(table[NO_QUESTION] for one in scoring.arms for _, table in one.rows)
+        return {NO_QUESTION: least if reward is None else reward}
     known = mean_scores(run, scoring.num_judged, lowest)
     return {question: known.get(question, lowest[question.env]) for question in scoring.questions}
 

@@ -47,15 +47,15 @@ def _notes_on_scores(scoring: Scoring) -> Iterator[str]:
         )
     if scoring.measure == TRAINING:
         text = "Compared by training reward, which every run measured on different examples"
-        if scoring.no_evaluation:
-            yield f"{text}, because {scoring.no_evaluation}."
+        if scoring.why_training:
+            yield f"{text}, because {scoring.why_training}."
         else:
             yield f"{text}. Use evaluation=default to compare all runs on the same questions."
         means = [(a.arm.name, np.mean([r.unscored_share for r in a.runs])) for a in scoring.arms]
         if shares := [f"{name} {100 * share:.1f} %" for name, share in means if share]:
             yield (
                 f"Training rollouts without a score: {', '.join(shares)}. They are left out, and "
-                "the report does not check whether their rewards could change a decision."
+                "the report does not check whether rewards for them could change a decision."
             )
         if any(run.selects_examples for run in runs):
             yield (

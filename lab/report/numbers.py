@@ -33,7 +33,7 @@ COLUMNS = {  # key in report.json -> title of the column, and format of its valu
     "seeds_needed": ("seeds needed", ",.0f"),
     "interquartile": ("interquartile mean", ".3f"),
 }
-NUM_TERMINAL_COLUMNS = 7  # the terminal shows only this many of COLUMNS
+NUM_TERMINAL_COLUMNS = 7  # number of COLUMNS, from the first, that the terminal shows
 
 
 def as_json(comparison: Comparison) -> bytes:
@@ -90,10 +90,10 @@ def table(records: Sequence[Record], num_columns: int = len(COLUMNS)) -> list[li
 
 
 def _cell(value: Any, spec: str) -> str:
-    is_nan, is_no_count = value != value, type(value) is int and value == 0
+    is_nan, is_zero_count = value != value, type(value) is int and value == 0
     if spec == COLUMNS["seeds_needed"][1] and value and value > MOST_SEEDS:
         return "more questions" if value == inf else f"> {MOST_SEEDS:,}"
-    return "-" if value is None or is_nan or is_no_count else format(value, spec)
+    return "-" if value is None or is_nan or is_zero_count else format(value, spec)
 
 
 def as_table(records: Sequence[Record]) -> Table:

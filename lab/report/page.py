@@ -27,8 +27,8 @@ from lab.report.statistics import NUM_DRAWS
 from rl.runtime.files import write_atomically
 from rl.runtime.text import printable
 
-ON_PAGE = ("var(--ink)", "var(--quiet)", "var(--line)")
-ON_PAPER = ("#1c2330", "#5b6472", "#e3e6ea")
+PAGE_COLOURS = ("var(--ink)", "var(--quiet)", "var(--line)")
+FIGURE_COLOURS = ("#1c2330", "#5b6472", "#e3e6ea")
 PNG_SCALE = 2  # PNG pixels per SVG pixel
 
 
@@ -43,7 +43,7 @@ def write_page(comparison: Comparison, path: Path, *, command: str = "") -> None
 
 def render(comparison: Comparison, specs: dict[str, dict[str, Any]], command: str) -> str:
     """Return the HTML of the page. `specs` are the Vega-Lite charts by name."""
-    themed = {name: {**spec, "config": theme(*ON_PAGE)} for name, spec in specs.items()}
+    themed = {name: {**spec, "config": theme(*PAGE_COLOURS)} for name, spec in specs.items()}
     environment = jinja2.Environment(autoescape=True, trim_blocks=True, lstrip_blocks=True)
     template = environment.from_string(files("lab.report").joinpath("page.html").read_text())
     return template.render(
@@ -114,7 +114,7 @@ def _write_figures(specs: dict[str, dict[str, Any]], folder: Path) -> None:
     import vl_convert
 
     folder.mkdir(parents=True, exist_ok=True)
-    config = theme(*ON_PAPER) | {"background": "white"}
+    config = theme(*FIGURE_COLOURS) | {"background": "white"}
     for name, spec in specs.items():
         svg = vl_convert.vegalite_to_svg(msgspec.json.encode(spec | {"config": config}).decode())
         (folder / f"{name}.svg").write_text(svg)

@@ -12,7 +12,7 @@ from lab.report.statistics import ERROR, FEWEST_SEEDS, Spread, student_quantile
 
 POWER = 0.8  # the smallest visible difference is detected with this probability
 MOST_SEEDS = 1000  # the report shows a larger number of seeds as "> 1,000"
-_LARGEST_COUNT = 10**7  # fewest_seeds returns infinity instead of this number or a larger one
+_LARGEST_COUNT = 10**7  # fewest_seeds returns infinity if this many or more are needed
 
 
 def visible_difference(spread: Spread, factor: int = 1) -> float:

@@ -24,7 +24,7 @@ from rl.runtime.sweep_folder import NOT_STARTED
 from rl.runtime.text import START_KEYS, key_of, printable
 
 LAST_STEPS = 10  # number of last steps whose mean reward is the training reward of a run
-RUN_KEYS = START_KEYS | {"seed", "output_dir"}  # keys that differ between runs of one arm
+RUN_KEYS = START_KEYS | {"seed", "output_dir"}  # keys that may differ between runs of an arm
 _STILL_GOING = "still going"
 _LONGEST_TEXT = 300  # longer names, overrides and causes of failure are cut to this length
 
@@ -79,7 +79,7 @@ class Run:
     # file of user code -> hashes of its versions in this run, oldest first
     code: dict[str, tuple[str, ...]] = field(default_factory=dict)
     command: str = ""  # the command that resumes the run
-    grown: int = 0  # 0 if the sweep's first command added this run, 1 if the next one did, ...
+    grown: int = 0  # number of earlier commands that had added jobs to the sweep
     unscored_share: float = 0.0  # share of unscored rollouts in the last LAST_STEPS steps
     selects_examples: bool = False  # whether order or buffer chose examples by earlier rewards
 

@@ -13,9 +13,9 @@ from lab.report.run import LAST_STEPS, Run
 from lab.report.statistics import Floats, Scores
 
 HELD_OUT, TRAINING = "held-out questions", "training reward"
-FEWEST_SHARED = 0.5  # a run must have scores for this share of the baseline's questions
+MIN_SHARE = 0.5  # a run must have scores for this share of the baseline's questions
 _MOSTLY_UNSCORED = "most of its questions have no score"
-REWARD = Question("", "", "")  # replaces the questions if the training reward is the score
+NO_QUESTION = Question("", "", "")  # the key of a Table if the training reward is the score
 
 Table = Mapping[Question, float]  # question -> score of one run
 Rows = Sequence[tuple[Run, Table]]
@@ -45,7 +45,7 @@ class Scoring:
     left_out: tuple[tuple[Run, str], ...]  # finished runs that cannot be scored, and why
     num_judged: int  # number of last evaluations whose mean is the score of a run
     questions: tuple[Question, ...] = ()  # the columns of ScoredArm.scores, empty for TRAINING
-    no_evaluation: str = ""  # why the measure is TRAINING although the baseline was evaluated
+    why_training: str = ""  # why the measure is TRAINING although the baseline was evaluated
 
     @property
     def runs(self) -> list[Run]:
@@ -70,9 +70,9 @@ def score_arms(arms: Sequence[Arm], baseline: Arm, num_judged: int) -> Scoring:
             table = mean_scores(run, num_judged)
             if not run.evaluations:
                 left_out.append((run, "it has no evaluation"))
-            elif len(reference & run.questions) < FEWEST_SHARED * len(reference):
+            elif len(reference & run.questions) < MIN_SHARE * len(reference):
                 left_out.append((run, f"its questions differ from those of {baseline.name}"))
-            elif len(reference & table.keys()) < FEWEST_SHARED * len(reference):
+            elif len(reference & table.keys()) < MIN_SHARE * len(reference):
                 left_out.append((run, _MOSTLY_UNSCORED))
             else:
                 rows.append((run, table))
@@ -92,18 +92,18 @@ def score_arms(arms: Sequence[Arm], baseline: Arm, num_judged: int) -> Scoring:
     return Scoring(HELD_OUT, judged, scored, tuple(left_out), num_judged, questions)
 
 
-def _score_by_training_reward(arms: Sequence[Arm], no_evaluation: str = "") -> Scoring:
+def _score_by_training_reward(arms: Sequence[Arm], why_training: str = "") -> Scoring:
     scored: list[ScoredArm] = []
     left_out: list[tuple[Run, str]] = []
     for arm in arms:
         rewards = [(run, run.training_reward) for run in arm.finished]
         left_out += [(run, "it has no reward") for run, reward in rewards if reward is None]
-        if rows := [(run, {REWARD: reward}) for run, reward in rewards if reward is not None]:
-            scored.append(_scored_arm(arm, rows, [REWARD], set(), 0))
+        if rows := [(run, {NO_QUESTION: reward}) for run, reward in rewards if reward is not None]:
+            scored.append(_scored_arm(arm, rows, [NO_QUESTION], set(), 0))
     runs = [run for one in scored for run in one.runs]
     counts = as_range([len(run.training.scores[-LAST_STEPS:]) for run in runs] or [LAST_STEPS])
     judged = "the last step" if counts == "1" else f"the last {counts} steps"
-    return Scoring(TRAINING, judged, tuple(scored), tuple(left_out), 1, no_evaluation=no_evaluation)
+    return Scoring(TRAINING, judged, tuple(scored), tuple(left_out), 1, why_training=why_training)
 
 
 def _scored_arm(

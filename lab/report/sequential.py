@@ -1,4 +1,4 @@
-"""Decide while seeds are added: an arm is better than, worse than or equal to the baseline.
+"""Decide, as seeds are added, if arms are better than, worse than or equal to the baseline.
 
     d_k, V_k    difference to the baseline after k seeds, and its variance (statistics.py)
     interval    d_k +- (delta / 2 + V_k log(2 / alpha) / delta)     delta: the smallest effect
@@ -9,7 +9,7 @@ arm is final. An arm without a decision is open. docs/report.md has the rule.
 
 If d_k is normal and V_k is known, the probability is at least 1 - alpha that all of the infinitely
 many intervals contain the true difference. The mean over k seeds includes the first j < k seeds,
-and both means have the noise of the questions, so cov(d_j, d_k) = V_k. Therefore d_k / V_k is a
+and both means use the same questions, so cov(d_j, d_k) = V_k for j < k. Therefore d_k / V_k is a
 Brownian motion with drift in the time 1 / V_k. Its noise crosses the line a + b / V_k with
 probability exp(-2 a b) at most (Robbins and Siegmund 1970; Howard, Ramdas, McAuliffe and Sekhon
 2020). With a = log(2 / alpha) / delta and b = delta / 2 this is Wald's test (1945) of 0 against
@@ -18,10 +18,10 @@ probability exp(-2 a b) at most (Robbins and Siegmund 1970; Howard, Ramdas, McAu
 The hypotheses difference = 0 and |difference| >= delta exclude each other, so each arm counts as
 one test. The chance of any false decision about any arm is therefore ERROR at most.
 
-V_k is estimated, so the half width in the formula is replaced by the quantile of Student's t with
-the same tail probability. Few seeds cannot estimate very small tails, so this probability is at
-least alpha / (10 k (k + 1)). This lower limit adds at most alpha / 30 to the chance of a false
-decision, which benchmarks/sequential.py measures.
+V_k is estimated, so the half width is the one at which Student's t has the tail probability that a
+normal d_k has at the formula's half width. Few seeds cannot estimate very small tails, so this
+probability is at least alpha / (10 k (k + 1)). This lower limit adds at most alpha / 30 to the
+chance of a false decision, which benchmarks/sequential.py measures.
 """
 
 from collections.abc import Sequence
@@ -64,7 +64,7 @@ class State:
 def radius(
     variance: Any, degrees_of_freedom: Any, num_seeds: int, smallest_effect: float, error: Any
 ) -> Any:
-    """Return half the width of the interval after `num_seeds` seeds. Arrays are allowed."""
+    """Return half the width of the interval after `num_seeds` seeds, elementwise for arrays."""
     from scipy.special import ndtr
 
     deviation = np.maximum(np.sqrt(variance), 1e-12)
@@ -80,7 +80,7 @@ def radius_of(spread: st.Spread, smallest_effect: float, error: float) -> float:
 
 
 def decision_of(low: Any, high: Any, smallest_effect: float) -> Any:
-    """Return the decision for each interval from `low` to `high`. Arrays are allowed."""
+    """Return the decision for the interval from `low` to `high`, elementwise for arrays."""
     is_equal = (low >= -smallest_effect) & (high <= smallest_effect)
     return np.select([is_equal, low > 0, high < 0], [st.EQUAL, st.BETTER, st.WORSE], st.OPEN)
 
@@ -97,8 +97,8 @@ def decide_arms(
     is_open = [i for i in range(len(scores)) if i != at]
     num_looks = max(one.num_seeds for one in scores) if scores[at].resamples_seeds else 0
     for count in range(st.FEWEST_SEEDS, num_looks + 1):
-        base, num_open = scores[at].first(count), 0
-        known = [(i, scores[i].first(count)) for i in is_open if scores[i].resamples_seeds]
+        base, num_open = scores[at].first_seeds(count), 0
+        known = [(i, scores[i].first_seeds(count)) for i in is_open if scores[i].resamples_seeds]
         looks = [
             (i, float(one.y.mean() - base.y.mean()), st.spread_of(one, base)) for i, one in known
         ]

@@ -21,7 +21,7 @@ class Sources:
 
 
 def read_sources(paths: Sequence[Path], num_judged: int = 1) -> Sources:
-    runs: dict[Any, Run] = {}  # key: resolved run folder, or a number for a job without one
+    runs: dict[Any, Run] = {}  # key: resolved run folder, or a number if the job has none
     notes: list[str] = []
     texts = dict.fromkeys(("question", "command", "smallest_effect", "progress"), "")
     for path in paths:

@@ -65,7 +65,7 @@ class Scores:
     def num_seeds(self) -> int:
         return len(self.y)
 
-    def first(self, num_seeds: int) -> "Scores":
+    def first_seeds(self, num_seeds: int) -> "Scores":
         return Scores(self.y[:num_seeds], self.strata)
 
     @property
@@ -109,7 +109,7 @@ class Spread:
     seeds: tuple[tuple[float, int], ...]  # (A, S) of each arm whose seeds are resampled
     questions: float  # C, the variance between questions
     noise: float  # the sum of R over the arms
-    free_questions: int  # degrees of freedom of C: number of questions minus environments
+    free_questions: int  # degrees of freedom of C: number of questions minus that of environments
 
     @property
     def variance(self) -> float:
@@ -222,7 +222,7 @@ def p_value(difference: float, spread: Spread) -> float:
 
 
 def looks_factor(num_looks: int) -> int:
-    """Return the factor for the p-values at look number `num_looks` at a sweep.
+    """Return the factor that multiplies the p-values of look number `num_looks` at a sweep.
 
     A look is the first judgement of a sweep, or a later one after the sweep has grown. Look 1 has
     the error level ERROR. Look k > 1 has the level ERROR / (k (k + 1)). The levels of all looks

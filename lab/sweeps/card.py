@@ -24,13 +24,13 @@ class CardSweeper(ChoosingSweeper):
     def sweep(self, arguments: list[str]) -> Any:
         assert self.config is not None
         jobs = self.parse_jobs(arguments)
-        ladder, others = split_jobs(jobs, self.config.card.ladder)
-        say(remaining_work(self.folder, [*ladder, *others]))
-        returns = self._launch_all(ladder, 0)
-        rate = f"{RATE}={played_card('', self.folder, jobs).rate}"
-        return returns + self._launch_all([[*job, rate] for job in others], len(ladder))
+        first_row, others = split_jobs(jobs, self.config.card.ladder)
+        say(remaining_work(self.folder, [*first_row, *others]))
+        returns = self._launch_or_raise(first_row, 0)
+        rate = f"{RATE}={card_of_done_jobs('', self.folder, jobs).rate}"
+        return returns + self._launch_or_raise([[*job, rate] for job in others], len(first_row))
 
-    def _launch_all(self, jobs: Jobs, first: int) -> list[Any]:
+    def _launch_or_raise(self, jobs: Jobs, first: int) -> list[Any]:
         returns = self.launch(jobs, first)
         for one in returns:
             _ = one.return_value  # this property raises the error of a failed job
@@ -39,15 +39,15 @@ class CardSweeper(ChoosingSweeper):
 
 def split_jobs(jobs: Jobs, rates: Sequence[float]) -> tuple[Jobs, Jobs]:
     """Return the first row's jobs at each learning rate, and other rows' jobs without a rate."""
-    rows, ladder, others = read_rows(ROWS), dict[tuple[str, ...], None](), []
+    rows, first_row, others = read_rows(ROWS), dict[tuple[str, ...], None](), []
     for job in jobs:
         own = {key_of(item): item.partition("=")[2] for item in job}
         kept = [item for item in job if key_of(item) not in ("row", "card.level", RATE)]
         for rate in [own[RATE]] if RATE in own else rates:
-            ladder[*kept, f"row={LADDER_ROW}", "card.level=easy", f"{RATE}={rate}"] = None
+            first_row[*kept, f"row={LADDER_ROW}", "card.level=easy", f"{RATE}={rate}"] = None
         if own["row"] != LADDER_ROW and own["card.level"] in rows[own["row"]]["levels"]:
             others.append([item for item in job if key_of(item) != RATE])
-    return [list(job) for job in ladder], others
+    return [list(job) for job in first_row], others
 
 
 def remaining_work(sweep: SweepFolder, jobs: Jobs) -> str:
@@ -58,11 +58,11 @@ def remaining_work(sweep: SweepFolder, jobs: Jobs) -> str:
     seconds = [cell.seconds for card in read_cards(STORED) for cell in card.cells] or [TYPICAL_S]
     total = len(left) * fmean(seconds) / len(sweep.read_info().get("slots") or [None])
     each = format_time(fmean(seconds))
-    return f"{len(left)} runs are not done, which take about {format_time(total)} ({each} each)"
+    return f"{len(left)} runs are not done: about {each} each, {format_time(total)} in total"
 
 
-def played_card(name: str, sweep: SweepFolder, jobs: Jobs) -> Card:
-    """Return the card of the finished jobs that differ from `jobs` only in VARIED and RUN_KEYS."""
+def card_of_done_jobs(name: str, sweep: SweepFolder, jobs: Jobs) -> Card:
+    """Return the card of the done jobs that differ from `jobs` only in VARIED and RUN_KEYS."""
     common = [item for item in jobs[0] if key_of(item) not in {*VARIED, *RUN_KEYS}]
     name = " ".join([name, *(item for item in common if key_of(item) != "loss")])
     return card_of(name, sweep.records().values(), common, read_rows(ROWS))
@@ -70,6 +70,6 @@ def played_card(name: str, sweep: SweepFolder, jobs: Jobs) -> Card:
 
 def write_card(name: str, sweep: SweepFolder, jobs: Jobs) -> None:
     """Write the page of the finished jobs, if there are any, and print its numbers."""
-    card, page = played_card(name, sweep, jobs), sweep.path / "report.html"
+    card, page = card_of_done_jobs(name, sweep, jobs), sweep.path / "report.html"
     if card.cells:
         say(write_page(page, card, read_cards(STORED), read_rows(ROWS)))

@@ -20,7 +20,7 @@ from rl.runtime.text import relative_path, say
 from rl.terminal.panel import format_time
 
 _TICK_S = 0.5
-_COUNTS_EVERY_S = 60.0
+_PROGRESS_EVERY_S = 60.0
 
 
 @dataclass(frozen=True)
@@ -56,7 +56,7 @@ class Jobs:
         return ", ".join(parts + ([f"about {format_time(left)} left"] if left else []))
 
     def line_of(self, number: int, log: Path | None = None) -> str:
-        """Return a line: the job's state, `log` if the job failed or was stopped, the progress."""
+        """Return a line: the job's state, its error (with `log`) or its result, the progress."""
         record, position = self.records[number], list(self.records).index(number) + 1
         line = f"{record.state} job {position} of {len(self.records)}: {self.labels[number]}"
         if record.ended and record.state in (FAILED, WAITING):
@@ -81,13 +81,13 @@ def start_message(sweep: SweepFolder, command: str) -> str:
         waiting = [r for r in jobs.records.values() if r.state == WAITING and r.folder]
         begun = sum(RunFolder(Path(str(record.folder))).has_results() for record in waiting)
         parts += [f"{len(jobs.records)} jobs"]
-        parts += [f"{jobs.counts[DONE]} done before"] if jobs.counts[DONE] else []
+        parts += [f"{jobs.counts[DONE]} already done"] if jobs.counts[DONE] else []
         parts += [f"{begun} to be resumed"] if begun else []
     if slots := info["slots"]:
         cores, gpus = len(slots[0]["cores"]), len(slots[0]["gpus"])
         parts[-1] += f"; {len(slots)} in parallel (cores of each: {cores}, GPUs of each: {gpus})"
     lines.append(", ".join(parts))
-    lines.append(f"to resume it after an interruption:\n  {command}")
+    lines.append(f"to resume the sweep after an interruption:\n  {command}")
     return "\n".join(line for line in lines if line)
 
 
@@ -105,7 +105,7 @@ def printing_changes(sweep: SweepFolder) -> Iterator[None]:
 
 
 def _print_changes(sweep: SweepFolder, states: dict[int, str], end: Event) -> None:
-    counted, is_over = time.monotonic(), False
+    last_progress, is_over = time.monotonic(), False
     with suppress(OSError):  # a closed terminal must not end the sweep
         while not is_over:
             is_over = end.wait(_TICK_S)  # print the last changes after `end` is set
@@ -114,8 +114,8 @@ def _print_changes(sweep: SweepFolder, states: dict[int, str], end: Event) -> No
             changed = [n for n, state in now.items() if state != states.get(n, WAITING)]
             lines = [jobs.line_of(n, sweep.log_of(n)) for n in changed]
             states |= now
-            if time.monotonic() - counted >= _COUNTS_EVERY_S:
-                counted = time.monotonic()
+            if time.monotonic() - last_progress >= _PROGRESS_EVERY_S:
+                last_progress = time.monotonic()
                 lines.append(jobs.progress())
             for line in lines:
                 say(f"{time.strftime('%H:%M:%S')} {line}")

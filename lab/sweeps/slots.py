@@ -2,7 +2,7 @@
 
 A process reserves a slot by locking files that all sweeps of a user share, one file per core or
 GPU. The kernel releases the locks when the process ends. The process and its children use only the
-cores of the slot, and at most one thread per core (rl/inference/server.py, rl/trainer/loop.py).
+cores of the slot, and by default at most one OpenMP thread per core (lab/cli/sweep.py).
 """
 
 import fcntl
@@ -43,7 +43,7 @@ def slots_of(launcher: Mapping[str, Any], cores: Sequence[int], gpus: Sequence[s
     for key, each, found in (("cpus_per_task", per_core, cores), ("gpus_per_node", per_gpu, gpus)):
         if each > len(found):
             problem = f"hydra.launcher.{key}={each}, but this machine has only {len(found)}"
-            raise ConfigError([f"{problem}: lower it"])
+            raise ConfigError([f"{problem}: lower {key}"])
     limits = [len(found) // n for n, found in ((per_core, cores), (per_gpu, gpus)) if n]
     default = len(gpus) or max(len(cores) // _CORES_PER_JOB, 1)
     wanted = max(num_jobs, 0) or min(limits, default=default)

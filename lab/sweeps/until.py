@@ -108,7 +108,7 @@ class Progress:
     def next_jobs(self, tried: Collection[tuple[str, ...]]) -> Iterator[list[str]]:
         open_arms = [index for index, needed in self.seeds_needed.items() if needed < inf]
         wanted = [0, *open_arms] if open_arms else []
-        if inf in self.seeds_needed.values():  # seeds cannot decide an arm, so repeat its lost runs
+        if inf in self.seeds_needed.values():  # repeat lost runs of arms that seeds cannot decide
             others = {0, *self.seeds_needed} - {*wanted}
             arms = [{*identity(self.arms[index])} for index in others]
             for record in self.sweep.records().values():
@@ -144,8 +144,8 @@ class Progress:
         text += f"; open: {', '.join(f'{names[i]} ({seeds[i]} seeds)' for i in needed)}"
         if inf in needed.values():
             text += (
-                "; more seeds cannot decide all of these arms, but more questions can, or the "
-                "scores of lost runs and of unscored rollouts"
+                "; more seeds cannot decide all of these arms, but more questions can, and so can "
+                "the missing scores of lost runs and of unscored rollouts"
             )
         if self.is_time_spent:
             return f"{text}; until.max_hours={self.max_hours:g} is spent ({format_time(ran)})."

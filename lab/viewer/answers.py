@@ -58,8 +58,8 @@ def run_summary(index: RunIndex) -> dict[str, Any]:
     problems, more = broken[:_MAX_BROKEN], len(broken) - _MAX_BROKEN
     problems += [f"and {more} more unreadable lines"] if more > 0 else []
     if not going:  # an active run may still be writing its last line
-        half = ["/".join(path.parts[-2:]) for path in sorted(index.incomplete)]
-        problems += [f"{name} ends with an incomplete line" for name in half]
+        names = ["/".join(path.parts[-2:]) for path in sorted(index.incomplete)]
+        problems += [f"{name} ends with an incomplete line" for name in names]
     problems += filter(None, [index.records_problem])
     return {
         "name": index.run_folder.name,
@@ -71,7 +71,7 @@ def run_summary(index: RunIndex) -> dict[str, Any]:
 
 
 def rollouts(index: RunIndex, numbers: Sequence[int]) -> list[dict[str, Any]]:
-    """Return the full lines of the rollouts with these row numbers. Each gets its number as `n`."""
+    """Return the full lines of the rollouts with these row numbers, each with its number as `n`."""
     lines = []
     for n in sorted(numbers):
         row = index.rows[n]

@@ -92,9 +92,9 @@ def _embedded_run(index: RunIndex, name: str, numbers: list[int]) -> dict[str, A
     table["columns"] = {
         column: [values[n] for n in numbers] for column, values in table["columns"].items()
     }
-    asked = {str(question) for question in table["columns"]["question"]}
+    questions = {str(question) for question in table["columns"]["question"]}
     steps = {str(step) for step in table["columns"]["step"]}
-    table["titles"] = {key: text for key, text in table["titles"].items() if key in asked}
+    table["titles"] = {key: text for key, text in table["titles"].items() if key in questions}
     table["scales"] = {key: value for key, value in table["scales"].items() if key in steps}
     # Remove local paths and problems, because other people may receive the file.
     table |= {"name": name, "path": "", "going": False, "problems": []}

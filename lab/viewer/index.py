@@ -30,7 +30,7 @@ class _FileRewritten(Exception):
 
 
 class RunIndex:
-    """The index of one run. Threads must hold `lock` while they use the index."""
+    """The index of one run. A thread holds `lock` during `refresh` and `answers.table`."""
 
     def __init__(self, run_folder: RunFolder) -> None:
         self.run_folder = run_folder

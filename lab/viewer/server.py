@@ -42,7 +42,7 @@ def application(indexes: Sequence[RunIndex], names: Sequence[str], key: str) -> 
         index.refresh()
         return answers.table(index, int(query["start"]), int(query["generation"]))
 
-    questions: dict[str, Callable[[RunIndex, Any], Any]] = {
+    answer_by_name: dict[str, Callable[[RunIndex, Any], Any]] = {
         "table": table,
         "rollouts": lambda index, query: answers.rollouts(
             index, [int(n) for n in query["n"].split(",") if n]
@@ -75,7 +75,7 @@ def application(indexes: Sequence[RunIndex], names: Sequence[str], key: str) -> 
         Route("/", lambda _: FileResponse(STATIC / "index.html")),
         Route("/runs", lambda _: _json(list(names))),
         Route("/export", export, methods=["POST"]),
-        *(Route(f"/{name}", endpoint_of(answer)) for name, answer in questions.items()),
+        *(Route(f"/{name}", endpoint_of(answer)) for name, answer in answer_by_name.items()),
         Mount("/static", StaticFiles(directory=STATIC)),
     ]
     wrong = Route("/{path:path}", lambda _: PlainTextResponse(_WRONG_KEY, status_code=404))

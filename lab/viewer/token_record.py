@@ -2,8 +2,8 @@
 
 pi is the trained policy's probability of a token, old is pi before the step's first update, and mu
 is vLLM's probability. This module adds two columns. If the step has old logprobs, `ratio` is
-pi / old and `mismatch` is log old - log mu, else pi / mu and log pi - log mu. If an earlier
-policy version sampled a token, `mismatch` also contains the change by training since then.
+pi / old and `mismatch` is log old - log mu, else they are pi / mu and log pi - log mu. If an
+earlier policy version sampled a token, `mismatch` also contains the change by training since then.
 docs/token-record.md explains the other columns.
 """
 
@@ -120,7 +120,7 @@ def zero_reason(token: dict[str, Any], flagged: list[str], options: dict[str, An
     if token.get("weight") == 0:
         return "the token's weight in the objective is 0"
     if token.get("correction") == 0:
-        return "the correction for the server's logprobs dropped the token (correction 0)"
+        return "the correction for vLLM's logprobs dropped the token (correction 0)"
     if token.get("kept") == 0:
         return "the token's weight * correction is 0"
     if advantage == 0:

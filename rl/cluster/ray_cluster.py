@@ -93,8 +93,8 @@ def _connect(address: str) -> Any:
     except (OSError, ValueError, RuntimeError) as error:
         raise RunFailed(
             f"cluster=ray, but there is no Ray cluster at cluster.address={address} "
-            f"({str(error).splitlines()[0]}): run `ray start --head` here and `ray start "
-            "--address=<this host>:6379` on the other hosts, or correct cluster.address"
+            f"({str(error).splitlines()[0]}): run `ray start --head` on this host and "
+            "`ray start --address=<this host>:6379` on the others, or correct cluster.address"
         ) from error
     finally:
         signal.signal(signal.SIGTERM, before)
@@ -104,7 +104,7 @@ def _connect(address: str) -> Any:
 def _reserve(
     ray: Any, bundles: Sequence[Bundle], timeout: float, stack: ExitStack
 ) -> Iterator[tuple[Any, str, Bundle]]:
-    """Reserve bundles until `stack` is closed. Yield (RayNode, IP address, bundle) for each."""
+    """Reserve bundles, which `stack` releases. Yield (RayNode, IP address, bundle) for each."""
     from ray.util.placement_group import (  # pyright: ignore[reportMissingImports]
         placement_group,
         placement_group_table,

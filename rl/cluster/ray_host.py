@@ -72,9 +72,9 @@ class RayHost:
         if self._pending is None:
             self._pending = self.node.returncodes.remote()
         if self._ray.wait([self._pending], timeout=0)[0]:
-            asked, self._pending = self._pending, None
+            future, self._pending = self._pending, None
             with suppress(HostLost):  # `_wait_for` stores the error in `self.lost` before it raises
-                self.returncodes = dict(enumerate(self._wait_for(asked, "returncodes")))
+                self.returncodes = dict(enumerate(self._wait_for(future, "returncodes")))
 
     def call(self, method: str, *arguments: Any) -> Any:
         """Call a RayNode method. Raise RunFailed if it fails, or HostLost if the host is lost."""
@@ -82,10 +82,10 @@ class RayHost:
             raise self.lost
         return self._wait_for(getattr(self.node, method).remote(*arguments), method)
 
-    def _wait_for(self, asked: Any, method: str) -> Any:
+    def _wait_for(self, future: Any, method: str) -> Any:
         errors = self._ray.exceptions
         try:
-            return self._ray.get(asked, timeout=_CALL_TIMEOUT_S)
+            return self._ray.get(future, timeout=_CALL_TIMEOUT_S)
         except (errors.RayActorError, errors.GetTimeoutError) as error:
             self.lost = HostLost(
                 f"the host {self.address} is lost with all its processes, because its Ray node or "

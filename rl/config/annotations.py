@@ -1,4 +1,4 @@
-"""Use msgspec to convert YAML values to the annotated types of options: 5 to 5.0 for a float.
+"""Convert YAML values by msgspec to the annotated types of options, such as 5 to 5.0 for a float.
 
 The following annotations are supported:
 
@@ -36,7 +36,7 @@ class InvalidValue(ValueError):
 
 
 class Nested:
-    """The type of every node in annotations. msgspec gets a `Nested()` in place of the node."""
+    """The type that annotations evaluate to for nodes. msgspec checks a `Nested()` per node."""
 
     def __class_getitem__(cls, _item: Any) -> type:
         return cls  # so that Callable[[int], str] evaluates to Nested
@@ -90,7 +90,7 @@ def _evaluate(text: str, module: Module) -> Any:
 def convert(value: Any, option: Option, path: str, on_node: NodeHandler) -> Any:
     """Return the value, converted to the option's annotated type, or raise InvalidValue."""
     text = ast.unparse(option.annotation) if option.annotation else "Any"
-    return _convert_items(value, _evaluate(text, option.module), path, on_node)
+    return _convert_value(value, _evaluate(text, option.module), path, on_node)
 
 
 def takes_only_int(option: Option) -> bool:
@@ -99,7 +99,7 @@ def takes_only_int(option: Option) -> bool:
     return "int" in kind and "float" not in kind
 
 
-def _convert_items(value: Any, kind: Any, path: str, on_node: NodeHandler) -> Any:
+def _convert_value(value: Any, kind: Any, path: str, on_node: NodeHandler) -> Any:
     if is_node(value):
         _convert_scalar(Nested(), kind, path)
         return on_node(value, path)
@@ -109,7 +109,7 @@ def _convert_items(value: Any, kind: Any, path: str, on_node: NodeHandler) -> An
         if isinstance(value, dict) and origin in (dict, Mapping, Any, object):
             of = args[1] if args else Any
             return {
-                k: _convert_items(item, of, f"{path}.{k}", on_node) for k, item in value.items()
+                k: _convert_value(item, of, f"{path}.{k}", on_node) for k, item in value.items()
             }
         if isinstance(value, list | tuple) and origin in (list, tuple, Sequence, Any, object):
             kinds = args
@@ -117,7 +117,7 @@ def _convert_items(value: Any, kind: Any, path: str, on_node: NodeHandler) -> An
                 kinds = [args[0] if args else Any] * len(value)
             _convert_scalar(value, tuple[(Any,) * len(kinds)], path)
             pairs = enumerate(zip(value, kinds, strict=True))
-            items = [_convert_items(item, of, f"{path}.{i}", on_node) for i, (item, of) in pairs]
+            items = [_convert_value(item, of, f"{path}.{i}", on_node) for i, (item, of) in pairs]
             return tuple(items) if origin is tuple else items
     return _convert_scalar(value, kind, path)
 

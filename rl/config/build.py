@@ -61,7 +61,7 @@ def component(node: Mapping[str, Any]) -> Any:
 
 
 def construct(run: Any, groups: Iterable[str]) -> None:
-    """Construct each group's component. Raise ConfigError if one is invalid or cannot run here."""
+    """Construct each group's component. Raise ConfigError if one is invalid or unusable."""
     problems: list[str] = []
     schedules = Schedules.of(vars(run))
     for group in groups:

@@ -18,7 +18,7 @@ from typing import Any
 from rl.config.algorithm_rules import ALGORITHM_RULES
 from rl.config.annotations import InvalidValue, Node, convert, is_node
 from rl.config.learned import Learned
-from rl.config.limits import order_problems
+from rl.config.limits import bounds_problems
 from rl.config.rules import rule_problems
 from rl.config.schedules import SCHEDULED, configs_at_extremes, schedule_nodes
 from rl.config.schema import RENAMED, ConfigError, as_config_error
@@ -93,10 +93,10 @@ def _node_problems(node: Mapping[str, Any], path: str) -> Iterator[str]:
                 raise InvalidValue(f"{where} has no value: set {where}=...")
             convert(node[key], options[key], where, descend)
         except InvalidValue as misfit:
-            # The value may be a schedule with a wrong `_target_`. Report this, not the wrong type.
+            # If the value is a node, such as a schedule, report its problems, if any, not its type.
             inner = _node_problems(node[key], where) if is_node(node[key]) else ()
             problems += list(inner) or [str(misfit)]
-    yield from problems or order_problems(node, path)
+    yield from problems or bounds_problems(node, path)
 
 
 def _key_problems(node: Mapping[str, Any], options: Options, path: str) -> Iterator[str]:

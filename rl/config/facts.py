@@ -18,7 +18,7 @@ Config = Mapping[str, Any]
 
 
 def is_imitator(sampler: str) -> bool:
-    """Return whether a sampler returns given text, such as demonstrations, and needs no vLLM."""
+    """Return whether a sampler returns existing text, such as demonstrations, and needs no vLLM."""
     return not fact(sampler, "uses_vllm", True)
 
 
@@ -38,7 +38,7 @@ def needs_reference(config: Config) -> bool:
     kind = node["_target_"]
     is_teacher = not fact(kind, "is_policy", False) or node.get("sees_hint", False)
     is_teacher |= fact(config["loss"]["_target_"], "stays_near_reference", False)
-    # Assume that the loss reads the teacher, because reference_rules.py refuses an unread one.
+    # Assume that the loss reads the teacher, because reference_rules.py refuses an unread teacher.
     return config["kl"]["beta"] > 0 or (fact(kind, "has_logprobs", True) and is_teacher)
 
 

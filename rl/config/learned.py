@@ -25,8 +25,8 @@ class Learned:
     advantage_is_reward: bool  # whether the advantage returns the rewards unchanged
     advantage_compares: bool  # whether a rollout that is alone in its group always gets advantage 0
     advantage_refuses_negative: bool
-    batch_credit_is_neutral: bool  # whether the batch credit leaves all credits unchanged
-    aggregation_takes_turns: bool
+    batch_credit_is_neutral: bool  # whether the batch credit leaves all advantages unchanged
+    aggregation_takes_turns: bool  # whether the aggregation gets token counts by turn
     aggregation_weighs_sequences: bool  # whether the aggregation gives all rollouts equal weight
     truncation_lowers_rewards: bool  # whether the truncation can make a reward negative
     selects_examples: bool = False  # whether order or buffer may choose examples by their rewards

@@ -20,7 +20,7 @@ NEUTRAL_SAMPLING = {
 }
 
 
-def order_problems(node: Mapping[str, Any], path: str) -> Iterator[str]:
+def bounds_problems(node: Mapping[str, Any], path: str) -> Iterator[str]:
     low, high = fact(node["_target_"], "ORDERED", ("", ""))
     bottom, top = node.get(low), node.get(high)
     if isinstance(bottom, int | float) and isinstance(top, int | float) and bottom >= top:
@@ -72,7 +72,7 @@ DECIDED_ELSEWHERE = {
         "hf_token": "the environment variable HF_TOKEN (a run writes its options to files)",
         **dict.fromkeys(
             ("api_key", "ssl_keyfile", "ssl_certfile", "root_path"),
-            "inference.listen (the user alone can open a Unix socket, and TCP routes need a key)",
+            "inference.listen (only the user can open the Unix socket, and TCP routes need a key)",
         ),
     },
 }

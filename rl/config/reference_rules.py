@@ -13,7 +13,7 @@ def divergence_problems(config: Config, learned: Learned) -> Iterator[str]:
     estimator, place = kl["estimator"].get("_target_"), kl["place"]
     if kl["beta"] == 0:
         if kl["target_kl"] is not None:
-            yield f"kl.target_kl={kl['target_kl']} scales kl.beta, but 0 stays 0: set kl.beta=0.05"
+            yield f"kl.target_kl={kl['target_kl']} scales kl.beta, which is 0: set kl.beta=0.05"
         return
     if place == "loss" and learned.divergence_is_linear:
         yield (
@@ -53,7 +53,7 @@ def each_reference_problems(config: Config, learned: Learned) -> Iterator[str]:
     temperature = (config.get("schedules") or {}).get("sampler.temperature", temperature)
     for path, node in references(config).items():
         kind = node["_target_"]
-        # Hydra chooses a teacher by +reference@<path>=<choice>.
+        # On the command line, +reference@<path>=<choice> chooses a teacher.
         key = path if path == "reference" else f"+reference@{path}"
         if path != "reference" and not fact(kind, "has_logprobs", True):
             yield f"{path} is {kind}, which returns no logprobs: use {key}=model"
@@ -105,8 +105,8 @@ def teacher_problems(config: Config, learned: Learned) -> Iterator[str]:
     distinct = {number.rpartition("=")[2] for number in numbers}
     if len(distinct) > 1 and learned.compares_distributions:
         yield (
-            f"{' and '.join(sorted(numbers))} differ, but the loss needs the same number from each "
-            "teacher: set equal values"
+            f"{' and '.join(sorted(numbers))} differ, but the loss needs equally many tokens from "
+            "each teacher: set equal values"
         )
 
 

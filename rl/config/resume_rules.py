@@ -20,7 +20,7 @@ from rl.runtime.folder import RunFolder
 from rl.runtime.given_files import load_yaml
 from rl.runtime.text import START_KEYS
 
-# Options that may change at a resume, because they do not affect what a step teaches the policy.
+# Options that may change at a resume, because they do not affect how a step changes the policy.
 MAY_CHANGE = (
     *START_KEYS,
     *("output_dir", "learned", "init_optimizer"),  # none of them affects a resumed run
@@ -103,7 +103,7 @@ def resume_problems(config: Config, saved: Path) -> Iterator[str]:
     older = {key: node for key, node in _OLD_BEHAVIOUR.items() if key in config}
     now, then = dict(leaves(join_schedules(config))), dict(leaves({**older, **before}))
     ranks, stage = "trainer.ranks", then.get("deepspeed.zero_optimization.stage")
-    # Null means one rank per device, and this rule does not know the number of devices.
+    # Accept null, one rank per device, because this rule does not know the number of devices.
     if stage and now.get(ranks) not in (None, then.get(ranks)):
         yield (
             f"{ranks} was {then.get(ranks)} and is {now.get(ranks)}, but with ZeRO stage {stage} "

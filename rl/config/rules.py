@@ -84,7 +84,7 @@ def strategy_problems(config: Config) -> Iterator[str]:
     for path, limits in sampling_limits(config):
         if limits.get("stop") and fact(target, "begins_turns", False):
             yield (
-                f"{target} begins turns with given tokens, in which vLLM does not look for "
+                f"{target} may prefill the start of a turn, where vLLM does not look for "
                 f"{path}.stop={list(limits['stop'])}: set {path}.stop=[], or use another strategy"
             )
 

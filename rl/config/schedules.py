@@ -68,7 +68,7 @@ def join_schedules(config: Config) -> dict[str, Any]:
 
 
 def _steps(config: Config) -> range:
-    """Return the steps 0..max_steps; only 0 if max_steps is invalid, which check.py reports."""
+    """Return the steps 0..max_steps, at most _MOST_STEPS; only 0 if max_steps is invalid."""
     most = config["max_steps"]
     return range(min(most, _MOST_STEPS) + 1 if type(most) is int and most > 0 else 1)
 
@@ -106,7 +106,7 @@ class Schedules:
         return {name: value for (parent, _, name), value in pairs if parent == group}
 
     def apply(self, made: Any, group: str, step: int) -> Any:
-        """Return `made` after setting the options of `group` at `step`. A partial is copied."""
+        """Return `made`, or a copy if it is a partial, with the options of `group` at `step`."""
         options = self.options(group, step)
         if isinstance(made, partial):
             return partial(made, **options) if options else made

@@ -167,7 +167,7 @@ def definition_of(target: str) -> tuple[Module, Definition]:
                 f"Python imports another package {top} instead of the folder {top} in "
                 f"{Path.cwd()}: rename the folder, for example to my_{top}"
             )
-        start = f": start in the folder that holds {path}, or put that folder into PYTHONPATH"
+        start = f": run from the folder that holds {path}, or put that folder into PYTHONPATH"
         hint = did_you_mean(name, _sibling_modules(name)) or start
         raise LookupError(f"there is no module {name}{hint}")
     found = find_definition(module, attribute)

@@ -13,7 +13,7 @@ VLLM_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)  # the values that vLLM allo
 
 @dataclass(frozen=True)
 class Transport:
-    """The chosen weight sender; `node` is its node of conf/sync."""
+    """The chosen weight sender; `node` is its configuration node."""
 
     node: Node
 
@@ -34,7 +34,7 @@ class Transport:
 def transport(config: Node) -> Transport:
     """Return the sender. sync=auto means adapter if possible, else gloo across hosts, else shm."""
     chosen = Transport(config["sync"])
-    if not chosen.has("chooses"):
+    if not chosen.has("is_placeholder"):
         return chosen
     if adapter_obstacle(config["adapter"], config["model"]) is None:
         target = "rl.weights.adapter.AdapterSender"
@@ -79,13 +79,13 @@ def adapter_obstacle(adapter: Node, model: Node) -> str | None:
 
 
 def placement_problem(chosen: Transport, *, on_gpus: bool, shared: bool) -> str | None:
-    """Return why the sender cannot work here, or None. `shared`: trainer and vLLM share a GPU."""
+    """Return why the sender cannot be used, or None. `shared`: trainer and vLLM share a GPU."""
     if chosen.has("on_gpus") and not on_gpus:
         return f"sync={chosen.name} sends weights between GPUs, but the run has none: use sync=auto"
     if chosen.has("own_gpus") and shared:
         return (
             f"sync={chosen.name}, but trainer and vLLM share a GPU, and NCCL cannot have two ranks "
-            "on one: use sync=ipc or sync=shm"
+            "on one GPU: use sync=ipc or sync=shm"
         )
     return None
 

@@ -37,7 +37,7 @@ _INPUT_KEYS = (
     *("logger", "optim", "reference"),
     *("batch_size", "group_size", "max_seq_len", "updates_per_batch"),
 )
-LIMIT_S = 600.0  # the child is ended if it answers for no configuration in this many seconds
+LIMIT_S = 600.0  # DryCall kills the child after this many seconds without a new answer
 Answer = Mapping[str, Any]
 _CHILD_ENVIRONMENT = {"OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": "", "PYTHONBREAKPOINT": "0"}
 
@@ -109,7 +109,7 @@ class DryCall:
                 end = f"ended with status {self._child.wait(LIMIT_S)}"
             with suppress(OSError, ValueError):  # there is no answer yet
                 answers, files = json.loads(self._path("answer").read_text())
-            # The child's own timer cannot interrupt native code.
+            # Kill the child, because its own timer cannot interrupt native code.
             if not end and len(answers) == num_before:
                 self._child.kill()
                 self._child.wait()

@@ -22,7 +22,7 @@ from rl.sampling.strategy import StartedGroup, play_strategy
 
 ENV_TIMEOUT_S = 2.0
 _MAX_EXAMPLES = 16  # maximum number of examples per pool in the dry call of an example order
-_ROUNDS = 3  # number of batches that the dry call of a buffer draws
+_ROUNDS = 3  # number of batches drawn from a buffer; an order is asked for twice as many examples
 # Environment node -> result of `read_pools`. Jobs of a sweep often have the same environment.
 POOLS_CACHE: dict[str, tuple[list[str], list[Pool] | None]] = {}
 
@@ -30,7 +30,7 @@ POOLS_CACHE: dict[str, tuple[list[str], list[Pool] | None]] = {}
 def check_buffer(report: Report, node: Any, count: int, max_staleness: int) -> None:
     """Dry-call a buffer: add groups, draw batches of `count` groups, save and load its state."""
     made = build(node)
-    with report.calling("buffer", made, "made-up groups", unknown=KeyError):
+    with report.calling("buffer", made, "made-up groups", ignored=KeyError):
         buffer, waiting, index = made(), set[int](), 0
         new = buffer.num_new(count)
         for step in range(_ROUNDS):
@@ -45,9 +45,9 @@ def check_buffer(report: Report, node: Any, count: int, max_staleness: int) -> N
                 distinct = len(set(indices)) == len(indices) <= count
                 if not distinct or len(waiting.intersection(indices)) != new:
                     raise BadResult(
-                        f"drew the groups {indices}: draw {new} groups that add() accepted and "
-                        f"that were not drawn before, at most {count - new} that were, and each "
-                        "group only once"
+                        f"drew the groups {indices}: draw {new} new groups that add() accepted, "
+                        f"at most {count - new} groups that earlier batches contained, and no "
+                        "group twice"
                     )
                 waiting.difference_update(indices)
         buffer.metrics()
@@ -64,7 +64,7 @@ def _made_up_group(index: int, version: int, example: Example | None = None) -> 
 
 
 def check_order(report: Report, node: Any, pools: list[Pool]) -> None:
-    """Dry-call an example order: draw examples, show it groups, then save and load its state."""
+    """Dry-call an example order: draw examples, let it observe groups, save and load its state."""
     made = build(node)
     pools = [
         replace(pool, examples=list(itertools.islice(pool.examples, _MAX_EXAMPLES)))
@@ -135,7 +135,7 @@ def _read_pools(node: Any) -> tuple[list[str], list[Pool] | None]:
     found: list[list[Pool] | None] = [None]
 
     def read() -> None:
-        with trial.calling("env", made, unknown=OSError):
+        with trial.calling("env", made, ignored=OSError):
             try:
                 env = made()
                 pools = env.pools("train")

@@ -125,7 +125,7 @@ def _make_answer(config: Config) -> dict[str, Any]:
 
 
 def _raise_timeout(*_: object) -> None:
-    raise TimeoutError(f"the check of all components took over {LIMIT_S} s: make this one faster")
+    raise TimeoutError(f"the dry call took over {LIMIT_S} s in total: make this component faster")
 
 
 def main(configs: Sequence[Config], answer: Path) -> None:
@@ -140,7 +140,7 @@ def main(configs: Sequence[Config], answer: Path) -> None:
 
 
 if __name__ == "__main__":
-    # The flag -P of python_module keeps the working folder, with users' modules, out of sys.path.
+    # Add the working folder with the user's modules, which the flag -P of python_module leaves out.
     sys.path.append(os.getcwd())
     main(pickle.load(sys.stdin.buffer), Path(sys.argv[1]))
     sys.stdout.flush()

@@ -25,15 +25,15 @@ class Report:
         group: str,
         made: Any,
         given: str = "",
-        unknown: type[Exception] | tuple[()] = (),
+        ignored: type[Exception] | tuple[()] = (),
     ) -> Iterator[None]:
-        """Record an error in the block as a problem of `made`. `given` describes its arguments.
+        """Record an error in the block as a problem of the component `made`, called with `given`.
 
-        Ignore an error of the type `unknown`, because made-up values may cause such an error.
+        Drop an error of the type `ignored`, because made-up values may cause such an error.
         """
         try:
             yield
-        except unknown:
+        except ignored:
             pass
         except BadResult as error:
             self.problems.append(f"{group}: {name_of(made)} {error}{_location(source_of(made))}")

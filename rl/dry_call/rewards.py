@@ -20,7 +20,7 @@ _EXAMPLE = Example(0, "made up", [{"role": "user", "content": "made up"}])
 def made_up_rollout(
     reward: float | None, *turns: int, cut_off: bool = False, turn_limit: int | None = None
 ) -> Rollout:
-    """Return a rollout with one prompt token. `turns`: completion tokens of each turn."""
+    """Return a rollout with one prompt token. `turns`: numbers of completion tokens by turn."""
     numbers = np.repeat(np.arange(len(turns), dtype=np.int32), turns)
     completion = np.ones(len(numbers), np.int32)
     row = TrainingRow(
@@ -52,7 +52,7 @@ def check_advantage(report: Report, advantage: Any, group_size: int) -> dict[str
             _EXAMPLE, rollouts, [Credit(reward) for reward in rewards], {"reward": 1.0}
         )
 
-    # Begin with 1.0, because a reward of 0 in a group of one equals the reward minus the mean.
+    # Begin with 1.0: in a group of one, a reward of 0 would equal the reward minus the mean, 0.
     ordinary: list[float | None] = [(1.0, 0.0, 0.5)[i % 3] for i in range(group_size)]
     cases: dict[str, list[float | None]] = {
         f"the rewards {ordinary[:3]} of a group": ordinary,
@@ -87,7 +87,7 @@ def check_advantage(report: Report, advantage: Any, group_size: int) -> dict[str
         "advantage_by_turn": unit == "turn",
         "advantage_by_token": unit == "token",
         "advantage_is_reward": [*advantage(given)] == _rewards_per_unit(given, unit),
-        "advantage_compares": all(_is_zero(advantage, made_up([r])) for r in (1.0, 0.0, 0.37)),
+        "advantage_compares": all(_gives_zero(advantage, made_up([r])) for r in (1.0, 0.0, 0.37)),
         "advantage_refuses_negative": refuses_negative,
     }
 
@@ -97,11 +97,11 @@ def _rewards_per_unit(group: ScoredGroup, unit: str) -> list[Any]:
         return list(group.rewards)
     if unit == "turn":
         return [turns and list(turns) for turns in group.turn_rewards]
-    pairs = zip(group.rewards, group.lengths, strict=True)
+    pairs = zip(group.rewards, group.lengths, strict=True)  # a token has no reward: use 0
     return [None if reward is None else [0.0] * length for reward, length in pairs]
 
 
-def _is_zero(advantage: Any, alone: ScoredGroup) -> bool:
+def _gives_zero(advantage: Any, alone: ScoredGroup) -> bool:
     try:
         return not np.any(advantage(alone)[0])
     except Exception:  # noqa: BLE001 an advantage may need a larger group
@@ -159,7 +159,7 @@ def check_aggregation(report: Report, aggregation: Any) -> dict[str, bool]:
 
 
 def _require_numbers(result: Any, given: list[Any], part: str = "", unit: str = "rollout") -> None:
-    """Require in `result` a finite number for each item of `given`, or each `part` of an item."""
+    """Raise BadResult unless `result` has a finite number per item of `given`, or `part` of it."""
     is_list = isinstance(result, Sequence | np.ndarray)
     if not is_list or len(result) != len(given):
         kind = "lists" if part else "numbers"
@@ -171,8 +171,8 @@ def _require_numbers(result: Any, given: list[Any], part: str = "", unit: str = 
                 _require_numbers(number, item, unit=f"{part} of a rollout")
         elif not isinstance(number, int | float | np.number) or not math.isfinite(number):
             raise BadResult(
-                f"returned {number!r} instead of a number: return a finite number for each "
-                f"{unit}, and 0 if nothing is to be learned from it"
+                f"returned {number!r} instead of a finite number: return one for each "
+                f"{unit}, or 0 if nothing is to be learned from it"
             )
 
 
@@ -189,7 +189,7 @@ def check_truncation(
     ]
     pairs: list[tuple[Rollout, Credit]] = []
     # Ignore KeyError, because a made-up rollout lacks the named rewards of the environment.
-    with report.calling("truncation", truncation, "a made-up rollout", unknown=KeyError):
+    with report.calling("truncation", truncation, "a made-up rollout", ignored=KeyError):
         for rollout in rollouts:
             credit = truncation(rollout)
             if not isinstance(credit, Credit):
@@ -202,7 +202,7 @@ def check_truncation(
         pairs.clear()
     with report.calling("reward", shaping, "a made-up group"):
         if not isinstance(shaping, RewardShaping):
-            raise BadResult("is no RewardShaping: derive from rl.rollouts.credit.RewardShaping")
+            raise BadResult("is not a RewardShaping: derive from rl.rollouts.credit.RewardShaping")
         credits = [truncation(rollout) for rollout in rollouts] if pairs else []
         group = scored_group(_EXAMPLE, rollouts[: len(credits)], credits, {"reward": 1.0})
         _require_numbers(shaping.penalties(group), list(group.rewards))

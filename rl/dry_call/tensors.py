@@ -125,7 +125,7 @@ def check_loss(report: Report, loss: Any, num_updates: int) -> tuple[set[str], b
 
 
 def with_statistics(loss: Any, tokens: Tokens) -> Any:
-    """Bind the loss to its `statistics(tokens)`, if defined. Require sums over the tokens."""
+    """Return the loss, bound to its `statistics(tokens)` if any. These must be sums over tokens."""
     if not hasattr(loss, "statistics"):
         return loss
     with torch._C.DisableTorchFunctionSubclass():  # a copy is not a use, so record nothing
@@ -143,7 +143,7 @@ def with_statistics(loss: Any, tokens: Tokens) -> Any:
     total = torch.stack(shares).detach().sum(0)
     if not torch.allclose(total, whole.detach()):
         raise BadResult(
-            "has statistics() whose results for each sequence and for no tokens do not add up to "
+            "has statistics() whose results for two sequences and an empty one do not add up to "
             "the result for all tokens: return sums over the tokens, and divide in __call__"
         )
     return partial(loss, statistics=whole.detach())

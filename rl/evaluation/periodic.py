@@ -56,7 +56,7 @@ class Evaluator:
     last: int  # the policy version after the last step of the run
     _due: asyncio.Queue[int] = field(default_factory=asyncio.Queue)
     _metrics: dict[int, asyncio.Future[dict[str, float]]] = field(default_factory=dict)
-    ended: bool = False  # by an error, or with the process
+    ended: bool = False  # whether `run` has ended
 
     def start(self, version: int) -> None:
         if not self.settings.is_due(version, self.last):

@@ -1,7 +1,6 @@
 """Compute the metrics of an evaluation from its rollouts.
 
-A rollout without a reward (an error of the environment, a timeout) counts as an error, not as
-reward 0.
+A rollout without a reward (environment error, timeout) counts as an error, not as reward 0.
 """
 
 import math
@@ -143,7 +142,7 @@ def stop_shares(rollouts: Sequence[Rollout]) -> dict[str, float]:
 
 
 RewardGroups = Sequence[Sequence[float]]
-"""One list per example with the rewards of its rollouts, without rollouts that have no reward."""
+"""One list per example, or per role of an example, with the rewards of its scored rollouts."""
 
 
 def mean(groups: RewardGroups) -> float:

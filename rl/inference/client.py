@@ -28,7 +28,7 @@ from rl.runtime.devices import file_limit
 T = TypeVar("T")
 _RETRIES = 3
 _RETRY_DELAY_S = 0.5  # seconds before the first retry; doubled before each further retry
-_KEEP_ALIVE_S = 2.0  # close idle connections this early, because vLLM closes them after 5 s
+_KEEP_ALIVE_S = 2.0  # close idle connections before vLLM closes them, which it does after 5 s
 # After this many failed requests in a row, counted over all replicas, the run ends. After this many
 # in a row to one replica, while others answer, the run stops using only that replica.
 _MAX_FAILURES = 32
@@ -225,7 +225,7 @@ class GroupClient:
     async def score(
         self, token_ids: Sequence[int], count: int, *, version: int
     ) -> tuple[list[float], int]:
-        """Return logprobs of the last `count` tokens at temperature 1, and the version used."""
+        """Return logprobs of the last `count` tokens at temperature 1, and their policy version."""
         body = scoring_request(token_ids)
         body["sampling_params"]["logprobs"] = 0  # `completion_of` needs the sampled token's logprob
 

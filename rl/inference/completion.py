@@ -14,7 +14,7 @@ class GenerationError(RunFailed):
 
 
 class RequestFailed(GenerationError):
-    """The error of a request after its last attempt. Its rollout fails, but the run continues."""
+    """The error of a request after its last attempt. It ends the rollout, but not the run."""
 
 
 class AttemptFailed(Exception):

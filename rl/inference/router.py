@@ -17,8 +17,8 @@ from dataclasses import dataclass, field
 from rl.inference.completion import RequestFailed
 from rl.inference.replica import Replica, refuses_connections
 
-# While a request waits for a restart, it is inside the context manager that this function returns.
-# A rollout sets the variable to `Clock.pause`, so that the rollout's timeout excludes the wait.
+# The variable holds a function that returns a context manager, in which the router waits for a
+# restart. A rollout sets it to `Clock.pause`, so that the rollout's timeout excludes the wait.
 WAITING: ContextVar[Callable[[], AbstractContextManager[None]]] = ContextVar(
     "WAITING", default=nullcontext
 )
@@ -26,6 +26,8 @@ WAITING: ContextVar[Callable[[], AbstractContextManager[None]]] = ContextVar(
 
 @dataclass(eq=False)
 class Route:
+    """The router's record of one replica, with counts of its groups, completions and failures."""
+
     replica: Replica
     num_groups: int = 0  # number of groups that use this replica
     num_pending: int = 0  # number of requested completions that have not arrived
@@ -48,9 +50,9 @@ class RequestGroup:
                 raise RequestFailed("the run ends, and no vLLM answers")
             with WAITING.get()():
                 await self.router.serving.wait()
-        return self.route()
+        return self.choose_route()
 
-    def route(self) -> Route:
+    def choose_route(self) -> Route:
         if self.chosen is None or self.chosen.lost:
             self.leave()
             self.chosen = min(self.router.routes, key=lambda r: (r.num_groups, r.num_pending))
@@ -68,7 +70,7 @@ class Router:
     """The replicas that may get requests. All tasks of the rollouts process share one router.
 
     Attributes:
-        on_lost: called with each lost replica; requests its restart.
+        on_lost: called with each lost replica and the reason; requests its restart.
         restarted: returns whether the supervisor has replaced a replica. None if no supervisor
             restarts replicas. Then the router keeps the last replica until the run ends.
         serving: set while at least one replica may get requests, and when the run ends.

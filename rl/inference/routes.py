@@ -72,7 +72,7 @@ class VLLMRoutes:
 
     def start_update(self) -> None:
         """Begin a weight update. If a killed trainer left an update open, finish that one first."""
-        if not self._accepts("/start_weight_update"):
+        if not self._try_post("/start_weight_update"):
             self._post("/finish_weight_update")
             self._post("/start_weight_update")
 
@@ -91,8 +91,8 @@ class VLLMRoutes:
     def load_adapter(self, name: str, folder: Path) -> None:
         """Load the LoRA adapter of a folder into vLLM. Requests with model=`name` use it."""
         adapter = {"lora_name": name, "lora_path": str(folder)}
-        if not self._accepts("/v1/load_lora_adapter", adapter):  # `name` was already loaded
-            self._accepts("/v1/unload_lora_adapter", adapter)
+        if not self._try_post("/v1/load_lora_adapter", adapter):  # `name` was already loaded
+            self._try_post("/v1/unload_lora_adapter", adapter)
             self._post("/v1/load_lora_adapter", adapter)
 
     def score(self, model: str, token_ids: list[int]) -> list[float]:
@@ -115,7 +115,7 @@ class VLLMRoutes:
         is_json = response.headers.get("content-type", "").startswith("application/json")
         return response.json() if is_json else {}  # the adapter routes return plain text
 
-    def _accepts(self, path: str, body: dict[str, Any] | None = None) -> bool:
+    def _try_post(self, path: str, body: dict[str, Any] | None = None) -> bool:
         return self._request("POST", path, body).status_code == httpx.codes.OK
 
     def _request(

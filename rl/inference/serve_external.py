@@ -17,12 +17,12 @@ from rl.config.schema import Run
 from rl.inference.external import address_of
 from rl.inference.key_guard import KEY_FILE
 from rl.inference.replica import Replica
-from rl.inference.server import VLLMServer, served_policy, vllm_process
+from rl.inference.server import VLLMServer, served_policy, vllm_command
 from rl.runtime.folder import RunFolder
 from rl.runtime.network import Address
 
 
-def server_process(run_folder: RunFolder, address: Address) -> tuple[list[str], dict[str, str]]:
+def server_command(run_folder: RunFolder, address: Address) -> tuple[list[str], dict[str, str]]:
     run = Run.load(run_folder.config)
     server = VLLMServer(
         replicas=1,
@@ -34,7 +34,7 @@ def server_process(run_folder: RunFolder, address: Address) -> tuple[list[str], 
         args={},
     )
     policy = served_policy(run, run_folder, run.seed)
-    return vllm_process(server, run_folder, Replica("inference", address), policy)
+    return vllm_command(server, run_folder, Replica("inference", address), policy)
 
 
 def required_key(run_folder: RunFolder) -> str:
@@ -66,7 +66,7 @@ def temporary_folder() -> str:
 
 if __name__ == "__main__":
     run_folder, address = RunFolder(Path(sys.argv[1])), address_of(sys.argv[2])
-    command, env = server_process(run_folder, address)
+    command, env = server_command(run_folder, address)
     env["TMPDIR"] = temporary_folder()  # the run's TMPDIR exists only on the supervisor's host
     if not address.path:
         key_file = os.memfd_create("key", 0)  # a file in memory, so the key is on no disk

@@ -1,8 +1,8 @@
 """The vLLM server: unmodified vLLM in its own process, on a Unix socket or a TCP port.
 
-A Unix socket needs no port, so two runs cannot choose the same one. The permissions of the socket's
-folder protect the socket. On a TCP port every route requires the run's key (key_guard.py), because
-vLLM's own API keys do not protect the routes that load weights.
+A Unix socket needs no port, so two runs cannot choose the same port. The permissions of the
+socket's folder protect the socket. On a TCP port every route requires the run's key (key_guard.py),
+because vLLM's own API keys do not protect the routes that load weights.
 """
 
 import json
@@ -39,7 +39,7 @@ _ONLY_TRUE = {
     *("headless", "grpc"),
 }
 
-# Variable that our commands set for vLLM. Only then does our plugin change how vLLM starts.
+# Variable that our commands set for vLLM. Our plugin changes vLLM's start only if it is set.
 STARTED_BY_RUN = "OFFBYONE_VLLM"
 
 
@@ -156,12 +156,12 @@ def _thread_limit() -> dict[str, str]:
     return {"OMP_NUM_THREADS": str(max(num_cores - 1, 1))}
 
 
-def vllm_process(
+def vllm_command(
     server: VLLMServer,
     run_folder: RunFolder,
     replica: Replica,
     policy: ServedPolicy,
-    place: Mapping[str, str] | None = None,  # variables that set GPUs and threads
+    place: Mapping[str, str] | None = None,  # environment variables: GPUs, threads
 ) -> tuple[list[str], dict[str, str]]:
     """Return the command line and the environment variables of a vLLM that serves a run's model."""
     model = run_folder.initial_model()
@@ -193,13 +193,13 @@ def served_policy(run: Run, run_folder: RunFolder, seed: int) -> ServedPolicy:
     )
 
 
-def replica_process(
+def replica_command(
     run: Run, run_folder: RunFolder, replica: Replica, place: Mapping[str, str] | None = None
 ) -> tuple[list[str], dict[str, str]]:
     # Each replica and each restart gets another seed, so that no two sample the same tokens.
     seed = run.seed + run.inference.names.index(replica.name) + 1000 * replica.incarnation
     policy = served_policy(run, run_folder, seed)
-    return vllm_process(build(run.inference)(), run_folder, replica, policy, place)
+    return vllm_command(build(run.inference)(), run_folder, replica, policy, place)
 
 
 @contextmanager
@@ -211,7 +211,7 @@ def run_vllm(
     replica = only_replica(run_folder)
     with ExitStack() as stack:
         stack.callback(run_folder.private.clear)
-        command, env = vllm_process(server, run_folder, replica, policy)
+        command, env = vllm_command(server, run_folder, replica, policy)
         reaper, log = stack.enter_context(Reaper()), run_folder.log_of(replica.name)
         child = Child(replica.name, command, log=log, reaper=reaper, env=env)
         stack.enter_context(child)

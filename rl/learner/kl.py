@@ -5,7 +5,7 @@
                     p = beta * sum over the rollout's tokens of (log pi - log ref), without gradient
 
 pi: policy in training, ref: reference. With a critic, place=reward subtracts the penalty of each
-token from the token's reward instead. If `target_kl` is set, beta is adapted after every step:
+token from the reward at this token. If `target_kl` is set, beta is adapted after every step:
 
     beta *= 1 + 0.1 * clip(kl / target_kl - 1, -0.2, 0.2)            Ziegler 2019, arXiv:1909.08593
 """
@@ -30,9 +30,9 @@ class KLPenalty:
     """A KL estimator (losses/kl.py) with the weight beta. If beta is 0, it needs no reference."""
 
     estimator: Estimator
-    beta: NonNegativeFloat  # initial value if `target_kl` is set, else constant
+    beta: NonNegativeFloat  # initial value if `target_kl` is set
     place: Literal["loss", "reward"]
-    target_kl: PositiveFloat | None  # desired mean divergence per token; None: beta is constant
+    target_kl: PositiveFloat | None  # desired mean divergence per token; None: do not adapt beta
 
     @property
     def is_active(self) -> bool:

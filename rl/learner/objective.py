@@ -107,7 +107,7 @@ def _to_tensor(values: np.ndarray) -> Tensor:
 @dataclass(frozen=True)
 class Objective:
     token_loss: TokenLossFunction
-    # Applies if the batch has old logprobs. Else the ratio in the token loss is pi / mu, which
+    # It applies if the batch has old logprobs. Else the token loss has the ratio pi / mu, which
     # already corrects the difference between trainer and vLLM.
     correction: CorrectionFunction | None = None
     kl: KLPenalty | None = None

@@ -66,7 +66,7 @@ class AdamW:
 
 @dataclass(frozen=True, kw_only=True)
 class Muon(AdamW):
-    """Muon (muon.py) for hidden matrices, AdamW for all other parameters (conf/optim/muon)."""
+    """Muon (muon.py) for matrices of hidden layers, AdamW for the rest (conf/optim/muon)."""
 
     whole_matrices: ClassVar[bool] = True  # makes rl/config refuse ZeRO, which splits matrices
 

@@ -1,4 +1,4 @@
-"""Compute logprobs and entropies from hidden states, and their gradients, in chunks of tokens.
+"""Compute logprobs, entropies and their gradients from hidden states, in chunks of tokens.
 
     z       = (h W^T + b) / temperature        logits, p = softmax(z)
     logprob = z[target] - logsumexp(z)         d logprob / d z = onehot(target) - p
@@ -120,7 +120,7 @@ def most_likely(
 ) -> tuple[Tensor, Tensor]:
     """Return the most likely tokens [N, K] after hidden states [N, H], and their logprobs [N, K].
 
-    Leave out ids from `vocabulary` on, because a teacher may have more tokens than the policy.
+    Leave out ids >= `vocabulary`, because a teacher may have more tokens than the policy.
     """
     weight = head.weight.to(dtype)
     best = [

@@ -1,4 +1,4 @@
-"""The policy in training: a Hugging Face model in a DeepSpeed engine."""
+"""The policy in training: a Hugging Face model in a DeepSpeed engine. N: completion tokens."""
 
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -85,7 +85,7 @@ class Policy:
         batch: RankBatch,
         objective: Objective,
         *,
-        batches: Sequence[Batch] | None = None,  # prepared by preparation.py; None: use `batch`
+        batches: Sequence[Batch] | None = None,  # from preparation.py; None: made from `batch`
         updates: int = 1,
         beta: float = 0.0,  # weight of the KL penalty
         observer: Observer | None = None,  # receives each token's logprob, loss and gradient
@@ -110,7 +110,7 @@ class Policy:
         # A metric counts as 0 in the updates in which the loss omits it.
         names = dict.fromkeys(name for one in metrics for name in one)
         means = {name: sum(one.get(name, 0.0) for one in metrics) / updates for name in names}
-        # Compare with vLLM in the first update only, because later the weights differ from vLLM's.
+        # Take `mismatch/` metrics from the first update: later the weights differ from vLLM's.
         compared = {name: v for name, v in metrics[0].items() if name.startswith("mismatch/")}
         return {**means, **compared}
 
@@ -122,7 +122,7 @@ class Policy:
         rate: float,
         observer: Callable[[int, Mapping[str, Tensor]], None] | None,
     ) -> dict[str, float]:
-        # Omit an update only on all ranks together, because each rank waits for the others.
+        # Skip an update only if all ranks skip it, because each rank waits for the others.
         if not self.ranks.any(any(bool(batch.token_weights.any()) for batch in batches)):
             return {**_EMPTY, "train/learning_rate": rate}
         sums = TokenSums()
@@ -135,11 +135,11 @@ class Policy:
                 entropies=True,
                 candidates=batch.candidates,
             )
-            # First compute only the gradients of the outputs, which is cheap. If they are zero on
-            # all ranks, skip the backward pass through the model.
+            # First differentiate with respect to the outputs only, which is cheap. If the result is
+            # zero on all ranks, skip the backward pass through the model.
             leaves = [output.detach().requires_grad_() for output in outputs]
             logprobs, entropies, *candidates = leaves
-            # If the statistics are still missing, this is the only micro-batch, so add them here.
+            # With only one micro-batch, compute the statistics of the batch from its outputs.
             if reads_statistics(objective):
                 objective = with_statistics(objective, [with_outputs(batch, *leaves)])
             loss, metrics = objective.per_token(batch, logprobs, entropies, beta, *candidates)
@@ -186,7 +186,7 @@ class Policy:
 
     @torch.no_grad()
     def base_scores(self, rows: Rows, top_k: int = 0) -> Scored:
-        """Return the base model's logprobs of `rows`, and `top_k` likeliest tokens. Collective."""
+        """Return logprobs of `rows` without adapter, and `top_k` likeliest tokens. Collective."""
         likeliest = (top_k, self.vocabulary) if top_k else None
         with without_adapter(self.engine.module.model):
             temperature = self._temperature_of(rows)
@@ -213,15 +213,15 @@ class Policy:
         return outputs
 
     def weights(self, places: Mapping[str, Tensor] | None = None) -> dict[str, Tensor]:
-        """Return all weights on the CPU by Hugging Face name, with the adapter merged into them.
+        """Return all weights, with the adapter merged, as CPU tensors by Hugging Face name.
 
-        A weight on a GPU is copied into the tensor of its name in `places`, if shape and dtype are
-        equal. Ranks other than 0 return {}. Collective.
+        A weight on a GPU is copied into `places[name]` if shape and dtype are equal. Ranks other
+        than 0 return {}. Collective.
         """
         return self._collect(full_recipes(self.engine.module.model), places)
 
     def adapter_weights(self) -> dict[str, Tensor]:
-        """Return only the adapter's weights, under peft's names, on rank 0. Collective."""
+        """Return the adapter's weights by peft's names; {} on ranks other than 0. Collective."""
         return self._collect(adapter_recipes(self.engine.module.model))
 
     def _collect(
@@ -238,12 +238,12 @@ class Policy:
                         continue
                     tensor = made.cpu()
                     # At the end of the block ZeRO-3 frees the gathered weights, so copy the tensor.
-                    is_shard = self.zero_stage == 3 and not made.is_cuda
-                    collected[recipe.name] = tensor.clone() if is_shard else tensor
+                    is_freed = self.zero_stage == 3 and not made.is_cuda
+                    collected[recipe.name] = tensor.clone() if is_freed else tensor
         return collected
 
     def export(self, folder: Path, source: Path, *, merged: bool = False) -> None:
-        """Write the model in Hugging Face form, with the tokenizer of `source`. Collective."""
+        """Write the model, or its adapter if not `merged`, and `source`'s tokenizer. Collective."""
         model = self.engine.module.model
         only_adapter = self.has_adapter and not merged and holds_weights(source)
         weights = self.adapter_weights() if only_adapter else self.weights()

@@ -61,11 +61,11 @@ class Ranks:
         dist.all_reduce(flags, op=dist.ReduceOp.MAX)
         return bool(flags)
 
-    def from_first(self, word: str) -> str:
-        """Return rank 0's `word` on every rank. Collective."""
+    def from_first(self, text: str) -> str:
+        """Return rank 0's `text` on every rank. Collective."""
         if self.world == 1:
-            return word
-        return gather_bytes(word.encode())[0].decode()
+            return text
+        return gather_bytes(text.encode())[0].decode()
 
     def sum(self, value: float) -> float:
         """Return the sum of `value` over all ranks. Collective."""
@@ -77,7 +77,7 @@ class Ranks:
 
     @property
     def first(self) -> bool:
-        """True on rank 0, which sends requests to the run's vLLM and writes the shared files."""
+        """True on rank 0, the only rank that calls the run's vLLM and writes metrics and hf/."""
         return self.rank == 0
 
 
@@ -92,7 +92,7 @@ def _use_gpu(number: int) -> None:
             f"this rank cannot use GPU {number} of CUDA_VISIBLE_DEVICES={visible}: "
             f"{str(error).strip().splitlines()[0]}. PyTorch {torch.__version__} is built for "
             f"{f'CUDA {torch.version.cuda}' if torch.version.cuda else 'CPUs only'}; compare with "
-            "the output of `nvidia-smi`, or train on the CPU by setting CUDA_VISIBLE_DEVICES=''"
+            "the version in `nvidia-smi`, or train on the CPU by setting CUDA_VISIBLE_DEVICES=''"
         ) from error
 
 

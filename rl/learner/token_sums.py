@@ -21,8 +21,8 @@ from torch import Tensor
 from losses.tokens import log_ratio
 from rl.learner.collectives import gather_bytes
 
-# One rank's sums, and its largest |log pi - log mu|.
-_RANK = msgspec.msgpack.Decoder(tuple[dict[str, float], float])
+# Decodes one rank's sums and its largest |log pi - log mu|.
+_RANK_DECODER = msgspec.msgpack.Decoder(tuple[dict[str, float], float])
 
 
 class TokenSums:
@@ -64,7 +64,7 @@ class TokenSums:
         own = {name: float(value.double()) for name, value in self._sums.items()}
         # Send names with the sums, because a loss may return a metric for some micro-batches only.
         sent = msgspec.msgpack.encode((own, float(self._largest)))
-        ranks = [_RANK.decode(each) for each in gather_bytes(sent)]
+        ranks = [_RANK_DECODER.decode(each) for each in gather_bytes(sent)]
         totals: dict[str, float] = defaultdict(float)
         for sums, _ in ranks:
             for name, value in sums.items():

@@ -38,7 +38,7 @@ class TokenTable:
                 line[self._token_indices(batch)] = values.detach().double().cpu()
         device = self._batches[0].mask.device
         flat = flat.to(device)
-        dist.all_reduce(flat)  # only one rank sets a value, so the sum copies it to all ranks
+        dist.all_reduce(flat)  # each value is set on one rank, so the sum copies it to all ranks
         tables = []
         for line in flat.cpu():
             table = line.new_zeros(self.exists.shape)

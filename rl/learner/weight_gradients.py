@@ -50,7 +50,7 @@ class _LinearFunction(torch.autograd.Function):
         of_inputs, of_weight, _ = ctx.needs_input_grad
         # Do not keep the inputs for a frozen weight (LoRA), because it needs no gradient.
         ctx.save_for_backward(inputs if of_weight else None, weight if of_inputs else None)
-        # Cast here, because the backward pass of a cast outside would round the gradient.
+        # Cast in this function, because autograd's gradient of a cast would be rounded.
         bias = None if bias is None else bias.to(inputs.dtype)
         return nn.functional.linear(inputs, weight.to(inputs.dtype), bias)
 
@@ -73,7 +73,7 @@ class _EmbeddingFunction(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, token_ids: Tensor, weight: Tensor, padding: int) -> Tensor:
         ctx.save_for_backward(token_ids)
-        ctx.words, ctx.padding = len(weight), padding
+        ctx.num_embeddings, ctx.padding = len(weight), padding
         return nn.functional.embedding(token_ids, weight)
 
     @staticmethod
@@ -84,7 +84,7 @@ class _EmbeddingFunction(torch.autograd.Function):
         (token_ids,) = ctx.saved_tensors
         exact = grads.to(torch.promote_types(grads.dtype, torch.float32))  # [B, T, H]
         make = torch.ops.aten.embedding_dense_backward
-        return None, make(exact, token_ids, ctx.words, ctx.padding, False), None
+        return None, make(exact, token_ids, ctx.num_embeddings, ctx.padding, False), None
 
 
 class _Linear(nn.Linear):

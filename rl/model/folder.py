@@ -73,11 +73,11 @@ def fingerprint(folder: Path) -> str:
 
 
 def copy_tokenizer(source: Path, folder: Path) -> None:
-    """Copy tokenizer, chat template and generation config, but no links to files elsewhere."""
+    """Copy tokenizer, chat template and generation config, except links out of `source`."""
     for path in source.iterdir():
         of_weights = path.name == "config.json" or path.name.endswith(".index.json")
         copied = path.suffix in _TOKENIZER_FILES and not of_weights
-        # A file elsewhere could be private, and users publish checkpoints.
+        # A file outside `source` could be private, and users publish checkpoints.
         if copied and not links_outside(path) and not (folder / path.name).exists():
             shutil.copy2(path, folder)
 
@@ -116,7 +116,7 @@ def json_of(path: Path) -> dict[str, Any]:
 
 
 def check_trainable(folder: Path) -> None:
-    """Raise ValueError if the model is not a causal language model, or cannot be trained."""
+    """Raise ValueError if the model is not causal, is quantised, or lacks embeddings of tokens."""
     config = json_of(folder / "config.json")
     kinds = [str(kind) for kind in config.get("architectures") or ()]
     wrong = [kind for kind in kinds if kind.endswith(_OTHER_HEADS)]
@@ -130,10 +130,10 @@ def check_trainable(folder: Path) -> None:
         how = quantised.get("quant_method", "unknown method")
         raise ValueError(
             f"{folder} contains quantised weights ({how}), which cannot be trained: choose the "
-            "bfloat16 model that was quantised"
+            "original bfloat16 model"
         )
     size = vocabulary_of(folder)
-    if size and (tokens := _tokens_from(folder, size)):
+    if size and (tokens := _tokens_with_ids_from(folder, size)):
         raise ValueError(
             f"{folder} has the vocab_size {size}, but its tokenizer has tokens with ids from "
             f"{size} on ({', '.join(map(repr, tokens[:3]))}): use the tokenizer of this model, or "
@@ -148,7 +148,7 @@ def vocabulary_of(folder: Path) -> int | None:
     return size if isinstance(size, int) else None
 
 
-def _tokens_from(folder: Path, first: int) -> list[str]:
+def _tokens_with_ids_from(folder: Path, first: int) -> list[str]:
     """Return the tokens that the tokenizer in `folder` may produce and whose ids are >= `first`.
 
     Leave out special tokens that the chat template does not use, because a model may lack their
@@ -185,9 +185,9 @@ def check_teacher(teacher: Path, policy: Path) -> None:
             "score the policy's tokens: choose a teacher of the policy's model family, or "
             "train on the teacher's text with loss=sft sampler=transcripts"
         )
-    # The teacher may lack logits of ids without a token, which the policy hardly ever samples.
+    # The teacher may lack logits of ids that have no token: the policy hardly ever samples them.
     known = vocabulary_of(teacher)
-    if known and (missing := _tokens_from(policy, known)):
+    if known and (missing := _tokens_with_ids_from(policy, known)):
         raise ValueError(
             f"reference.path={teacher} has {known} logits, so it cannot score {len(missing)} "
             f"tokens of the policy, such as {missing[0]!r}: choose a teacher with a larger "

@@ -20,7 +20,7 @@ from transformers.modeling_layers import GradientCheckpointingLayer
 from rl.model.folder import copy_tokenizer, holds_weights
 
 _NAME = "sdpa_float32"
-FLOAT32_LONGEST = 512  # up to this length, attention on a CPU is faster in float32 than in bfloat16
+FLOAT32_ATTENTION_LEN = 512  # longest rows whose attention a CPU computes faster in float32
 
 
 def use_float32_attention(model: PreTrainedModel) -> None:
@@ -33,7 +33,7 @@ def use_float32_attention(model: PreTrainedModel) -> None:
 def _compute_attention(
     module: nn.Module, query: Tensor, key: Tensor, value: Tensor, *args: Any, **kwargs: Any
 ) -> tuple[Tensor, None]:  # query, key, value: [rows, heads, tokens, head size]
-    if query.dtype not in (torch.bfloat16, torch.float16) or query.shape[2] > FLOAT32_LONGEST:
+    if query.dtype not in (torch.bfloat16, torch.float16) or query.shape[2] > FLOAT32_ATTENTION_LEN:
         return sdpa_attention_forward(module, query, key, value, *args, **kwargs)
     attended, _ = sdpa_attention_forward(
         module, query.float(), key.float(), value.float(), *args, **kwargs

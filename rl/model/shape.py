@@ -10,7 +10,7 @@ from rl.model.folder import files_in_index, json_of, shapes_of, weight_files
 
 GIB = 1 << 30
 _REQUIRED = ("hidden_size", "num_hidden_layers", "num_attention_heads", "vocab_size")
-_OTHERS = (
+_OPTIONAL = (
     *("head_dim", "num_key_value_heads", "intermediate_size"),
     *("num_experts", "num_local_experts", "moe_intermediate_size", "num_experts_per_tok"),
 )
@@ -39,12 +39,12 @@ class Shape:
         """The number of elements of vLLM's largest weight: embedding, or fused gate and up_proj."""
         return max(self.embedding, 2 * self.hidden * (self.expert * self.experts or self.inner))
 
-    def row_bytes(self, max_seq_len: int, dtype: str) -> int:
+    def row_cache_bytes(self, max_seq_len: int, dtype: str) -> int:
         return 2 * self.layers * self.key * bytes_of(dtype) * max_seq_len
 
     def cache_gib(self, max_seq_len: int, dtype: str) -> int:
-        """Return the GiB, rounded up, of the least key-value cache that vLLM needs: one row."""
-        return max(math.ceil(self.row_bytes(max_seq_len, dtype) / GIB), 1)
+        """Return the GiB, rounded up, of vLLM's smallest key-value cache, which holds one row."""
+        return max(math.ceil(self.row_cache_bytes(max_seq_len, dtype) / GIB), 1)
 
     def linear_layers(self) -> dict[str, tuple[int, int]]:
         """Return {Llama's module name: (input width, output width)} of a layer, except experts."""
@@ -87,7 +87,7 @@ def shape(config: Mapping[str, Any], parameters: int | None = None) -> Shape | N
     if not all(isinstance(config.get(key), int) for key in _REQUIRED):
         return None
     # Models whose config.json lists one value per layer are not supported.
-    if not all(isinstance(config.get(key) or 0, int) for key in _OTHERS):
+    if not all(isinstance(config.get(key) or 0, int) for key in _OPTIONAL):
         return None
     hidden, layers, heads, vocab = (config[key] for key in _REQUIRED)
     size = config.get("head_dim") or hidden // heads

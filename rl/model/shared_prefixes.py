@@ -30,7 +30,7 @@ from torch import Tensor, nn
 from transformers import AttentionInterface, PreTrainedModel
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
-from rl.model.loading import FLOAT32_LONGEST
+from rl.model.loading import FLOAT32_ATTENTION_LEN
 
 log = logging.getLogger(__name__)
 
@@ -56,7 +56,7 @@ class PackedRows:
 def pack(token_ids: np.ndarray, mask: np.ndarray) -> PackedRows:
     """Pack the rows `token_ids` [B, T]. `mask` [B, T] is True at completion tokens.
 
-    Cut each row before its last completion token, because nothing reads the states from there on.
+    Cut each row before its last completion token: later states predict no completion token.
     A row without completion tokens keeps its first token.
     """
     columns = np.arange(token_ids.shape[1])
@@ -69,8 +69,8 @@ def pack(token_ids: np.ndarray, mask: np.ndarray) -> PackedRows:
     shared = np.minimum(differs.argmax(1), lengths)  # [B] tokens shared with the preceding row
     starts = np.cumsum(lengths - shared) - (lengths - shared)  # [B] index of first unshared token
     is_own = (columns >= shared[:, None]) & (columns < lengths[:, None])  # [B, T] not shared
-    # The owner of a token is the row that stores it: its own row, or the last earlier row in which
-    # the token is not shared.
+    # The owner of a token is the row that stores it: the token's row if the token is unshared, else
+    # the last earlier row in which the token's column is unshared.
     numbers = np.where(columns >= shared[:, None], np.arange(len(keys))[:, None], 0)
     owners = np.maximum.accumulate(numbers)  # [B, T]
     index = (starts - shared)[owners] + columns  # [B, T] packed index of each token
@@ -170,7 +170,7 @@ def share_prefixes(model: PreTrainedModel) -> None:
             reason = f"the check of the model's hidden states failed ({error!r})"
         else:
             limit = 0.05 if plain.dtype in (torch.bfloat16, torch.float16) else 1e-4
-            reason = "" if gap <= limit else f"the model's hidden states then differ by {gap:.1g}"
+            reason = "" if gap <= limit else f"hidden states would change by {gap:.1g} (relative)"
         model.train(training)
     if reason:
         model.set_attn_implementation(before)
@@ -181,7 +181,7 @@ def _obstacle(model: PreTrainedModel) -> str:
     """Return why sharing would change this model's results, or "" if no reason is known."""
     layers = set(getattr(model.config, "layer_types", None) or ()) - _EXACT_LAYERS
     if layers:
-        return f"the model has layers of the type {min(layers)}"
+        return f"the model has layers of the type {min(layers)}, whose results would change"
     for name, module in model.named_modules():
         noise = [getattr(module, key, 0.0) for key in ("attention_dropout", "jitter_noise")]
         if isinstance(module, nn.Dropout):
@@ -220,7 +220,7 @@ def _attend(
     packed = [_promote(x[0].transpose(0, 1)) for x in (query, key, value)]  # [P, heads, size] each
     outputs = []
     for index, first in layout.leaves:
-        is_short = index.shape[1] <= FLOAT32_LONGEST and query.device.type == "cpu"
+        is_short = index.shape[1] <= FLOAT32_ATTENTION_LEN and query.device.type == "cpu"
         inside = packed[0].dtype if is_short else query.dtype
         queries, keys, values = (
             x.flatten(1)

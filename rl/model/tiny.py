@@ -15,7 +15,7 @@ from rl.config.annotations import Node
 from rl.config.shipped import SHIPPED
 
 END_OF_TEXT, IM_START, IM_END = "<|endoftext|>", "<|im_start|>", "<|im_end|>"
-CONTROL_TOKENS = (END_OF_TEXT, IM_START, IM_END)  # token ids 256, 257, 258
+CONTROL_TOKENS = (END_OF_TEXT, IM_START, IM_END)  # token ids 256, 257, 258 of `byte_tokenizer`
 # As in Qwen3, these are not special tokens, so decoding keeps them in the text for the parsers.
 MARKUP_TOKENS = (
     "<tool_call>",
@@ -25,7 +25,7 @@ MARKUP_TOKENS = (
     "<think>",
     "</think>",
 )
-_TEMPLATE_OF = SHIPPED / "models" / "tiny-wiki" / "tokenizer_config.json"
+_TEMPLATE_FILE = SHIPPED / "models" / "tiny-wiki" / "tokenizer_config.json"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,7 +49,7 @@ class TinyModel:
 
     renderer: ClassVar[str] = "qwen3"
     renderer_options: ClassVar[None] = None
-    drawn_by_trainer: ClassVar[bool] = True  # the trainer draws random weights
+    drawn_by_trainer: ClassVar[bool] = True  # the trainer initialises the weights randomly
 
     def prepare(self, folder: Path) -> Path:
         """Write config and tokenizer. Raise ValueError if the folder contains another model."""
@@ -104,7 +104,7 @@ class TinyModel:
             "clean_up_tokenization_spaces": False,
             "model_max_length": config["max_position_embeddings"],
             # Qwen3's format without thinking. It renders the same text as the renderer "qwen3".
-            "chat_template": json.loads(_TEMPLATE_OF.read_text())["chat_template"],
+            "chat_template": json.loads(_TEMPLATE_FILE.read_text())["chat_template"],
         }
         # Omit temperature and top_p, because vLLM would use them as defaults for all requests.
         generation_config = {"eos_token_id": [end, pad], "pad_token_id": pad}

@@ -97,8 +97,8 @@ def _problems(processes: Sequence[ProcessMemory], hosts: Sequence[Host], run: Ru
             local = [process for process in processes if process.place.host == number]
             largest = max(local, key=lambda process: process.need.on_host)
             yield (
-                f"the run needs {gib(taken)} GiB, but the machine has {gib(host.memory)} GiB. "
-                f"Largest process: {format_sum(largest.name, largest.need.host)}"
+                f"host {number} has {gib(host.memory)} GiB of memory, but its processes need "
+                f"{gib(taken)} GiB. Largest process: {format_sum(largest.name, largest.need.host)}"
             )
 
 
@@ -111,7 +111,7 @@ def _cache_gib(run: Run, shape: Shape) -> int:
     needed = shape.cache_gib(run.max_seq_len, run.model.dtype)
     chosen = run.inference.cpu_kv_cache_gib or needed
     if chosen < needed:
-        row = shape.row_bytes(run.max_seq_len, run.model.dtype)
+        row = shape.row_cache_bytes(run.max_seq_len, run.model.dtype)
         raise ConfigError(
             [
                 f"inference.cpu_kv_cache_gib={chosen}, but the keys and values of one row of "
@@ -150,7 +150,7 @@ def _vllm_share(run: Run, plan: Plan, shape: Shape, hosts: Sequence[Host]) -> fl
 
 
 def format_sum(name: str, need: Bytes) -> str:
-    """Return a memory sum as text: `trainer 10.3 = weights 0.8 + ...`, the largest term first."""
+    """Return GiB by purpose as text, the largest first: `trainer 10.3 = optimizer 4.8 + ...`."""
     return f"{name} {gib(sum(need.values()))} = {' + '.join(format_terms(need))}"
 
 

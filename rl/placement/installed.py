@@ -8,7 +8,7 @@ from rl.model.shape import GIB
 from rl.runtime.devices import Host
 
 _OLDEST_DRIVER = 580  # the oldest driver that supports CUDA 13
-_CUDA_13 = "nvidia-cuda-runtime"  # only PyTorch for CUDA 13 needs this package
+_CUDA_13_PACKAGE = "nvidia-cuda-runtime"  # only PyTorch for CUDA 13 needs this package
 _SHARED_MEMORY = Path("/dev/shm")
 
 
@@ -35,7 +35,7 @@ def device_problem(host: Host, *, needs_vllm: bool, uses_nccl: bool) -> str | No
             "DEVICE=cuda`, or hide the GPUs by CUDA_VISIBLE_DEVICES= to compute on the CPU"
         )
     is_old = host.driver and int(host.driver.partition(".")[0]) < _OLDEST_DRIVER
-    if is_old and (_version_of(_CUDA_13) or "").startswith("13."):
+    if is_old and (_version_of(_CUDA_13_PACKAGE) or "").startswith("13."):
         return (
             f"{gpus}, but NVIDIA's driver {host.driver} is older than {_OLDEST_DRIVER}, which the "
             "installed PyTorch (CUDA 13) needs: install a newer driver"

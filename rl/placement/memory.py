@@ -27,10 +27,10 @@ _RUNTIME = 0.67 * GIB  # host memory of a rank on a CPU: Python, torch, DeepSpee
 _CUDA_RUNTIME = 1.0 * GIB  # GPU memory of a rank: CUDA context and NCCL buffers
 _CUDA_HOST = 3.0 * GIB  # host memory of a rank on a GPU: CUDA's libraries
 _FLOAT32_ATTENTION_LEN = 512  # maximum row length with float32 attention (rl/model/loading.py)
-_KEPT_ON_CPU, _KEPT_ON_GPU = 1.6, 1.15  # ratio of allocated memory to activations
+_ALLOCATED_ON_CPU, _ALLOCATED_ON_GPU = 1.6, 1.15  # allocated bytes per byte of activations
 
-_VLLM_RUNTIME = 1.2 * GIB  # host memory of vLLM's two processes on a CPU
-_VLLM_PER_WORKER = 0.6 * GIB  # each worker process of vLLM under tensor parallelism on a CPU
+_VLLM_RUNTIME = 1.2 * GIB  # host memory of vLLM's API server and engine on a CPU
+_VLLM_PER_WORKER = 0.6 * GIB  # host memory of each tensor-parallel worker on a CPU
 # On a CPU, vLLM's weights need this many times their size, because a push leaves repacked copies.
 _VLLM_WEIGHTS_ON_CPU = 1.3
 _VLLM_CUDA_RUNTIME = 1.5 * GIB  # GPU memory: CUDA context, CUDA graphs, largest forward pass
@@ -97,8 +97,8 @@ def trainer_need(run: Run, shape: Shape, *, ranks: int, first: bool, on_gpu: boo
     if not on_gpu:
         # A new model is initialised in float32 at the start and then converted to its dtype.
         initialised = 4.0 * shape.parameters if run.model.drawn_by_trainer else 0.0
-        spare = initialised - sum(compute.values())
-        compute["activations"] += max(spare, 0.0)
+        excess = initialised - sum(compute.values())
+        compute["activations"] += max(excess, 0.0)
         return Need(device={}, host={"runtime": _RUNTIME, **compute, "push": pushed})
     moved = _offloaded_bytes(run, compute)
     stays = {key: value - moved.get(key, 0.0) for key, value in compute.items()}
@@ -116,7 +116,7 @@ def vllm_need(run: Run, shape: Shape, *, on_gpu: bool) -> Need:
     group = run.inference.tensor_parallel_size
     weights = float(shape.parameters * bytes_per_number(run))
     if on_gpu:
-        row = shape.row_bytes(run.max_seq_len, run.model.dtype) / group  # a cache for one row
+        row = shape.row_cache_bytes(run.max_seq_len, run.model.dtype) / group  # a cache for one row
         # A push loads a new copy of a layer beside the one in use. vllm_proof.py adds a third copy.
         push = 0.0 if run.pushes_adapter else 2.0 * shape.largest * bytes_per_number(run) / group
         if run.transport.has("on_gpus") and run.transport.has("reader_copy"):
@@ -195,8 +195,8 @@ def _activation_bytes(run: Run, shape: Shape, ranks: int, on_gpu: bool) -> float
     kept = shape.layers * layer
     if run.trainer.gradient_checkpointing:  # autograd keeps every layer's input and one full layer
         kept = shape.layers * shape.hidden * bytes_per_number(run) + layer
-    waste = _KEPT_ON_GPU if on_gpu else _KEPT_ON_CPU
-    return _max_tokens(run, ranks) * (kept + 8 * shape.hidden) * waste
+    allocated = _ALLOCATED_ON_GPU if on_gpu else _ALLOCATED_ON_CPU
+    return _max_tokens(run, ranks) * (kept + 8 * shape.hidden) * allocated
 
 
 def _logit_bytes(run: Run, shape: Shape, ranks: int) -> float:

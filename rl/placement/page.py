@@ -58,7 +58,7 @@ def _notes(plan: Plan, processes: Sequence[ProcessMemory], hosts: Sequence[Host]
         cards = f"; each GPU has {least}{gib(min(sizes))} GiB" if sizes else ""
         yield f"{name}: {gib(taken)}{total} GiB{now}{cards}"
         if host.memory and taken > host.memory:  # `fit_memory` allows a small excess
-            yield "the run may fail: this is more than the memory (estimates are up to 15 % off)"
+            yield "the run may fail: the estimate exceeds the memory (estimates are up to 15 % off)"
     if plan.idle:
         names = " ".join(name for _, name in plan.idle)
         yield f"unused: GPU {names} (set trainer.ranks=null and inference.replicas=null to use all)"

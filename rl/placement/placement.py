@@ -173,8 +173,8 @@ def _replica_places(run: Run, devices: list[Device]) -> tuple[Place, ...]:
     if len(groups) < (number or 1):
         _refuse(
             f"inference.replicas={number or 1} with inference.tensor_parallel_size={size} needs "
-            f"{(number or 1) * size} GPUs, {size} on one host for each replica, but only "
-            f"{len(devices)} are for vLLM: {_REMEDY}"
+            f"{(number or 1) * size} GPUs, {size} on one host for each replica, but vLLM's GPUs "
+            f"({len(devices)}) suffice for {len(groups)}: {_REMEDY}"
         )
     return tuple(
         Place(host=group[0][0], devices=tuple(name for _, name in group), threads=None)

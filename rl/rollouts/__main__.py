@@ -59,7 +59,7 @@ def _demonstrator(
     return demonstrate
 
 
-def _play_demonstrations(expert: Callable[..., tuple[Rollout, ...]]) -> PlayGroupAt:
+def _demonstration_player(expert: Callable[..., tuple[Rollout, ...]]) -> PlayGroupAt:
     async def play_group(index: int, example: Example, size: int, *_: int) -> tuple[Rollout, ...]:
         return expert(str(index), example, size)
 
@@ -104,7 +104,7 @@ def dispatcher_state(start: ResumePoint | None) -> DispatcherState:
 
 
 async def main(run_folder: RunFolder) -> None:
-    """Play groups and answer the trainer until the supervisor ends this process."""
+    """Play groups and answer the ranks' requests until the supervisor ends this process."""
     run, status = Run.load(run_folder.config), Status(run_folder, "rollouts")
     status.set("loading the environment")
     env: Environment = build(run.env)()
@@ -145,12 +145,12 @@ async def main(run_folder: RunFolder) -> None:
                 hinted_envs=hinted,
             )
             play_group: PlayGroupAt = player.play_group_at
-            # Respect max_concurrent even if a strategy starts more attempts than it returns.
+            # Respect max_concurrent even if a strategy starts more attempts than group_size.
             attempts_per_rollout = max(strategy.num_first(run.group_size) / run.group_size, 1)
             evaluator = evaluator_of(run, run_folder, env, player)
         else:
             renderer = _renderer(run, run_folder)
-            play_group = _play_demonstrations(_demonstrator(run, sampler, env, renderer))
+            play_group = _demonstration_player(_demonstrator(run, sampler, env, renderer))
         order: ExampleOrder = build(run.order)()
         order.begin(pools, run.seed)
         credit = GroupCredit.of(run, lambda example: env.environment_of(example).reward_weights)

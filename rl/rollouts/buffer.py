@@ -4,8 +4,8 @@ A group that started under version v must be trained at step v + max_staleness a
 dispatcher never starts more groups than the batches up to that step can hold. Two rules then keep
 the limit. First, the oldest groups are drawn first. Second, a batch waits for a running group if
 the later batches could not hold all remaining groups in time. So the buffer discards no group and
-does not favour short rollouts. It is not enough to wait only for groups that are due now, because
-then some later step may have more due groups than its batch can hold.
+does not favour short rollouts. If a batch waited only for groups that are due at its own step, a
+later step could have more due groups than its batch can hold.
 """
 
 from collections import Counter
@@ -83,4 +83,4 @@ class FifoBuffer:
         return drawn
 
     def undo_draw(self) -> None:
-        """Undo what the newest `draw` stored, because no step trains its batch. Here: nothing."""
+        """Undo what the newest `draw` stored for checkpoints, if no step trains its batch."""

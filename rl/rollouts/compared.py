@@ -1,4 +1,4 @@
-"""Finds the rollouts that an advantage compared with each other, and the compared numbers."""
+"""Find the rollouts that an advantage compared with each other, and the compared numbers."""
 
 from collections.abc import Sequence
 

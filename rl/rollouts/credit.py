@@ -56,7 +56,7 @@ class GroupCredit:
     truncation: Truncation
     shaping: RewardShaping
     advantage: Advantage
-    weights_of: Callable[[Example], Mapping[str, float]]
+    weights_of: Callable[[Example], Mapping[str, float]]  # example -> {reward name: weight}
     per_turn: bool = False  # whether the advantage returns one number per turn
     compares: bool = True  # whether an advantage depends on the group's other rollouts
     needs_score: bool = True  # whether the loss reads advantages, which need a score
@@ -166,7 +166,7 @@ class GroupCredit:
         """Return the credits with `compared` set where its default (None) would be wrong.
 
         An advantage function may compare messages or lengths, for example, and not rewards. This
-        method assumes so if the rewards are equal but some advantage is not 0, or if the rewards
+        method assumes this if the rewards are equal but some advantage is not 0, or if the rewards
         differ but all advantages are 0. In these cases, and for advantages per token, `compared`
         contains the smallest and the largest advantage of the rollout.
         """
@@ -215,8 +215,8 @@ def scored_group(
 
 
 def _select_reward(group: ScoredGroup, name: str) -> ScoredGroup:
-    # A named reward that is missing counts as 0. So does NaN or infinity, which is possible here if
-    # a truncation function gave a reward to a rollout without one.
+    # A missing, NaN or infinite named reward counts as 0. NaN and infinity occur if a truncation
+    # function gave a reward to a rollout whose reward was None.
     rewards = [
         None if reward is None else finite_float(named.get(name)) or 0.0
         for reward, named in zip(group.rewards, group.named_rewards, strict=True)

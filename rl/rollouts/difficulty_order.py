@@ -55,7 +55,7 @@ class DifficultyOrder(ExampleOrder):
         (level,) = rng.choices(list(filled), weights if any(weights) else None)
         position = next(iter(filled[level]))
         filled[level].move_to_end(position)
-        # Unplayed examples come first in `normal`, so this example was unplayed.
+        # Unplayed examples come first in `normal`: if any were left, this was one.
         if level == "normal" and self._num_unplayed[pool]:
             self._num_unplayed[pool] -= 1
         return pool, position
@@ -76,7 +76,7 @@ class DifficultyOrder(ExampleOrder):
         return "hard" if mean <= self.hard_threshold else "normal"
 
     def state(self) -> dict[str, Any]:
-        """Return each queue's played examples. `load` restores the others' order by the seed."""
+        """Return each queue's played examples. `load` orders the others by the seed."""
         played = [
             {
                 level: list(queue)[unplayed if level == "normal" else 0 :]

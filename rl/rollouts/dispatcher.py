@@ -26,7 +26,7 @@ from rl.runtime.status import STOPPED
 from rl.wire import NoMoreBatches
 
 GroupCredits = Callable[[Example, Sequence[Rollout], int], tuple[Credit, ...]]
-
+"""(example, rollouts, policy version at the start) -> one credit per rollout"""
 PlayGroupAt = Callable[[int, Example, int, int], Awaitable[tuple[Rollout, ...]]]
 """(group index, example, group size, policy version at the start) -> rollouts"""
 

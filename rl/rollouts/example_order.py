@@ -39,7 +39,7 @@ class ExampleOrder:
         return super().__new__(cls)
 
     def begin(self, pools: Sequence[Pool], seed: int) -> None:
-        """Set pools and seed before any other call. Raise ValueError if a pool is empty."""
+        """Set pools and seed. Called before other methods. Raise ValueError if a pool is empty."""
         if not pools or any(not pool.examples for pool in pools):
             raise ValueError('no training examples: check the data or pools("train") of the env')
         self.pools, self.seed = pools, seed

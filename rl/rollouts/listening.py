@@ -1,7 +1,7 @@
 """Accepts connections of trainer ranks on a Unix socket, or on a TCP port with a key.
 
-Over TCP the first message of a connection must be the run's key. Without the key the rollouts
-process closes the connection and reads no further message.
+Over TCP the first message of a connection must be the run's key. The rollouts process closes a
+connection that begins with any other message.
 """
 
 import asyncio
@@ -23,7 +23,7 @@ Serve = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
 
 @asynccontextmanager
 async def open_server(run_folder: RunFolder, serve: Serve, host: str | None) -> AsyncIterator[None]:
-    """Accept ranks in the `with` block: over TCP, or on a Unix socket if `host` is None."""
+    """Accept ranks during the `with` block: by TCP on `host`, or on a Unix socket if it is None."""
     if host is None:
         server = await asyncio.start_unix_server(serve, run_folder.private.rollouts_socket)
     else:

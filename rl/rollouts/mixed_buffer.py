@@ -2,9 +2,9 @@
 
     batch of n groups = new groups + replay_share * n + demonstration_share * n
 
-The dispatcher counts only new groups, so replays and demonstrations do not delay new groups. A
-replayed group is a group of an earlier batch. Its logprobs, versions and advantages are unchanged,
-so the staleness metrics are correct. A demonstration has no version, no reward and the advantage 0.
+Only new groups count in the rule by which the dispatcher starts groups. A replayed group comes from
+an earlier batch. Its logprobs, versions and advantages are unchanged, so the staleness metrics are
+correct. A demonstration has no version, no reward and the advantage 0.
 
 The choice of replayed groups depends on the step and on earlier batches only. A checkpoint contains
 the stored groups, so a resumed run replays the same ones.
@@ -27,7 +27,7 @@ from rl.wire import pack, unpack
 
 
 class MixedBuffer(FifoBuffer):
-    # (seed, example) -> demonstrations. The rollouts process sets it if demonstration_share > 0.
+    # Set by the rollouts process if demonstration_share > 0: (seed, example) -> demonstrations.
     demonstrate: Callable[[str, Example], tuple[Rollout, ...]] | None = None
 
     def __init__(
@@ -80,8 +80,8 @@ class MixedBuffer(FifoBuffer):
 
         The batch has fewer than `count` groups while too few groups are stored.
         """
-        num_replayed, num_shown = self._num_others(count)
-        new = super().draw(step, count - num_replayed - num_shown, max_staleness, running)
+        num_replayed, num_demonstrated = self._num_others(count)
+        new = super().draw(step, count - num_replayed - num_demonstrated, max_staleness, running)
         if new is None:
             return None
         young = [g for g in self._stored if step - g.version <= self.max_staleness]
@@ -90,22 +90,22 @@ class MixedBuffer(FifoBuffer):
         stored = [*young, *(_storable_copy(group) for group in new if self.is_useful(group))]
         # The suffix gives a rollout another id in the files of each step that replays it.
         replayed = [replace(group, suffix=f"@{step}") for group in chosen]
-        shown = [
+        demonstrated = [
             self._demonstration_group(step * count + i, step, new[i % len(new)].example)
-            for i in range(num_shown if self.demonstrate else 0)
+            for i in range(num_demonstrated if self.demonstrate else 0)
         ]
         self._before = self._stored, self._num_expired  # for `undo_draw`
         self._num_expired += len(self._stored) - len(young)
         self._stored = stored[-self.capacity :] if num_replayed else []
-        return [*new, *replayed, *shown]
+        return [*new, *replayed, *demonstrated]
 
     def undo_draw(self) -> None:
         self._stored, self._num_expired = self._before
 
     def is_useful(self, group: Group) -> bool:
         """Return whether a group can give a gradient. Other groups are not stored for replay."""
-        # If a critic computes the advantages later, in the trainer, `compared` is (). Then an
-        # advantage of 0 here does not mean that the group gives no gradient.
+        # If a critic computes the advantages later, in the trainer, `compared` is (). Such a group
+        # may give a gradient although its advantages are still 0.
         return any(c.trains and (c.compared == () or any(c.advantages)) for c in group.credits)
 
     def _demonstration_group(self, index: int, step: int, like: Example) -> Group:

@@ -1,9 +1,9 @@
 """Distributes rows over the ranks and packs them into micro-batches.
 
-Without shared prefixes, a micro-batch holds rows of similar length, which need little padding. Its
-token count includes padding. With shared prefixes (docs/architecture.md), the trainer computes an
-equal beginning of several rows of a micro-batch once. So rows with equal beginnings stay together,
-and tokens that a row shares with the previous row count less (`_pack_by_prefix`).
+Without shared prefixes, a micro-batch holds rows of similar length, which need little padding. The
+padding counts as tokens. With shared prefixes (docs/architecture.md), the trainer computes once the
+beginning that several rows of a micro-batch share. So rows with equal beginnings stay together, and
+tokens that a row shares with the previous row count less (`_pack_by_prefix`).
 """
 
 from bisect import bisect_left
@@ -62,7 +62,7 @@ def pack_groups(
         rows = [row for group in groups for row in group]
         return pack(rows, [0], budget, shares_prefixes=shares_prefixes)[0]
 
-    # For each rank the list of its micro-batches, and each micro-batch is a list of groups:
+    # One list of micro-batches per rank. Each micro-batch is a list of groups:
     shares: list[list[list[Sequence[Any]]]] = [[] for _ in loads]
     for group in sorted(groups.values(), key=lambda group: -sum(row.length for row in group)):
         if len(pack_on_one_rank([group])) > 1:
@@ -110,8 +110,8 @@ def _num_equal_tokens(one: TrainingRow, other: TrainingRow) -> int:
 def _cut_for_ranks(rows: Sequence[Row], loads: list[int]) -> list[list[Row]]:
     """Return one slice of the sorted rows per rank, and add its distinct tokens to `loads`.
 
-    No other cuts give a smaller maximum load. All tokens of a slice's first row count, because its
-    rank cannot use the beginning that another rank has computed.
+    The cuts make the maximum load as small as possible. All tokens of a slice's first row count,
+    because its rank cannot use the beginning that another rank has computed.
     """
     lengths = [row.length for row in rows]
     equal = [0, *map(_num_equal_tokens, rows, rows[1:])]

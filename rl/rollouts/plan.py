@@ -1,6 +1,6 @@
 """Splits one global batch into micro-batches for every rank.
 
-The token weights are computed here, over the whole batch, before the split. The objective is the
+This module computes the token weights over the whole batch, before the split. The objective is the
 sum of weight times loss over all micro-batches and ranks, so neither its value nor its gradient
 depends on the split. Every rank gets the same number of micro-batches, because the collective
 operations of a micro-batch need all ranks.
@@ -17,7 +17,7 @@ from rl.rollouts.compared import compared_ids
 from rl.rollouts.packing import pack, pack_groups, split_by_advantage
 
 Aggregation = Callable[[Any, Sequence[int]], Sequence[Any]]
-"""Function from (completion lengths, groups) of all rollouts to the weight of their tokens.
+"""Function from (completion lengths, group ids) of the trained rollouts to their token weights.
 
 An aggregation by turn gets the lengths of each rollout's turns and returns one weight per turn
 (losses/aggregation.py).
@@ -81,8 +81,8 @@ def weighted_rows(
 ) -> list[WeightedRow]:
     """Return the batch's rows that are trained, with advantages and token weights.
 
-    The aggregation weighs each rollout (each turn if `per_turn`) by a function of its length.
-    The length counts its tokens in all rows, and each of these tokens gets the weight.
+    The aggregation computes a weight for each rollout (each turn if `per_turn`) from its number of
+    completion tokens in all rows. Each of these tokens gets this weight.
     """
     everything = [
         (group, rollout, credit)
@@ -97,14 +97,14 @@ def weighted_rows(
     rows = []
     for i, weight in zip(training, weights, strict=True):
         group, rollout, credit = everything[i]
-        shares, before = weight if per_turn else (weight,), 0
+        token_weights, before = weight if per_turn else (weight,), 0
         for number, row in enumerate(rollout.rows):
             place: dict[str, Any] = {"rollout_id": i, "first_position": before, "number": number}
             advantages = credit.advantages
             if credit.by_token and len(advantages) > 1:
                 advantages = np.array(advantages[before : before + row.num_completion], np.float32)
             place |= {"env": group.example.env, "group_id": group_ids[i], "source": rollout.source}
-            rows.append(weighted_row(row, advantages, shares, **place))
+            rows.append(weighted_row(row, advantages, token_weights, **place))
             before += row.num_completion
     return rows
 
@@ -159,7 +159,7 @@ def plan(
     Rows whose advantages are all 0 come last, in separate micro-batches. With most losses, these
     micro-batches have no gradient and need no backward pass (rl/learner/policy.py).
 
-    `shares_prefixes`: the trainer computes equal beginnings of the rows of a micro-batch once
+    `shares_prefixes`: the trainer computes once the beginning that rows of a micro-batch share
     (rl/rollouts/packing.py). `whole_groups`: keep all rows of a group in one micro-batch.
     """
     loads = [0] * ranks  # number of tokens assigned to each rank so far

@@ -1,4 +1,4 @@
-"""Chooses the rollouts whose tokens are recorded, and writes them with values from sampling.
+"""Chooses the rollouts whose tokens are recorded, and writes the tokens' values from sampling.
 
 The trainer ranks write the values that training computes for the same tokens. They find the chosen
 rollouts in `RankBatch.record_ids`. rl/runtime/token_files.py describes the files.
@@ -18,7 +18,7 @@ from rl.runtime.token_files import Lines, write_lines
 
 @dataclass(frozen=True, kw_only=True)
 class TokenRecord:
-    num_groups: NonNegativeInt | None  # number recorded per step; None: all, also rejected groups
+    num_groups: NonNegativeInt | None  # groups recorded per step; None: all, also rejected groups
 
     def choose(self, groups: Sequence[Group], rejected: Sequence[Group], step: int) -> list[Group]:
         if self.num_groups is None:

@@ -8,7 +8,7 @@ from rl.records import Group
 from rl.runtime.failure import RunFailed
 from rl.wire import NoMoreBatches
 
-# Raise RolloutsFailed when this many groups in a row (or a batch, if it is larger) lack a score:
+# RolloutsFailed is raised if this many successive groups (one batch, if larger) have no score:
 _MAX_UNSCORABLE_GROUPS = 16
 # Return NoMoreBatches when the consecutive rejected groups would fill this many batches:
 _MAX_REJECTED_BATCHES = 8

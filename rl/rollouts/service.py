@@ -62,7 +62,7 @@ class RolloutService:
         self._groups: list[Group] = []  # the groups of the newest plan
         self._rejected: list[Group] = []
         self._failure: asyncio.Future[BaseException] = asyncio.Future()  # `report` raises it
-        self._unreported: Answer | None = None  # how the ranks end if the failure has no report
+        self._unreported: Answer | None = None  # answer to the ranks if the failure has no report
         self._num_ranks = 0  # number of connected ranks
         dispatcher.on_rejected = self._rejected.append
 
@@ -102,8 +102,8 @@ class RolloutService:
 
     async def _call_result(self, call: Call) -> object:
         if call.what == "next_batch":
-            # The first rank that asks for a step starts the plan of all ranks. This drops the last
-            # plan, which every rank already has, because every update synchronises the ranks.
+            # The first rank that asks for a step starts the plan of all ranks. The new plan
+            # replaces the last one, which all ranks have, because every update synchronises them.
             if call.step not in self._plans:
                 self._plans = {call.step: asyncio.create_task(self._plan(call))}
             return (await self._plans[call.step])[call.rank]
@@ -129,9 +129,9 @@ class RolloutService:
         if not self._evaluator:
             return {}
         found = await self._evaluator.wait_for_metrics(version)
-        # No metrics: an error ended the evaluation, or rank 0 will publish `version` later.
+        # `found` is {} after an error, before rank 0 publishes `version`, or without an evaluation.
         failed = self._evaluator.ended or self._failure.done()
-        # No later next_batch tells the ranks of the error, so they would end as "done".
+        # After the last step, no next_batch reports the error, and the ranks would end as "done".
         if failed and not found and version == self._run.max_steps:
             raise NoMoreBatches(message_of(await asyncio.shield(self._failure)))
         return found
@@ -163,7 +163,7 @@ class RolloutService:
             **{f"order/{k}": v for k, v in self._dispatcher.order.metrics().items()},
             **(await self._replicas.metrics() if self._replicas else {}),
         }
-        rejected = self._write(step, groups)
+        rejected = self._write_rollouts(step, groups)
         recorded = self._record.choose(groups, rejected, step)
         # Use threads, because writing and planning take long and would block running rollouts.
         recording = asyncio.create_task(
@@ -184,7 +184,7 @@ class RolloutService:
         )
         await recording  # wait, so that every trained step has its token file
         record_ids = self._record.ids(groups, recorded)
-        # Pack the shares here, so that `_plan` also returns a batch that cannot be packed.
+        # If `pack` raises an error here, `_plan` gives the batch back to the dispatcher.
         return [msgspec.Raw(pack(replace(share, record_ids=record_ids))) for share in shares]
 
     async def _record_all(self, call: Call) -> tuple[str, ...]:
@@ -194,7 +194,7 @@ class RolloutService:
             await asyncio.to_thread(everything.write, self._run_folder, call.step, groups)
         return everything.ids(groups, groups)
 
-    def _write(self, step: int, groups: list[Group]) -> list[Group]:
+    def _write_rollouts(self, step: int, groups: list[Group]) -> list[Group]:
         """Write the rollouts of a step and of newly rejected groups; return the rejected groups."""
         rejected, self._rejected[:] = list(self._rejected), []
         lines = [
@@ -227,7 +227,7 @@ class RolloutService:
         # Report before the stop can cause other reports, because the supervisor shows the oldest.
         try:
             report_failure(self._run_folder, "rollouts", error)
-        except OSError:  # the disk may be full, so the ranks fail and try to report the error
+        except OSError:  # perhaps the disk is full: the ranks get the message and try to report it
             self._unreported = self._unreported or Answer(over=message_of(error))
         await self._dispatcher.stop()
 

@@ -9,8 +9,8 @@
     drop           no token is trained, and the group's baseline excludes the rollout
 
 A rollout is cut off if, by its stop reason, a turn reached its token limit or the episode filled
-the context. Only `penalty` ignores the stop reason and reads the length, because its penalty starts
-below the limit. The limit applies to one turn, so many short turns have no penalty.
+the context. `penalty` reads the length and not the stop reason, because its penalty starts below
+the limit. The limit applies to one turn, so many short turns have no penalty.
 """
 
 from dataclasses import replace

@@ -25,7 +25,7 @@ _LIBC = ctypes.CDLL(None)  # loaded before any fork, because loading in a forked
 
 
 def python_module(name: str, *arguments: str) -> list[str]:
-    """Return the command of a module. With -P, no file in the working folder hides a library."""
+    """Return the command that runs a module. -P keeps the working folder out of sys.path."""
     return [sys.executable, "-P", "-m", name, *arguments]
 
 
@@ -147,7 +147,7 @@ class Child:
         ends_on_term: bool = True,
         in_terminal: bool = False,
     ) -> None:
-        """If `ends_on_term` is False, `end` sends KILL at once. `in_terminal`: use the terminal."""
+        """Without `ends_on_term`, `end` sends KILL at once. `in_terminal`: inherit the terminal."""
         self.ends_on_term, self._in_terminal = ends_on_term, in_terminal
         self.name, self.command, self.log = name, list(command), log
         self._reaper, self.env = reaper, dict(env or {})
@@ -180,6 +180,7 @@ class Child:
         return last_lines(self.log)
 
     def kill(self) -> None:
+        """End the process group as `end` does, but keep `returncode`."""
         end_together([self])
 
     def end(self) -> None:

@@ -4,8 +4,8 @@
     <run>/code/step_000050/losses/cispo.py    at a resume after step 50 with changed code
 
 The copied files are those that the dry call (rl/dry_call) imported, except libraries and rl/. The
-commit in overrides.yaml identifies rl/. The path of a copy is relative to the working folder or to
-this checkout, so that a run can be resumed after these folders have moved.
+commit in overrides.yaml gives the version of rl/. The path of a copy is relative to the working
+folder or to this checkout, so that a run can be resumed after these folders have moved.
 """
 
 import filecmp

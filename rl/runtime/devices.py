@@ -13,7 +13,7 @@ from pathlib import Path
 _QUERY = "--query-gpu=index,uuid,memory.total,driver_version,mig.mode.current"
 # Matches the line of a MIG partition in `nvidia-smi -L`; captures its memory in GB and its UUID.
 _PARTITION = re.compile(r"^\s+MIG .*?(\d+)gb.*\(UUID: (MIG-[^)]+)\)")
-_MOST_FILES = 65_536  # we set no higher limit of open files, because kernel tables grow with it
+_MOST_FILES = 65_536  # highest limit of open files that we set; each open file needs kernel memory
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -77,11 +77,11 @@ def _read_numbers(path: Path) -> dict[str, int]:
 
 def gpus_of_driver() -> tuple[Gpu, ...]:
     """Return the GPUs that nvidia-smi lists in this container, or () if nvidia-smi fails."""
-    return _gpus_on(os.environ.get("PATH", ""))
+    return _query_gpus(os.environ.get("PATH", ""))
 
 
 @cache
-def _gpus_on(path: str) -> tuple[Gpu, ...]:  # noqa: ARG001 the key of the cache, because tests change PATH
+def _query_gpus(path: str) -> tuple[Gpu, ...]:  # noqa: ARG001 the key of the cache, because tests change PATH
     rows = [row.split(", ") for row in _nvidia_smi(_QUERY, "--format=csv,noheader,nounits")]
     if any(len(row) != 5 for row in rows):
         return ()

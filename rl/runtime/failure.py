@@ -55,7 +55,7 @@ def message_of(error: BaseException) -> str:
 
 def with_remedies(text: str) -> str:
     """Return `text` (an error or the end of a log), and remedies for the known errors in it."""
-    remedies = (remedy for part, remedy in _REMEDIES.items() if re.search(part, text))
+    remedies = (remedy for pattern, remedy in _REMEDIES.items() if re.search(pattern, text))
     return "\n".join([text, *remedies])
 
 

@@ -183,7 +183,7 @@ class RunFolder:
 
 
 class UnusableFile(ValueError):
-    """An error whose message names a file and a remedy, so that `naming_damage` adds nothing."""
+    """An error whose message names a file and a remedy. `naming_damage` does not change it."""
 
 
 @contextmanager
@@ -227,7 +227,7 @@ def drop_steps_from(run_folder: RunFolder, step: int) -> None:
         with dropped.open("ab") as file:
             file.write(path.read_bytes())
         path.unlink()
-    # Otherwise a run that stops before it repeats these steps would show their old results.
+    # If the run stops before it repeats these steps, their old results must not be shown.
     for path in [*_files_from(run_folder.tokens, step), *_files_from(run_folder.evaluations, step)]:
         path.unlink()
 

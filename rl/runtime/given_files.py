@@ -37,29 +37,29 @@ def load_json(content: str | bytes) -> Any:
 
 def load_yaml(content: bytes) -> Any:
     """Parse YAML. Raise yaml.YAMLError if it is invalid, nested too deep or too large."""
-    names, by_name = list[str | None](), dict[str | None, int]()
+    anchors, sizes_by_anchor = list[str | None](), dict[str | None, int]()
     sizes = [0]  # number of values so far in each open collection
     for event in yaml.parse(content, Loader=YAML_LOADER):
         if isinstance(event, yaml.CollectionStartEvent):
             sizes.append(0)
-            names.append(event.anchor)
+            anchors.append(event.anchor)
         elif isinstance(event, yaml.CollectionEndEvent):
-            size = by_name[names.pop()] = sizes.pop() + 1
+            size = sizes_by_anchor[anchors.pop()] = sizes.pop() + 1
             sizes[-1] += size
         elif isinstance(event, yaml.AliasEvent):
-            sizes[-1] += by_name.get(event.anchor, 1)
+            sizes[-1] += sizes_by_anchor.get(event.anchor, 1)
         elif isinstance(event, yaml.ScalarEvent):
             sizes[-1] += 1
         if len(sizes) > _MAX_DEPTH or sizes[-1] > _MAX_NODES:
             raise yaml.YAMLError(f"YAML has more than {_MAX_DEPTH} levels or {_MAX_NODES:,} values")
-        if isinstance(event, yaml.AliasEvent) and event.anchor in names:
+        if isinstance(event, yaml.AliasEvent) and event.anchor in anchors:
             raise yaml.YAMLError("a YAML alias refers to a value that contains this alias")
     try:
         return yaml.load(content, Loader=YAML_LOADER)
     except yaml.YAMLError:
         raise
     except Exception as error:  # the library raises various errors if a value does not fit its tag
-        raise yaml.YAMLError(f"a value has the wrong type: {error}") from error
+        raise yaml.YAMLError(f"a value does not fit its tag: {error}") from error
 
 
 def why_unsafe_to_write(folder: Path) -> str:
@@ -68,7 +68,7 @@ def why_unsafe_to_write(folder: Path) -> str:
     Each path in `folder` must belong to the user or root, because a run writes and deletes files.
     Each must be a file, folder or socket, because a run that opens a FIFO would block. A link must
     lead into `folder`, except wandb's links to its own logs and the link `sockets`, whose target
-    PrivateFolder checks. Return "" for a read-only folder, because the caller reports that error.
+    PrivateFolder checks. Return "" for a read-only folder, because the caller refuses it.
     """
     import tempfile
 

@@ -21,7 +21,7 @@ from rl.runtime.files import LineTail
 from rl.runtime.folder import RunFolder
 from rl.runtime.text import printable
 
-# Readers skip lines with larger numbers, because the sums of a report would overflow.
+# Readers skip lines with numbers above _MAX, because the sums of a report would overflow.
 _MAX = 1e100
 _Whole = Annotated[int, msgspec.Meta(ge=-(2**63), le=2**63 - 1)]
 _Number = Annotated[float, msgspec.Meta(ge=-_MAX, le=_MAX)]
@@ -39,7 +39,7 @@ class MetricsFile:
             self._file.write("\n")
 
     def append(self, step: int, metrics: Mapping[str, float | None]) -> None:
-        """Append one line and flush the file. Too large or non-finite values become null."""
+        """Append one line and flush the file. Values above _MAX and non-finite ones become null."""
         row: Row = {"step": step, "time": time.time()}
         values = {name: finite_float(value) for name, value in metrics.items()}
         row |= {k: None if v is None or abs(v) > _MAX else v for k, v in values.items()}

@@ -62,14 +62,11 @@ def resume_advice(folder: RunFolder) -> str:
         return "no step was done: nothing is lost, and run_name can be used again"
     saved = folder.num_saved_steps()
     if not saved:
-        lost = (
-            f"its {num_steps} steps are in no checkpoint (trainer.checkpoint_every): they are lost"
-        )
+        lost = f"{num_steps} steps are in no checkpoint (trainer.checkpoint_every): they are lost"
     elif saved < num_steps:
         lost = (
-            f"{saved} of its {num_steps} steps are in the last checkpoint; "
-            f"{num_steps - saved} are lost"
+            f"{saved} of {num_steps} steps are in the last checkpoint; {num_steps - saved} are lost"
         )
     else:
-        lost = f"all of its {saved} steps are in the last checkpoint"
+        lost = f"all {saved} steps are in the last checkpoint"
     return f"{lost}\n{'go on' if saved else 'again'}  {resume_command(folder)}"

@@ -20,7 +20,7 @@ from rl.runtime.given_files import load_json
 from rl.runtime.text import printable
 
 STOPPED = "stopped, as asked"  # the reason shown if a signal or the file `stop` ended a run
-PROGRESS_INTERVAL_S = 0.2  # minimum seconds between two writes of the same phase
+PROGRESS_INTERVAL_S = 0.2  # minimum seconds between two writes of a status within one phase
 
 
 @dataclass(frozen=True)
@@ -39,7 +39,7 @@ class ProcessStatus:
 
 
 class Status:
-    """The status file of one process. A status text that has not changed is not written again."""
+    """The status file of one process. A status text is written only if it has changed."""
 
     def __init__(self, run_folder: RunFolder, process: str) -> None:
         self._path = run_folder.statuses / f"{process}.json"

@@ -16,7 +16,7 @@ _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")  # control characters ex
 
 
 def printable(text: str) -> str:
-    """Remove escapes, and control characters but tab and newline. Lone surrogates become "?"."""
+    """Remove escapes, and control characters except tab and newline. Lone surrogates become "?"."""
     plain = _CONTROL.sub("", _SEQUENCE.sub("", text))
     return plain.encode(errors="replace").decode()
 

@@ -4,8 +4,8 @@
     tokens/step_000012.trainer.rank0.parquet    one line per update and row that this rank trained
 
 docs/token-record.md explains the columns. rl/records.py defines those of the first file, and
-rl/learner/observation.py those of the second. A file without the column `update` is from an older
-version, which recorded the first update only. A file is complete or absent.
+rl/learner/observation.py those of the second. A trainer file without the column `update` is from an
+older version, which recorded the first update only. A file is complete or absent.
 """
 
 import logging

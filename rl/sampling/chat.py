@@ -59,8 +59,8 @@ class Chat:
     def encode(self, given: str | Sequence[int]) -> list[int]:  # noqa: ARG002
         """Return the tokens of `given`, which is a list of tokens or a text."""
         raise ValueError(
-            "this client sends no tokens, so it takes no `prefix` and scores no text: use "
-            "client=renderer"
+            "`prefix` and the logprobs of a text need a client that sends tokens, but this client "
+            "sends text: use client=renderer"
         )
 
     async def score(self, token_ids: list[int], count: int) -> tuple[list[float], int]:
@@ -102,7 +102,7 @@ class Chat:
         return replace(self, sampler=sampler)
 
     def at_version(self, sampler: PolicySampler, version: int) -> Self:  # noqa: ARG002
-        """Return a copy with this sampler. Requests reuse vLLM's prefix cache of `version` only."""
+        """Return a copy with `sampler`. A subclass may reuse only prefixes cached by `version`."""
         return self.with_sampler(sampler)
 
 

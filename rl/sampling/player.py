@@ -3,7 +3,7 @@
     example -> prompt -> server -> message -> env.reply -> next prompt -> ... -> env.score
 
 A strategy (strategy.py) decides how many attempts are played, and which of them form the group.
-An environment with `holds_conversation` writes the prompts itself and calls a Speaker per turn.
+An environment with `holds_conversation` writes the prompts itself and calls a Speaker at each turn.
 An error of an environment (an exception, a timeout or a NaN reward) affects only the rollout in
 which it occurs, unless `score_group` fails. After an exception the rollout is repeated, at most
 `sampler.max_retries` times. A rollout that still fails gets no reward, its error is counted, and
@@ -55,11 +55,11 @@ class Player:
     policy_version: int = 0
     hinted_envs: frozenset[str] = frozenset()  # names of environments whose reference sees hints
     _logged: set[str] = field(default_factory=set)  # errors that have been logged
-    _checked: set[str] = field(default_factory=set)  # "env role" with checked reward names
+    _checked: set[str] = field(default_factory=set)  # "env role" whose reward names were checked
     _env_slots: dict[str, asyncio.Semaphore] = field(default_factory=dict)  # key: env.name
 
     def at_version(self, version: int) -> Self:
-        """Return a copy with sampler options scheduled for `version`. Also set `env`'s options."""
+        """Set `env`'s options of `version`. Return a copy with the sampler options of `version`."""
         self.schedules.apply(self.env, "env", version)
         options = self.schedules.options("sampler", version)
         return replace(self, sampler=replace(self.sampler, **options), policy_version=version)
@@ -197,7 +197,7 @@ class Player:
                     raise EnvironmentFailed("score_group allows only one role: use score instead")
         except TimeoutError:
             episode.stop_reason = StopReason.TIMEOUT
-            error = f"took longer than sampler.rollout_timeout={self.sampler.rollout_timeout:g} s"
+            error = f"a rollout exceeded sampler.rollout_timeout={self.sampler.rollout_timeout:g} s"
         except EnvironmentFailed as failure:
             episode.stop_reason = StopReason.ENV_ERROR
             error = str(failure)

@@ -1,4 +1,4 @@
-"""Turns that begin with given tokens: those of an earlier rollout, or any text.
+"""Turns whose first tokens a strategy or environment gives: tokens of an earlier rollout or a text.
 
 Tokens of an earlier rollout keep the logprobs and policy versions with which they were sampled. If
 other given tokens are trained, the policy in vLLM computes their logprobs. Given tokens that are
@@ -70,15 +70,15 @@ async def sample_turn(
         return completion
     if chat.sampler.stop:
         stop = [*chat.sampler.stop]
-        raise ValueError(f"vLLM ignores sampler.stop={stop} in given tokens: set sampler.stop=[]")
+        raise ValueError(f"vLLM ignores sampler.stop={stop} in a prefix: set sampler.stop=[]")
     count = len(given.token_ids)
     begun = replace(prompt, token_ids=[*prompt.token_ids, *given.token_ids])
     if not given.logprobs:
         changed = chat.sampler.non_default_parameters()
         if prefix.trains and changed != {"temperature": 1.0}:
             raise ValueError(
-                "vLLM computes logprobs of given tokens at temperature 1 only, but the sampler has "
-                f"{changed}: use prefix_trains=False, or reset these and set sampler.temperature=1"
+                "vLLM computes logprobs of a prefix at temperature 1 only, but the sampler has "
+                f"{changed}: use prefix_trains=False, or set only sampler.temperature=1"
             )
         scored = await chat.score(begun.token_ids, count) if prefix.trains else ([0.0] * count, -1)
         given = replace(given, logprobs=scored[0], versions=[scored[1]] * count)

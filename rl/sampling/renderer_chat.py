@@ -62,7 +62,7 @@ class RendererChat(Chat):
         }
         if seed is not None:
             sampling["seed"] = seed
-        assert self.requests is not None, "only within group()"
+        assert self.requests is not None, "call generate() within group()"
         version = self.version.number
         return await self.requests.generate(prompt.token_ids, sampling, n=n, version=version)
 
@@ -71,9 +71,9 @@ class RendererChat(Chat):
         return tokenizer.encode(given) if isinstance(given, str) else [*given]
 
     async def score(self, token_ids: list[int], count: int) -> tuple[list[float], int]:
-        if len(token_ids) >= self.max_seq_len:  # vLLM must also sample one token after them
+        if len(token_ids) >= self.max_seq_len:  # vLLM must also sample one token after `token_ids`
             raise ContextFull("prompt and text fill max_seq_len: raise model.max_seq_len")
-        assert self.requests is not None, "only within group()"
+        assert self.requests is not None, "call score() within group()"
         return await self.requests.score(token_ids, count, version=self.version.number)
 
     def message(self, prompt: Prompt, completion: Completion) -> Message:
@@ -92,7 +92,7 @@ class RendererChat(Chat):
                 token_ids, tools=cast("Any", prompt.tools), prompt_ids=prompt.token_ids
             )
         except Exception as error:  # noqa: BLE001 a parser of `renderers` may raise any error
-            cause = f"the turn cannot be parsed, perhaps too deep nesting ({type(error).__name__})"
+            cause = f"the turn cannot be parsed; it may be nested too deep ({type(error).__name__})"
             content = replace_surrogates(decode_text(self.renderer, token_ids))
             return {**assistant(content), "tool_calls": [invalid_call("call_0", "", cause)]}
         message: Message = {"role": "assistant", "content": replace_surrogates(parsed.content)}

@@ -40,7 +40,7 @@ class GrowingRow:
     def freeze(self) -> TrainingRow:
         columns = {name: np.concatenate(parts) for name, parts in self._parts.items()}
         if (hinted := self.hinted_prompt) is not None:
-            # Append the given, untrained tokens between prompt and completion (prefix.py).
+            # Append the untrained tokens of a prefix, which follow the prompt (prefix.py).
             first = int(columns["completion_mask"].argmax())
             hinted = np.array([*hinted, *self.token_ids[self.prompt_length : first]], np.int32)
         return TrainingRow(**columns, hinted_prompt=hinted)

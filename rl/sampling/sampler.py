@@ -39,7 +39,7 @@ class PolicySampler:
         parse_stops(self.stop, "sampler.stop")
 
     def non_default_parameters(self) -> dict[str, Any]:
-        """Return a request's options. Omit neutral ones, because OpenAI's API rejects some."""
+        """Return the options of a request, without neutral ones that OpenAI's API may reject."""
         pairs = ((name, getattr(self, name)) for name in NEUTRAL_SAMPLING)
         changed = {name: value for name, value in pairs if value != NEUTRAL_SAMPLING[name]}
         stop = {"stop": list(self.stop)} if self.stop else {}
@@ -51,7 +51,7 @@ class PolicySampler:
             "temperature": self.temperature,
             **{name: getattr(self, name) for name in NEUTRAL_SAMPLING},
             "stop_token_ids": renderer.get_stop_token_ids(),
-            # skip_special_tokens=False, because a stop text may contain special tokens.
+            # Keep special tokens in the text, because a stop text may contain them.
             **({"stop": list(self.stop), "skip_special_tokens": False} if self.stop else {}),
         }
 
@@ -60,17 +60,17 @@ class PolicySampler:
 class RequestSeeds:
     """The seeds of the requests of one rollout: one seed per turn, so that a run can be repeated.
 
-        run seed, group index, rollout, attempt, turn ---> seed of the request
+        run seed, group, number in the group, number of retries, turn ---> seed of the request
 
     If a request samples several completions, completion j gets seed + j. A seed does not depend on
-    time or on the order of requests. A copy by `dataclasses.replace` starts again at the first
-    turn. A repeated run samples equal tokens only if vLLM computes equal logits (conf/sampler).
+    time or on the order of requests. A copy by `dataclasses.replace` begins with the first turn's
+    seed. A repeated run samples equal tokens only if vLLM computes equal logits (conf/sampler).
     """
 
     seed: int | None  # seed of the run; None: requests have no seed (`sampler.seeded`)
     group: int = 0
-    rollout: int = 0
-    attempt: int = 0
+    rollout: int = 0  # number of the attempt in its group
+    attempt: int = 0  # number of failed tries before this one
     _turns: int = field(default=0, init=False)
 
     def next(self) -> int | None:

@@ -3,8 +3,8 @@
     messages, tools -> prompt -> server -> Completion -> training row and message
 
 Such an environment passes the whole conversation at each turn, like a client of a chat endpoint. If
-all earlier messages are unchanged, the chat appends the new messages to the tokens so far. If not,
-the chat renders the whole conversation again, which usually begins a new row.
+all earlier messages are unchanged, the chat appends the new messages to the tokens so far. Else the
+chat renders the whole conversation again, which usually begins a new row of training tokens.
 If several roles speak in an episode, each has its own speaker, conversation and rows.
 """
 
@@ -24,7 +24,7 @@ from rl.sampling.sampler import RequestSeeds
 
 @dataclass
 class Speaker:
-    """Callable that samples turns of one episode. Turns of its own role are added to `rows`."""
+    """Callable that samples the turns of an episode. It adds those of its first role to `rows`."""
 
     chat: Chat
     rows: RowBuilder

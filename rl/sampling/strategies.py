@@ -23,9 +23,9 @@ class Extremes(Strategy):
         rollouts = await play_attempts(group, play_one, range(self.factor * size))
         # Put attempts without a reward last. Keep them only if fewer than `size` have a reward.
         rollouts.sort(key=lambda r: float("inf") if r.reward is None else -r.reward)
-        num_scored = max(sum(rollout.reward is not None for rollout in rollouts), size)
+        end = max(sum(rollout.reward is not None for rollout in rollouts), size)
         num_worst = size // 2
-        return [*rollouts[: size - num_worst], *rollouts[num_scored - num_worst : num_scored]]
+        return [*rollouts[: size - num_worst], *rollouts[end - num_worst : end]]
 
 
 class AdaptiveSize(Strategy):

@@ -19,7 +19,7 @@ class StartedGroup:
 
 
 class PlayOne(Protocol):
-    """A callable that plays one attempt."""
+    """A callable that plays an example once, which is an attempt of the group."""
 
     async def __call__(
         self,
@@ -35,9 +35,9 @@ class PlayOne(Protocol):
         Args:
             example: the group's example, or another one of its environment.
             seed: the number of the attempt in the group, which no other attempt may have.
-            prefix: the beginning of the attempt, given as a result of `prefix_of`, tokens or text.
+            prefix: tokens with which the attempt begins: a Prefix (`prefix_of`), a list, or a text.
             prefix_trains: whether the prefix is trained.
-            hint: None shows no hint, "" the example's info["hint"], another text replaces it.
+            hint: "" shows the example's info["hint"], another text replaces it, None shows none.
                 With a hint, sampling and training use the prompt of `env.teacher_messages`.
         """
         ...
@@ -50,7 +50,7 @@ class Strategy:
         reads_rewards: whether `play` reads rewards. Environments with score_group are then refused.
         fixed_size: whether `play` always returns either `size` rollouts or none.
         needs_hints: whether every example needs a hint.
-        begins_turns: whether turns may begin with given tokens; sampler.stop must then be [].
+        begins_turns: whether `play` passes a `prefix`. The check then requires sampler.stop=[].
         samples: whether `play` needs attempts that the policy samples, not demonstrations.
     """
 

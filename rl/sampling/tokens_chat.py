@@ -3,8 +3,8 @@
     messages --/tokenize--> token ids --/inference/v1/generate--> tokens, logprobs, versions
 
 vLLM's /v1/chat/completions is not used, because it returns no policy version per token. vLLM
-renders the whole conversation again before every turn. If the new prompt repeats the earlier
-tokens exactly, it extends the training row. Otherwise a new row begins (row_builder.py).
+renders the whole conversation again before every turn. If the new prompt begins with exactly the
+earlier tokens, it extends the training row. Otherwise a new row begins (row_builder.py).
 """
 
 import asyncio
@@ -29,18 +29,18 @@ class TokensChat(RendererChat):
     """A chat whose prompts vLLM renders and whose completions `renderer` parses."""
 
     render_error: ClassVar[type[Exception]] = ValueError
-    on_rewrite: Literal["fork", "refuse"] | None = None  # client.on_rewrite; None: only one turn
+    on_rewrite: Literal["fork", "refuse"] | None = None  # client.on_rewrite; None: one turn
     template_options: Mapping[str, Any] | None = None  # variables of the chat template
-    # The task that tests the template, once it has started. Copies of the chat share this list.
+    # Empty, or the task that tests the template. Copies of the chat share this list.
     # `connect` cannot run the test, because vLLM may still be starting or lack the LoRA adapter.
-    _probe: list[asyncio.Task[None]] = field(default_factory=list)
+    _test_task: list[asyncio.Task[None]] = field(default_factory=list)
 
     async def check_server(self) -> None:
         if self.on_rewrite is None:
             return
-        if not self._probe:
-            self._probe.append(asyncio.create_task(self._test_template(self.on_rewrite)))
-        await asyncio.shield(self._probe[0])  # a cancelled group does not cancel the test
+        if not self._test_task:
+            self._test_task.append(asyncio.create_task(self._test_template(self.on_rewrite)))
+        await asyncio.shield(self._test_task[0])  # a cancelled group does not cancel the test
 
     async def _test_template(self, on_rewrite: str) -> None:
         if await rewrites_history(self, self.renderer):
@@ -52,7 +52,7 @@ class TokensChat(RendererChat):
         return None
 
     async def first_prompt(self, messages: list[Message], tools: ToolSpecs | None) -> Prompt:
-        assert self.requests is not None, "only within group()"
+        assert self.requests is not None, "call generate() within group()"
         token_ids = await self.requests.tokenize(messages, tools, self.template_options)
         return Prompt(messages, tools, token_ids)
 

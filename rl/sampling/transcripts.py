@@ -40,7 +40,7 @@ class TranscriptSampler(ImitationSampler):
             )
 
     def conversations(self, env: Environment, rng: Random) -> Iterator[list[Message]]:
-        """Yield random conversations endlessly: of `env`, or of all environments if it has none."""
+        """Yield random conversations endlessly: of `env` or no environment, if any, else of all."""
         known = read_conversations(self.path, self.min_reward)  # cached by the constructor
         own = [messages for name, messages in known if name in ("", env.name)] or [
             messages for _, messages in known
@@ -53,10 +53,10 @@ class TranscriptSampler(ImitationSampler):
 def read_conversations(path: str, min_reward: float | None) -> list[tuple[str, list[Message]]]:
     """Return (environment or "", messages) of each usable line, in the order of the files' names.
 
-    A usable line ends with an assistant message. Its reward is at least `min_reward`, unless that
-    is None. If the last turn was cut off, its message gets `cut_off`, so that no stop token is
-    trained. A conversation that was cut off inside thinking or a tool call is left out, because no
-    chat format can render it.
+    A usable conversation ends with an assistant message. Its reward is at least `min_reward`, if
+    that is not None. If the last turn was cut off, its message gets `cut_off`, so that no stop
+    token is trained. A conversation that was cut off inside thinking or a tool call is left out,
+    because no chat format can render it.
     """
     conversations: list[tuple[str, list[Message]]] = []
     for name in sorted(glob(str(Path(path).expanduser()))):

@@ -1,7 +1,7 @@
 """Reports the line of user code that blocks the event loop.
 
 If an environment's `async def` blocks (time.sleep, requests, a long computation), all rollouts
-stop, and no task of the loop can report it. So a thread schedules a callback in the loop. If
+stop, and no task of the loop can report why. So a thread schedules a callback in the loop. If
 the callback does not run in time, the thread reports the line that the loop is executing. The run
 continues when that line returns.
 """
@@ -30,7 +30,7 @@ class Watchdog:
         self._show, self._patience, self._interval = show, patience, interval
         self._blocked: WeakKeyDictionary[asyncio.Task[object], float] = WeakKeyDictionary()
         self._ended = threading.Event()
-        self._alive = True
+        self._responded = True
 
     def __enter__(self) -> Self:
         self._loop, self._ident = asyncio.get_running_loop(), threading.get_ident()
@@ -49,15 +49,15 @@ class Watchdog:
         asked_at, reported_s = time.monotonic(), 0.0
         while not self._ended.wait(self._interval) and not self._loop.is_closed():
             now = time.monotonic()
-            if self._alive:
-                self._alive, asked_at, reported_s = False, now, 0.0
-                self._loop.call_soon_threadsafe(self._note_alive)
-            elif now - asked_at > max(self._patience, 2 * reported_s):  # e.g. after 3, 6, 12 s
+            if self._responded:
+                self._responded, asked_at, reported_s = False, now, 0.0
+                self._loop.call_soon_threadsafe(self._note_response)
+            elif now - asked_at > max(self._patience, 2 * reported_s):  # reports after 3, 6, 12 s
                 reported_s = now - asked_at
                 self._report(reported_s)
 
-    def _note_alive(self) -> None:
-        self._alive = True
+    def _note_response(self) -> None:
+        self._responded = True
 
     def _report(self, seconds: float) -> None:
         task, frame = asyncio.current_task(self._loop), sys._current_frames().get(self._ident)

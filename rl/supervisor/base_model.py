@@ -15,7 +15,7 @@ from rl.runtime.folder import RunFolder
 def model_of(run_folder: RunFolder, prepare: Callable[[], Path]) -> Path:
     """Return the local folder of the base model, which `prepare` builds or downloads.
 
-    A resumed run uses the model of its first start, because its checkpoints do not fit another one,
+    A resumed run uses the model of its first start, because its checkpoints fit no other model,
     such as a newer commit on the hub. Raise ConfigError if the model's content has changed.
     """
     is_resumed = bool(run_folder.complete_checkpoints())
@@ -26,8 +26,8 @@ def model_of(run_folder: RunFolder, prepare: Callable[[], Path]) -> Path:
     if expected and fingerprint(model) != expected:
         raise ConfigError(
             [
-                f"the weights, config or tokenizer in {model} are not those with which "
-                f"{run_folder} started, and do not fit its checkpoints: restore {before}, or set a "
+                f"the weights, config or tokenizer in {model} differ from those with which "
+                f"{run_folder} started, so its checkpoints do not fit: restore {before}, or set a "
                 "new run_name"
             ]
         )
@@ -49,7 +49,7 @@ def make_cache(folder: Path) -> None:
 
 
 def fetch_references(run: Run) -> list[Path]:
-    """Download reference models, return their folders. Raise ConfigError for an unusable model."""
+    """Download reference models and return their folders. Raise ConfigError if one is unusable."""
     if not needs_reference(run.plain()):
         return []
     with as_config_error():

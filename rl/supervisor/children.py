@@ -2,7 +2,7 @@
 
 The supervisor starts the ranks without torchrun, which would be one more process that imports
 torch. Each rank has its own log. Ranks of one host connect through a file, because another program
-could take the port before rank 0 listens.
+could take a chosen TCP port before rank 0 listens on it.
 """
 
 import os
@@ -16,7 +16,7 @@ from rl.config.build import build
 from rl.config.schema import Run
 from rl.inference.external import ExternalServers, why_unusable
 from rl.inference.replica import Replica
-from rl.inference.server import replica_process
+from rl.inference.server import replica_command
 from rl.placement.placement import Place, Plan
 from rl.runtime.child import Reaper, describe_exit, last_lines, python_module
 from rl.runtime.endpoint import WAIT_VARIABLE
@@ -52,15 +52,15 @@ class Children:
         if self._replicas:
             self._replicas.start()
         complete()
-        world, listening, meeting = len(self._plan.ranks), {}, {}
+        world, listening, master = len(self._plan.ranks), {}, {}
         if self._run.cluster.spans_hosts:  # all ranks connect to a TCP port of rank 0
             listening, first = {LISTEN_VARIABLE: self._hosts.here.address}, self._hosts.ranks[0]
-            meeting = {"MASTER_ADDR": first.address, "MASTER_PORT": str(first.free_port())}
+            master = {"MASTER_ADDR": first.address, "MASTER_PORT": str(first.free_port())}
         # Hide GPUs from the rollouts process, because JAX in a reward function would fill a GPU.
         env = {**listening, "CUDA_VISIBLE_DEVICES": ""}
         self._start("rollouts", python_module("rl.rollouts", folder), env)
         for rank, place in enumerate(self._plan.ranks):
-            where = {"RANK": str(rank), "WORLD_SIZE": str(world), **meeting, **place.environment()}
+            where = {"RANK": str(rank), "WORLD_SIZE": str(world), **master, **place.environment()}
             command = python_module("rl.trainer", folder)
             env = {**where, **_device_environment(place, shared=self._plan.is_shared(place))}
             self._start(f"trainer.rank{rank}", command, env, self._hosts.ranks[rank])
@@ -97,7 +97,7 @@ class Children:
             private.make_key()
         key, hosts = private.read_key(), self._hosts.replicas
         addresses = [Address(host=host.address, port=host.free_port()) for host in hosts]
-        return [Replica(*it, key=key) for it in zip(names, addresses, strict=True)]
+        return [Replica(*pair, key=key) for pair in zip(names, addresses, strict=True)]
 
     def _start_vllm(self, replica: Replica) -> Process | None:
         if self._run.inference.is_external:
@@ -105,7 +105,7 @@ class Children:
         number = self._run.inference.names.index(replica.name)
         host, log = self._hosts.replicas[number], self._run_folder.log_of(replica.name)
         place = self._plan.inference[number].environment()
-        command, env = replica_process(self._run, self._run_folder, replica, place)
+        command, env = replica_command(self._run, self._run_folder, replica, place)
         return host.start(Start(replica.name, command, log, env))
 
     def _start(
@@ -143,7 +143,7 @@ class Children:
                             return  # no error, because the signal to stop also ended vLLM
                         self._raise_if_reported("trainer")  # raises if the ranks failed to save
                     self._raise_failure_with_log(*gone)
-            # A rank may end with status 0 before the other ranks. Every other end is an error.
+            # A rank may end with status 0 before the other ranks. Any other early end is an error.
             early = {n: s for n, s in ended.items() if not (n.startswith("trainer") and s == 0)}
             if early:
                 self._raise_failure(early)
@@ -166,8 +166,8 @@ class Children:
             self._begun = rollouts is not None and rollouts.phase.startswith("batch")
         return self._begun
 
-    def _raise_if_reported(self, of: str = "") -> None:
-        failure = first_failure(self._run_folder, of)
+    def _raise_if_reported(self, process: str = "") -> None:
+        failure = first_failure(self._run_folder, process)
         if failure:
             log = self._run_folder.log_of(failure["part"])
             details = "" if self._run.trainer.debug else f"\n(details: {log})"

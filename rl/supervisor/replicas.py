@@ -5,7 +5,7 @@
         `---- incarnation + 1 ---'   unless this server ended too often
 
 A restarted server has the weights of the base model, so it gets no requests before the trainer's
-next push. The new incarnation in its endpoint file tells the other processes about the restart.
+next push. Other processes read its incarnation (number of restarts) from its endpoint file.
 
 If no other server works, the run waits for the restart. In that case only a server that has served
 and crashed is restarted, because one that fails to start or refuses the weights would fail again.
@@ -30,7 +30,7 @@ from rl.runtime.warning_lines import note_warning
 _HEALTH_EVERY_S = 5.0
 _SILENT_S = 60.0  # a server that does not answer for this long is restarted if another one works
 _WITHIN_STEPS = 10
-# This many deaths of a server within 10 steps end the run, fewer if no other server works.
+# The run ends if a server ends 3 times within 10 steps, or 2 times if no other server works.
 _MOST_DEATHS, _MOST_DEATHS_ALONE = 3, 2
 
 StartReplica = Callable[[Replica], Process | None]  # returns None for an external server
@@ -63,7 +63,7 @@ class Replicas:
         num_steps: Callable[[], int],
         why_unusable: Callable[[Replica], str | None] = lambda _: None,
     ) -> None:
-        """Start no server; `start` does that. `why_unusable` returns None for a usable server."""
+        """`why_unusable` returns the problem of a running server, or None if it is usable."""
         self._all = [WatchedReplica(one, Status(run_folder, one.name)) for one in replicas]
         self._run_folder, self._start_child, self._num_steps = run_folder, start, num_steps
         self._startup_timeout, self._wait_timeout = startup_timeout, wait_timeout
@@ -89,7 +89,7 @@ class Replicas:
         endpoint.write(self._run_folder, replica.name)
 
     def check_and_restart(self, *, may_restart: bool) -> tuple[str, str] | None:
-        """Restart servers that are gone. Return (name, cause) if the run must end instead."""
+        """Restart servers that are gone. If the run must end, return (server name, cause)."""
         # Check in parallel, because the check of a server that does not answer takes seconds.
         seen = list(zip(self._all, self._pool.map(self._cause_of_end, self._all), strict=True))
         gone = [(one, what) for one, what in seen if what is not None]
@@ -109,7 +109,7 @@ class Replicas:
         return None
 
     def _has_crashed(self, one: WatchedReplica) -> bool:
-        """Return whether the run's own server has served, and then ended or stopped answering."""
+        """Return whether a server of the run has served, and then ended or stopped answering."""
         if one.child is None or not one.ready:
             return False
         return one.child.returncode is not None or not is_healthy(one.replica)
@@ -148,9 +148,9 @@ class Replicas:
             return None
         if is_healthy(one.replica):
             if not one.ready and (problem := self._why_unusable(one.replica)):
-                # Ignore the problem at first, because a restarted server may still lack routes.
-                again = one.replica.incarnation > 0 and now - one.started < _SILENT_S
-                return None if again else problem
+                # Ignore the problem soon after a restart, because routes may still be missing.
+                is_recent = one.replica.incarnation > 0 and now - one.started < _SILENT_S
+                return None if is_recent else problem
             one.ready, one.answered_at = True, now
             one.status.set("serving")
         elif not one.ready:
@@ -174,6 +174,6 @@ class Replicas:
         )
 
     def _tolerated_silence(self, one: WatchedReplica) -> float:
-        others = any(other.ready for other in self._all if other is not one)
-        # Use half of wait_timeout, because the ranks fail after all of it without a batch.
-        return min(_SILENT_S, self._wait_timeout) if others else self._wait_timeout / 2
+        another_serves = any(other.ready for other in self._all if other is not one)
+        # Use half of wait_timeout, because ranks fail if they get no batch within wait_timeout.
+        return min(_SILENT_S, self._wait_timeout) if another_serves else self._wait_timeout / 2

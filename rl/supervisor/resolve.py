@@ -1,4 +1,4 @@
-"""Compute all derived values of a run (devices, counts, memory) before any process starts.
+"""Compute all derived values of a run (devices, process counts, memory) before any process starts.
 
 check        validates keys, types, ranges, rules        rl/config/check.py
 Run.of       creates typed nodes                         rl/config/nodes.py
@@ -31,7 +31,7 @@ from rl.runtime.devices import Host, this_host
 class Resolved:
     run: Run  # the configuration, with the numbers of GPUs, ranks and replicas filled in
     plan: Plan  # devices and threads of each process
-    machines: Sequence[Host]  # the hosts; with cluster=ray one imaginary host with all devices
+    machines: Sequence[Host]  # hosts; if cluster=ray and none are given, one imaginary host
 
     def for_model(self, sizes: Shape | None) -> tuple[Self, str]:
         """Return (copy with vLLM's memory set for a model of these sizes, text of the plan)."""
@@ -64,17 +64,17 @@ def assign_devices(run: Run, machines: Sequence[Host] | None = None) -> Resolved
     if run.cluster.spans_hosts:
         plan, machines = _plan_reservation(run, machines)
     else:
-        known, machines = machines, machines or [this_host()]
+        given, machines = machines, machines or [this_host()]
         plan = placement(run, machines)
         group = run.inference.tensor_parallel_size if run.starts_vllm else 1
         uses_nccl = max(len(plan.ranks), group) > 1 or run.transport.has("own_gpus")
         problem = device_problem(machines[0], needs_vllm=run.starts_vllm, uses_nccl=uses_nccl)
-        if known is None and problem:
+        if given is None and problem:
             raise ConfigError([problem])
     shared = any(map(plan.is_shared, plan.inference))
-    apart = placement_problem(run.transport, on_gpus=plan.on_gpus, shared=shared)
-    if run.sampler.uses_vllm and apart:
-        raise ConfigError([apart])
+    sync_problem = placement_problem(run.transport, on_gpus=plan.on_gpus, shared=shared)
+    if run.sampler.uses_vllm and sync_problem:
+        raise ConfigError([sync_problem])
     return Resolved(with_plan(run, plan), plan, machines)
 
 

@@ -89,8 +89,8 @@ def supervise(
         return _end_complete_run(run, run_folder)
     lock, dry_call = locked(run_folder, delete_on=ConfigError), DryCall([run.plain()])
     with stopped_by_signals() as stop, lock, Reaper() as reaper, dry_call:
-        # Check again under the lock, because another run may have used the folder meanwhile. The
-        # number of ranks is known now, even if trainer.ranks is null.
+        # Check again under the lock, because another run may have used the folder meanwhile. Check
+        # the planned number of ranks, because trainer.ranks may be null in `config`.
         known = config | {"trainer": {**config["trainer"], "ranks": run.trainer.ranks}}
         if problems := list(run_folder_problems(known)):
             raise ConfigError(problems)
@@ -137,7 +137,7 @@ def _end_complete_run(run: Run, run_folder: RunFolder) -> float | None:
         run_folder.private.clear()
     num_saved = run_folder.num_saved_steps()
     key = "max_steps" if num_saved >= run.max_steps else "stop_when"
-    say(f"already at {key}={getattr(run, key)} of {run_folder}: change {key} to continue")
+    say(f"{run_folder} has reached {key}={getattr(run, key)}: change {key} to continue")
     say(final_summary(run_folder))
     return _mean_reward(run_folder)
 
@@ -205,10 +205,10 @@ class _Launch:
         supervised = RunFolder(self.run_folder.warm_start)
         first = warm_start_run(run, compose("warm_start"), supervised.path)
         with DryCall([first.plain()]) as dry_call:
-            kept = cache_folder() / "warm" / warm_start_key(first, dry_call.files())
-            if kept.is_dir():
-                return kept
-            make_cache(kept.parent)
+            cached = cache_folder() / "warm" / warm_start_key(first, dry_call.files())
+            if cached.is_dir():
+                return cached
+            make_cache(cached.parent)
             shutil.rmtree(supervised.path, ignore_errors=True)
             model = self._build_model(run, supervised)
             self.check_references(model)
@@ -224,8 +224,8 @@ class _Launch:
             launch.execute(assign_devices(first), model, is_main=False)
         if num_steps_done(supervised) < first.max_steps:
             raise RunFailed("the warm start was stopped and is not saved: start the run again")
-        move_to_cache(supervised, kept)
-        return kept
+        move_to_cache(supervised, cached)
+        return cached
 
     def _build_model(self, run: Run, run_folder: RunFolder) -> Path:
         """Build or download the model. Raise ConfigError if it is unusable."""

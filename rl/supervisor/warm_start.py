@@ -28,7 +28,7 @@ _ROOT = Path(__file__).parents[2]
 # Options of an environment's data that may name a folder or a file pattern. Other options may
 # look like a pattern by chance, such as the operators "*" and "/" of env=arithmetic.
 _DATA_KEYS = ("path", "eval_path", "corpus", "questions")
-_MOST_PATHS = 100_000  # to look at more takes long
+_MOST_PATHS = 100_000  # more paths are refused, because checking them takes long
 _LIBRARIES = ("torch", "transformers", "deepspeed", "renderers")
 
 
@@ -50,7 +50,7 @@ def warm_start_key(
     irrelevant = ("output_dir", "run_name", "inference", "client", "sync", "logger", "record")
     for group in (*irrelevant, "cluster", "trainer", "max_time"):
         del content[group]
-    content["max_grad_norm"] = first.trainer.max_grad_norm  # the only relevant trainer key
+    content["max_grad_norm"] = first.trainer.max_grad_norm  # no other key of trainer matters
     # Leave out keys that a warm start ignores.
     content["model"] = _without_keys(first.model.plain(), "learning_rate", "max_tokens")
     content["env"] = _without_keys(first.env, "reward_weights")

@@ -139,7 +139,7 @@ def time_shares(rows: list[Row]) -> str:
 
 
 def process_table(statuses: dict[str, ProcessStatus], now: float) -> RenderableType:
-    """Return one line per process. Ranks or servers in the same phase share a line."""
+    """Return a table of the processes. Ranks or servers in the same phase share a line."""
     shared: dict[tuple[str, str], list[tuple[str, ProcessStatus]]] = defaultdict(list)
     for process, status in statuses.items():
         name = process.partition(".")[0].rstrip("0123456789")
@@ -164,8 +164,8 @@ def format_number(value: float | None, spec: str = "") -> str:
     if value is None:
         return "-"
     size = abs(value)
-    steady = ",.0f" if size >= 1000 else ".1f" if size >= 100 else ".3f"
-    return format(value, spec or (".1e" if 0 < size < 0.001 else steady))
+    fixed = ",.0f" if size >= 1000 else ".1f" if size >= 100 else ".3f"
+    return format(value, spec or (".1e" if 0 < size < 0.001 else fixed))
 
 
 def elapsed_and_left(elapsed: float, left: float | None) -> str:

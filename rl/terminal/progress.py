@@ -15,9 +15,9 @@ class Progress(Display):
 
     def __init__(self, console: Console, total: int, things: str, *, done: int = 0) -> None:
         super().__init__(console)
-        self.done, self._before, self._total, self._things = done, done, total, things
+        self.done, self._done_before, self._total, self._things = done, done, total, things
         self._text, self._notes, self._started = "", list[str](), time.time()
-        self._printed = self._tenths()
+        self._printed_tenths = self._tenths()
 
     def advance(self, count: int = 0, text: str | None = None, note: str = "") -> None:
         """Add `count` finished items, print `note`, and show a new `text` (None: the old one)."""
@@ -31,15 +31,15 @@ class Progress(Display):
             self.note(self._notes.pop(0))
 
     def picture(self, now: float) -> RenderableType:
-        elapsed, new = now - self._started, self.done - self._before
+        elapsed, new = now - self._started, self.done - self._done_before
         left = elapsed / new * (self._total - self.done) if new else None
         count = f"{self.done}/{self._total} {self._things}"
         return heading(self._text, elapsed_and_left(elapsed, left), self.done, self._total, count)
 
     def lines(self, now: float, *, last: bool) -> list[str]:  # noqa: ARG002
-        if self._tenths() <= self._printed:
+        if self._tenths() <= self._printed_tenths:
             return []
-        self._printed = self._tenths()
+        self._printed_tenths = self._tenths()
         return [
             ", ".join(filter(None, [f"{self.done} of {self._total} {self._things}", self._text]))
         ]

@@ -27,7 +27,7 @@ _MESSAGES = {  # heading of docs/troubleshooting.md -> message
     "length": "{truncated:.0%} of the rollouts were cut off: raise sampler.max_tokens and "
     "max_seq_len, or choose another truncation",
     "masked": "{untrained:.0%} of the rollouts are not trained: stop/* in metrics.jsonl "
-    "counts how rollouts end. Raise the limits, or choose another truncation or buffer",
+    "shows how they end. Raise the limit that ends most, or choose another truncation or buffer",
     "memory": "the memory of rank 0 grew from {early:.1f} to {memory:.1f} GiB after the first "
     "steps and may run out: look for tensors or lists that a custom loss, critic or logger keeps",
 }
@@ -42,11 +42,11 @@ class Alarms:
 
     def __init__(self, learned: Learned, memory: Callable[[], float] = peak_gib) -> None:
         self._memory, self._early = memory, 0.0  # _early: GiB of memory after the first steps
-        self._num_own = 0  # number of steps with a reward since this process started
+        self._num_steps = 0  # number of steps with a reward since this process started
         self._needs_spread = learned.advantage_compares and learned.reads_advantages
         self._rows: list[Row] = []
         self._best, self._first = 0.0, 0.0  # best mean reward; mean entropy of the first steps
-        self._left = dict(_MESSAGES)
+        self._not_logged = dict(_MESSAGES)
 
     @classmethod
     def of(cls, run: Run, run_folder: RunFolder, start: int) -> Self:
@@ -58,8 +58,8 @@ class Alarms:
         return alarms
 
     def add(self, row: Row) -> None:
-        self._num_own += row.get("train/reward") is not None
-        memory = self._memory() if self._num_own >= WINDOW else 0.0
+        self._num_steps += row.get("train/reward") is not None
+        memory = self._memory() if self._num_steps >= WINDOW else 0.0
         for heading, text in self._new_warnings(row, memory).items():
             page = f"docs/troubleshooting.md, {heading}"
             log.warning("last %d steps: %s (%s)", WINDOW, text, page)
@@ -87,5 +87,5 @@ class Alarms:
         values = {"best": best, "first": first, "reward": reward, "entropy": entropy}
         values |= {"spread": spread, "truncated": truncated, "untrained": untrained}
         values |= {"early": early, "memory": memory}
-        new = [heading for heading in self._left if found[heading]]
-        return {heading: self._left.pop(heading).format(**values) for heading in new}
+        new = [heading for heading in self._not_logged if found[heading]]
+        return {heading: self._not_logged.pop(heading).format(**values) for heading in new}

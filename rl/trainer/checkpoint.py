@@ -85,14 +85,14 @@ def _reporting_failure(temporary: Path, step: int, run_folder: RunFolder) -> Ite
         if isinstance(error, RuntimeError) and not is_full:
             raise  # the model or a collective failed, and the user needs the traceback
         free = shutil.disk_usage(run_folder.path).free / 2**20
-        room = (
+        advice = (
             f"its files are deleted, and {free:,.0f} MiB are free at {run_folder.path}. Free more "
             "space, then use"
             if is_full
             else "earlier checkpoints are unchanged. Remove the cause, then use"
         )
         raise RunFailed(
-            f"the checkpoint of step {step} could not be written ({error}); {room} resume=true"
+            f"the checkpoint of step {step} could not be written ({error}); {advice} resume=true"
         ) from error
 
 
@@ -130,7 +130,7 @@ def _delete_incomplete(folder: Path) -> None:
 
 def _delete_checkpoint(checkpoint: Path) -> None:
     """Rename a checkpoint, then delete it, so that no partly deleted folder looks complete."""
-    doomed = checkpoint.with_name(f".{checkpoint.name}.deleted")
-    shutil.rmtree(doomed, ignore_errors=True)
-    checkpoint.rename(doomed)
-    shutil.rmtree(doomed)
+    renamed = checkpoint.with_name(f".{checkpoint.name}.deleted")
+    shutil.rmtree(renamed, ignore_errors=True)
+    checkpoint.rename(renamed)
+    shutil.rmtree(renamed)

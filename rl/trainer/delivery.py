@@ -39,7 +39,7 @@ class Receivers:
 
     def __init__(self, run_folder: RunFolder, inference: InferenceNode, *, timeout: float) -> None:
         self._run_folder, self._inference, self._timeout = run_folder, inference, timeout
-        # At most trainer.wait_timeout, because the other ranks wait for rank 0 only twice as long.
+        # Wait at most `timeout`, because the other ranks wait for rank 0 at most 2 * `timeout`.
         self.restart_timeout = min(inference.startup_timeout, timeout)
         self._known: dict[str, Replica] = {}  # replicas that `new_replicas` has returned
         self.updated: dict[str, int] = {}  # replica name -> incarnation, the number of its restarts
@@ -109,12 +109,12 @@ class Delivery:
 
         # A skipped step changes no weight. Its gradient norm is NaN, and NaN > 0 is False.
         has_changed = stats["train/grad_norm"] > 0 and stats["train/learning_rate"] > 0
-        while lost := self._catch_failure(push) or self._catch_failure(probe):
+        while failure := self._catch_failure(push) or self._catch_failure(probe):
             match self._ranks.from_first(self._next_action() if self._ranks.first else "fail"):
                 case "stop":
                     return False
                 case "fail":
-                    raise RunFailed(lost)
+                    raise RunFailed(failure)
             has_changed = False  # the loop now pushes the same weights again
         return True
 
@@ -134,12 +134,12 @@ class Delivery:
 
     def _catch_failure(self, work: Callable[[], None]) -> str:
         """Call `work`. Return the text of rank 0's NoReceiver, or "" without error. Collective."""
-        lost = ""
+        failure = ""
         try:
             work()
         except NoReceiver as error:
-            lost = str(error)
-        return self._ranks.from_first(lost)
+            failure = str(error)
+        return self._ranks.from_first(failure)
 
     def _next_action(self) -> Literal["again", "stop", "fail"]:
         """Request restarts, then wait for a restarted vLLM or for the supervisor's stop request."""

@@ -109,7 +109,7 @@ class WandbLogger(Logger):
             later = folder / "wandb" / "offline-run-*"
             log.warning("wandb is offline (%s). Send the run later: wandb sync %s", problem, later)
             mode = "offline"
-        if _has_dropped_steps(self._folder):
+        if _has_repeated_steps(self._folder):
             self._folder.wandb_id.unlink()
         is_new = not self._folder.wandb_id.exists()
         self._run = wandb.init(
@@ -150,16 +150,16 @@ def _login_problem() -> str:
     import wandb
 
     try:
-        known = wandb.login(prompt=False)
+        is_logged_in = wandb.login(prompt=False)
     except wandb.Error as error:
         return str(error).splitlines()[0]
-    return "" if known else "no key; run `wandb login` or set WANDB_API_KEY"
+    return "" if is_logged_in else "no key; run `wandb login` or set WANDB_API_KEY"
 
 
-def _has_dropped_steps(run_folder: RunFolder) -> bool:
-    """Return whether the run has dropped steps since `wandb_id` wrote its file."""
-    known = run_folder.wandb_id
-    return known.exists() and known.read_text().split()[1:] != [_size_of_dropped(run_folder)]
+def _has_repeated_steps(run_folder: RunFolder) -> bool:
+    """Return whether a resume has repeated steps since `wandb_id` wrote its file."""
+    file = run_folder.wandb_id
+    return file.exists() and file.read_text().split()[1:] != [_size_of_dropped(run_folder)]
 
 
 def _size_of_dropped(run_folder: RunFolder) -> str:
@@ -170,8 +170,8 @@ def _size_of_dropped(run_folder: RunFolder) -> str:
 def wandb_id(folder: Path, run_name: str) -> str:
     """Return the run's id at wandb. Create and store an id if the run's folder has none.
 
-    The random suffix separates runs with the same name. The file with the id also stores the size
-    of metrics.dropped.jsonl, because a larger size at a later start shows that steps were dropped.
+    The id's random suffix separates runs with the same name. The file also stores the size of
+    metrics.dropped.jsonl, which grows when a resume repeats steps.
     """
     run_folder = RunFolder(folder)
     path = run_folder.wandb_id

@@ -93,7 +93,7 @@ class TrainingRun:
                 record = StepRecord(batch)
                 stats = self.learner.update(batch, record.observe)
             self.nonfinite.check(step, stats["train/skipped"], record, rollouts)
-            # The evaluation of this version must end before vLLM gets new weights.
+            # The evaluation of version `step` must end before vLLM gets new weights.
             stats |= self._evaluation(rollouts, watch, step)
             delivered = not self.delivery or self.delivery.deliver(
                 step + 1, batch.micro_batches[0], stats, watch.phase
@@ -112,8 +112,8 @@ class TrainingRun:
             if end := reason_to_end(self.run, step, line, self.ranks) if delivered else STOPPED:
                 self._end_early(step + 1, NoMoreBatches(end, stopped=True), rollouts)
                 return
-            # Save after writing the metrics line, because a run that resumes here does not write
-            # it again. The metrics of the next step include the time of the checkpoint.
+            # Save after writing the metrics line, because a run that resumes from this checkpoint
+            # does not write it again. The next step's metrics include the checkpoint's time.
             began, watch = time.monotonic(), Stopwatch(self.status)
             with watch.phase("checkpoint", f"writing {self._checkpoint_name(step + 1)}"):
                 self._save_if_due(step + 1, rollouts)

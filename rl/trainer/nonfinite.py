@@ -35,14 +35,14 @@ class NonFiniteSteps:
         record.write_all(self._run_folder, self._ranks.rank, rollouts.record_all(step))
         # Wait until all ranks have written, because the supervisor ends all ranks if one fails.
         self._ranks.any(True)
-        said = (
+        message = (
             f"the loss or the gradient of {self._in_a_row} steps in a row was NaN or infinite, and "
             f"trainer.max_nonfinite_steps={self._most} of them end the run. Lower "
             "optim.learning_rate. In a custom loss, check divisors and arguments of logarithms "
-            f"(docs/troubleshooting.md, instability). The tokens of step {step} are kept: python "
-            f"compare_losses.py {self._run_folder} steps={step} loss=<another>"
+            f"(docs/troubleshooting.md, instability). The tokens of step {step} are kept for "
+            f"python compare_losses.py {self._run_folder} steps={step} loss=<another>"
         )
         if is_last:
-            raise RunFailed(said)
+            raise RunFailed(message)
         if self._ranks.first:
-            log.warning("%s", said)
+            log.warning("%s", message)

@@ -14,8 +14,8 @@ def start_profiler(run_folder: RunFolder, rank: int, num_steps: int) -> profile 
         path = run_folder.profile_of(rank)
         path.parent.mkdir(exist_ok=True)
         recorded.export_chrome_trace(str(path))
-        on_gpu = "cuda" if recorded.use_device == "cuda" else "cpu"
-        table = recorded.key_averages().table(f"self_{on_gpu}_time_total", row_limit=30)
+        device = "cuda" if recorded.use_device == "cuda" else "cpu"
+        table = recorded.key_averages().table(f"self_{device}_time_total", row_limit=30)
         path.with_name(f"rank{rank}.txt").write_text(table)
 
     once = schedule(wait=0, warmup=1, active=num_steps, repeat=1)

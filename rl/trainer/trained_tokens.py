@@ -19,7 +19,7 @@ from rl.runtime.token_files import Lines, write_lines
 class _RecordedRows:
     update: int
     ids: list[str]
-    rows: list[int]
+    row_numbers: list[int]
     lengths: list[int]
     columns: dict[str, np.ndarray]  # name -> values of the rows' tokens, concatenated
 
@@ -33,23 +33,23 @@ class StepRecord:
     def __init__(self, batch: RankBatch) -> None:
         self._batch = batch
         # (update, micro-batch, values) of the newest update. `_copy` copies the values to the CPU.
-        self._of_update: list[tuple[int, int, dict[str, Tensor]]] = []
+        self._observed: list[tuple[int, int, dict[str, Tensor]]] = []
         self._recorded: list[_RecordedRows] = []
 
     def observe(self, update: int, number: int, tokens: Mapping[str, Tensor]) -> None:
         """Store the values of micro-batch `number`. The learner calls this as its `Observer`."""
-        if self._of_update and self._of_update[-1][0] != update:
+        if self._observed and self._observed[-1][0] != update:
             self._copy()
         # Keep the tensors on the GPU, because copying them would stall the GPU during the update.
         # Also keep the rows without a record id, because `write_all` writes all rows.
-        self._of_update.append((update, number, dict(tokens)))
+        self._observed.append((update, number, dict(tokens)))
 
     def _record_ids(self, number: int) -> list[str]:
         rollouts, ids = self._batch.micro_batches[number].rollout_ids, self._batch.record_ids
         return [ids[i] if ids and i >= 0 else "" for i in rollouts]
 
     def _copy(self) -> None:
-        for update, number, tokens in self._of_update:
+        for update, number, tokens in self._observed:
             micro, ids = self._batch.micro_batches[number], self._record_ids(number)
             if not any(ids):
                 continue
@@ -66,14 +66,14 @@ class StepRecord:
                     dict(zip(tokens, chosen, strict=True)),
                 )
             )
-        self._of_update.clear()
+        self._observed.clear()
 
     def write(self, run_folder: RunFolder, rank: int) -> None:
         self._copy()
         names = dict.fromkeys(name for each in self._recorded for name in each.columns)
         lines = Lines(
             [id for each in self._recorded for id in each.ids],
-            [row for each in self._recorded for row in each.rows],
+            [number for each in self._recorded for number in each.row_numbers],
             [length for each in self._recorded for length in each.lengths],
             {
                 name: np.concatenate([each.column(name) for each in self._recorded])
@@ -84,6 +84,6 @@ class StepRecord:
         write_lines(run_folder.tokens_of(self._batch.step, f"trainer.rank{rank}"), lines)
 
     def write_all(self, run_folder: RunFolder, rank: int, ids: tuple[str, ...]) -> None:
-        """Write all rows of the last update. Of earlier updates, only recorded rows are kept."""
+        """Write all rows of the last update. Of earlier updates, only rows with an id are kept."""
         self._batch = replace(self._batch, record_ids=ids)
         self.write(run_folder, rank)

@@ -81,7 +81,7 @@ class AdapterSender(Sender):
         folder = (socket.parent if socket else Path("/tmp")) / f"offbyone-adapter-{uuid4().hex}"
         # Never finish this update, because vLLM drops all adapters when an update finishes.
         vllm.start_update()
-        self.open_readers(vllm, {"form": self._form, "folder": str(folder), **self.update(vllm)})
+        self.open_readers(vllm, {"form": self._form, "folder": str(folder), **self.push_info(vllm)})
         vllm.load_adapter(SERVED_AS[True], folder)
 
     def source(self, vllm: VLLMRoutes) -> dict[str, Any]:
@@ -90,7 +90,7 @@ class AdapterSender(Sender):
         return {"content": self._file.content}
 
     def send(self, vllm: VLLMRoutes, version: int) -> None:
-        vllm.update(self.update(vllm))
+        vllm.update(self.push_info(vllm))
         vllm.set_version(version)
 
 

@@ -48,7 +48,7 @@ class GlooSender(GroupSender):
     reader_copy: ClassVar[bool] = True
     library: ClassVar[str] = "gloo"
 
-    def meet(self, vllm: VLLMRoutes, size: int) -> tuple[dict[str, Any], Callable[[], Any]]:
+    def rendezvous(self, vllm: VLLMRoutes, size: int) -> tuple[dict[str, Any], Callable[[], Any]]:
         to = vllm.replica.address
         host = "127.0.0.1" if to.path else source_address(to.host, to.port)
         store = create_store(host, 0, None, timedelta(seconds=self._timeout))
@@ -59,7 +59,7 @@ class GlooSender(GroupSender):
         return {"num_bytes": len(self._file.content)}
 
     def broadcast_to(self, name: str) -> None:
-        # Hold no reference to the group, because it would keep the connections open after `del`.
+        # Keep only the group's id: a reference would keep the connections open after `del`.
         error, group_id = "", id(self._groups[name])
         try:
             broadcast(self._groups[name], torch.frombuffer(self._file.content, dtype=torch.uint8))
@@ -74,7 +74,7 @@ class GlooSender(GroupSender):
 
 
 def create_group(store: Store, rank: int, size: int, host: str, timeout: float) -> Any:
-    backend: Any = ProcessGroupGloo  # PyTorch's type annotations lack what is used here
+    backend: Any = ProcessGroupGloo  # PyTorch's annotations lack the attributes below
     options = backend._Options()
     options._devices = [backend.create_device(hostname=host)]
     options._timeout = timedelta(seconds=timeout)

@@ -1,6 +1,6 @@
 """Push weights by collectives. Rank 0 forms a separate group with the workers of each replica.
 
-So a dead replica does not affect the other replicas, and a restarted replica gets a new group.
+A dead replica therefore affects no other replica. A restarted replica gets a new group.
 
 The trainer broadcasts in a thread while its request makes vLLM receive the weights. It waits for
 thread and request at most trainer.wait_timeout each, so neither can block the trainer forever.
@@ -29,7 +29,7 @@ class GroupSender(Sender):
         super().open(timeout)
         self._groups: dict[str, Any] = {}
 
-    def meet(self, vllm: VLLMRoutes, size: int) -> tuple[dict[str, Any], Callable[[], Any]]:
+    def rendezvous(self, vllm: VLLMRoutes, size: int) -> tuple[dict[str, Any], Callable[[], Any]]:
         """Return the readers' arguments, and a function by which rank 0 joins a group of `size`."""
         raise NotImplementedError
 
@@ -45,7 +45,7 @@ class GroupSender(Sender):
         """Form a group with all workers of a vLLM. Replace its group after a restart."""
         name = vllm.replica.name
         self.leave(name)
-        facts, join = self.meet(vllm, 1 + vllm.num_workers())
+        facts, join = self.rendezvous(vllm, 1 + vllm.num_workers())
         joined = run_in_thread(join)
         self.open_readers(vllm, facts)
         self._groups[name] = self._wait_for(joined, f"the workers of {name} to join the group")
@@ -69,7 +69,7 @@ class GroupSender(Sender):
 
 
 def run_in_thread(work: Callable[[], T]) -> Future[T]:
-    """Run `work` in a daemon thread, because a collective that hangs would block the exit."""
+    """Run `work` in a daemon thread, so that the process can exit while a collective hangs."""
     future: Future[T] = Future()
 
     def run() -> None:

@@ -1,8 +1,8 @@
 """Push all weights to vLLM on the same host by CUDA IPC. No GPU has run this code yet.
 
 The trainer packs the weights into a buffer on its GPU. Each worker of vLLM opens the handle of the
-buffer once, and reads later pushes at the same place. vLLM 0.32's IPCWeightTransferEngine is not
-used, because its request over HTTP contains a pickle. Here the handle is plain data.
+buffer once, and reads later pushes through it. vLLM 0.32's IPCWeightTransferEngine is not
+used, because its request over HTTP contains a pickle. This module sends the handle as plain JSON.
 
 PyTorch expects exactly one process to open and close a shared buffer. If more workers open it, the
 buffer may stay allocated until the trainer ends.
@@ -19,15 +19,15 @@ from rl.inference.routes import VLLMRoutes
 from rl.weights.packed import PackedSender, unpack
 from rl.weights.transport import Reader
 
-# Types of what torch.UntypedStorage._share_cuda_ returns: GPU, memory handle, size and offset in
+# Types of the values of torch.UntypedStorage._share_cuda_: GPU, memory handle, size and offset in
 # bytes, handle and offset of a reference counter, event handle, whether to wait for the event.
 # Handles are sent as base64 strings, because JSON cannot contain bytes.
-_HANDLE = (int, str, int, int, str, int, str, bool)
+_HANDLE_TYPES = (int, str, int, int, str, int, str, bool)
 
 
 def decode(handle: list[Any]) -> tuple[Any, ...]:
     """Return the values of a handle from a request. Raise RuntimeError if a type is wrong."""
-    if tuple(map(type, handle)) != _HANDLE:
+    if tuple(map(type, handle)) != _HANDLE_TYPES:
         raise RuntimeError(f"sync=ipc: {handle} is not a handle of CUDA's memory")
     return tuple(b64decode(one) if isinstance(one, str) else one for one in handle)
 
@@ -42,10 +42,10 @@ class IpcReader(Reader):
         self, fingerprint: str, *, handle: list[Any], **packed: Any
     ) -> dict[str, torch.Tensor]:
         if handle != self._handle:
-            self._buffer, self._handle = self.opened(decode(handle)), handle
+            self._buffer, self._handle = self.map_memory(decode(handle)), handle
         return unpack(self._buffer, **packed, fingerprint=fingerprint)
 
-    def opened(self, values: tuple[Any, ...]) -> torch.Tensor:
+    def map_memory(self, values: tuple[Any, ...]) -> torch.Tensor:
         """Map the memory of a handle into this process, and return it as bytes [N]."""
         storage = torch.UntypedStorage._new_shared_cuda(torch.cuda.current_device(), *values[1:])
         return torch.empty(0, dtype=torch.uint8, device=storage.device).set_(storage)
@@ -62,7 +62,7 @@ class IpcSender(PackedSender):
     one_host: ClassVar[bool] = True
 
     def allocate(self, num_bytes: int) -> torch.Tensor:
-        # Use no expandable segment: vLLM would need pidfd_getfd, which containers often forbid.
+        # Use no expandable segment. Opening one needs pidfd_getfd, which containers often forbid.
         use: Any = torch._C._accelerator_setAllocatorSettings
         use("expandable_segments:False")
         try:

@@ -35,7 +35,7 @@ class MemoryFile:
         self._descriptor = os.memfd_create("offbyone-weights")
         self._memory: mmap.mmap | None = None
         self._registered = 0  # address of the memory registered with CUDA, or 0
-        self._layout = b""  # header of the last write, or b"" if the memory is new
+        self._header = b""  # header of the last write, or b"" if the memory is new
         self.places: dict[str, torch.Tensor] = {}  # views of the written weights
 
     def close(self) -> None:
@@ -63,7 +63,7 @@ class MemoryFile:
         text = json.dumps(header).encode()
         text += b" " * (-len(text) % 8)  # start the first tensor at a multiple of 8
         start = 8 + len(text)
-        if text != self._layout:  # other names, shapes or dtypes than in the last write
+        if text != self._header:  # other names, shapes or dtypes than in the last write
             # Clone weights that are views of the file, because the new layout overwrites them.
             old = {place.data_ptr() for place in self.places.values() if place.numel()}
             weights = {
@@ -73,7 +73,7 @@ class MemoryFile:
             memory = self.resize(start + end)
             self._register()
             memory[:start] = len(text).to_bytes(8, "little") + text
-            self._layout, self.places = text, {}
+            self._header, self.places = text, {}
             for name, entry in header.items():
                 offset = start + entry["data_offsets"][0]
                 self.places[name] = _view(memory, weights[name], offset)
@@ -109,7 +109,7 @@ class MemoryFile:
 
     def _unmap(self) -> None:
         # Drop the views, because no tensor may use the memory after it is unmapped.
-        self._layout, self.places = b"", {}
+        self._header, self.places = b"", {}
         if self._registered:
             runtime: Any = torch.cuda.cudart()
             runtime.cudaHostUnregister(self._registered)

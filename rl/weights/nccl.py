@@ -1,8 +1,8 @@
 """Push all weights between GPUs with NCCL, on one host or several. No GPU has run this code yet.
 
 vLLM 0.32's NCCLWeightTransferEngine drops each buffer after loading it, so nothing is left to
-compare the model with. The import of NCCLTrainerWeightTransferEngine takes 3 to 12 s, disables
-cuDNN's attention and changes inductor, in rank 0 only. vLLM's StatelessProcessGroup unpickles what
+compare the model with. Only rank 0 would import NCCLTrainerWeightTransferEngine, which takes 3 to
+12 s, disables cuDNN's attention and changes inductor. vLLM's StatelessProcessGroup unpickles what
 it reads from a port. So trainer and workers call NCCL themselves, as vLLM's PyNcclCommunicator
 does. The trainer's request to vLLM contains the id of the group.
 """
@@ -31,7 +31,7 @@ class UniqueId(ctypes.Structure):
 
 
 _POINTER, _INT = ctypes.c_void_p, ctypes.c_int
-ARGUMENTS: dict[str, list[Any]] = {  # argument types of the NCCL functions that are called here
+ARGUMENTS: dict[str, list[Any]] = {  # argument types of the NCCL functions called by this module
     "ncclCommInitRank": [ctypes.POINTER(_POINTER), _INT, UniqueId, _INT],
     "ncclBroadcast": [_POINTER, _POINTER, ctypes.c_size_t, _INT, _INT, _POINTER, _POINTER],
     "ncclCommAbort": [_POINTER],
@@ -44,17 +44,17 @@ def _nccl() -> ctypes.CDLL:
     library = ctypes.CDLL("libnccl.so.2")
     for name, arguments in ARGUMENTS.items():
         getattr(library, name).argtypes = arguments
-        getattr(library, name).errcheck = _raise
+        getattr(library, name).errcheck = _raise_on_error
     return library
 
 
-def _raise(status: int, function: Any, _: Any) -> None:
+def _raise_on_error(status: int, function: Any, _: Any) -> None:
     if status:
-        raise RuntimeError(f"{function.__name__} returned {status}; NCCL_DEBUG=WARN says why")
+        raise RuntimeError(f"{function.__name__} returned {status}: set NCCL_DEBUG=WARN to see why")
 
 
 class NcclGroup:
-    """One rank of a group. New threads use GPU 0, so methods that block select the rank's GPU."""
+    """One rank of a group. Blocking methods select its GPU, because new threads use GPU 0."""
 
     new_id = staticmethod(nccl.unique_id)
 
@@ -111,7 +111,7 @@ class NcclSender(GroupSender, PackedSender):
     own_gpus: ClassVar[bool] = True
     library: ClassVar[str] = "nccl"
 
-    def meet(self, vllm: VLLMRoutes, size: int) -> tuple[dict[str, Any], Callable[[], Any]]:  # noqa: ARG002 the id contains the address
+    def rendezvous(self, vllm: VLLMRoutes, size: int) -> tuple[dict[str, Any], Callable[[], Any]]:  # noqa: ARG002 the id contains the address
         unique, device = self.group.new_id(), self.buffer.device
         text = b64encode(unique).decode()
         facts = {"unique_id": text, "size": size, "timeout": self._timeout}
@@ -125,5 +125,5 @@ class NcclSender(GroupSender, PackedSender):
 
     def leave(self, name: str) -> None:
         if group := self._groups.pop(name, None):
-            with suppress(RuntimeError):  # it would replace the error that ends the push
+            with suppress(RuntimeError):  # which would replace the error that ends the push
                 group.close()

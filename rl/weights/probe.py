@@ -25,7 +25,7 @@ _GROWTH = 5.0
 class ProbedRows:
     """Some rows of a batch, with the trainer's logprobs of their tokens."""
 
-    texts: list[list[int]]
+    token_ids: list[list[int]]
     logprobs: list[torch.Tensor]  # logprob of each token except the first, at temperature 1
 
     @classmethod
@@ -40,9 +40,9 @@ class ProbedRows:
 
     def measure_gap(self, vllm: VLLMRoutes, model: str) -> torch.Tensor:
         """Return |vLLM's logprob - trainer's logprob| of each token [N]. N may be 0."""
-        with ThreadPoolExecutor(len(self.texts)) as pool:  # so that vLLM batches the requests
+        with ThreadPoolExecutor(len(self.token_ids)) as pool:  # so that vLLM batches the requests
             # A row of one token has no token to score.
-            scores = pool.map(lambda t: vllm.score(model, t) if len(t) > 1 else [], self.texts)
+            scores = pool.map(lambda t: vllm.score(model, t) if len(t) > 1 else [], self.token_ids)
             pairs = zip(scores, self.logprobs, strict=True)
             return torch.cat([(torch.tensor(score) - row).abs() for score, row in pairs])
 
@@ -52,7 +52,7 @@ class MismatchBound:
 
     def __init__(self, max_mismatch: float, *, resumed: bool) -> None:
         self._max_mismatch, self._is_first = max_mismatch, True
-        # The first probe of a resumed run gets the largest bound that a later probe can have.
+        # A resumed run gets the largest possible bound, because its earlier bound is not saved.
         self._bound = 2 * max_mismatch if resumed else max_mismatch
 
     def check(self, gap: torch.Tensor, version: int) -> dict[str, float]:
@@ -77,5 +77,5 @@ def _lengths(batch: MicroBatch) -> np.ndarray:
     """Return the number of tokens [B] of each row up to its last completion token."""
     width = batch.completion_mask.shape[1]
     from_the_end = batch.completion_mask[:, ::-1].argmax(axis=1)  # [B]
-    # Return 2 without a completion token. `of` then keeps only the first token, and scores none.
+    # Return 2 for a row without completion tokens. `of` then keeps one token and scores none.
     return np.where(batch.completion_mask.any(axis=1), width - from_the_end, 2)

@@ -62,9 +62,8 @@ class Sender:
     """
 
     reader: ClassVar[type[Reader]]
-    chooses: ClassVar[bool] = False  # whether rl/config/transport.py chooses another sender instead
-    # whether a push contains only the LoRA matrices, because vLLM has the base model
-    adapter_only: ClassVar[bool] = False
+    is_placeholder: ClassVar[bool] = False  # whether rl/config/transport.py replaces this sender
+    adapter_only: ClassVar[bool] = False  # whether a push contains only the LoRA matrices
     one_host: ClassVar[bool] = False  # whether trainer and vLLM must share a host
     reader_copy: ClassVar[bool] = False  # whether a vLLM worker stores a second copy of the weights
     on_gpus: ClassVar[bool] = False  # whether the weights stay in the memory of GPUs
@@ -103,13 +102,13 @@ class Sender:
         """Return the arguments with which the readers of this vLLM find the packed weights."""
         return {"path": self._file.path}
 
-    def update(self, vllm: VLLMRoutes) -> dict[str, Any]:
+    def push_info(self, vllm: VLLMRoutes) -> dict[str, Any]:
         return {"fingerprint": self._fingerprint, "source": self.source(vllm)}
 
     def send(self, vllm: VLLMRoutes, version: int) -> None:
         """Make a paused vLLM load the packed weights and sample with them as policy `version`."""
         vllm.start_update()
-        vllm.update(self.update(vllm))
+        vllm.update(self.push_info(vllm))
         vllm.finish_update(version)
 
 
@@ -117,4 +116,4 @@ class Sender:
 class AutoSender(Sender):
     """The placeholder for sync=auto. rl/config/transport.py replaces it by another Sender."""
 
-    chooses: ClassVar[bool] = True
+    is_placeholder: ClassVar[bool] = True

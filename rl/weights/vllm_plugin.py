@@ -115,12 +115,12 @@ class WholeWeightsEngine(_Engine):
 
     def finish_weight_update(self) -> None:
         """Finish the reload and compare the parameters with the received weights."""
-        if not self._received:  # a new trainer finishes the update of a killed trainer
+        if not self._received:  # a new trainer ends the update that a killed trainer began
             return
         finalize_layerwise_reload(self.model, self.model_config)
         for layer in self.model.modules():
             weight = getattr(layer, "weight", None)
-            # The reload empties each weight that it repacks, so repack here what is not empty.
+            # The reload has emptied the weights that it repacked. Repack the others.
             if hasattr(layer, "cpu_linear") and weight is not None and weight.numel() > 0:
                 dispatch_cpu_unquantized_gemm(layer, remove_weight=False)
             # vLLM 0.32 repacks experts only at its start, so repack them after a reload here.
@@ -131,7 +131,7 @@ class WholeWeightsEngine(_Engine):
         if shared:
             raise RuntimeError(
                 f"weight push: vLLM's parameters {shared} share memory with the received weights: "
-                "the model's load_weights must copy"
+                "the model's load_weights must copy them"
             )
         if self.parallel_config.tensor_parallel_size == 1:
             sent = as_vllm_names(self.model, self._received)
@@ -161,8 +161,8 @@ class AdapterEngine(_Engine):
     def receive_weights(self, update_info: UpdateInfo) -> None:
         received = self.read(update_info)
         manager = cast("LoRAModelManager", self.model.lora_manager)
-        names = getattr(self.model, "hf_to_vllm_mapper", None)
-        names = names.get_rename_mapper() if names else None
+        mapper = getattr(self.model, "hf_to_vllm_mapper", None)
+        mapper = mapper.get_rename_mapper() if mapper else None
         (old,) = manager.list_adapters().values()
         lora = LoRAModel.from_lora_tensors(
             lora_model_id=old.id,
@@ -171,14 +171,14 @@ class AdapterEngine(_Engine):
             peft_helper=self._form,
             device="cpu",
             dtype=cast("torch.dtype", manager.lora_config.lora_dtype),
-            weights_mapper=names,
+            weights_mapper=mapper,
         )
         # Keep the adapter's id, so that running requests continue.
         manager.remove_adapter(old.id)
         manager.add_adapter(lora)
         manager.activate_adapter(old.id)
         if self.parallel_config.tensor_parallel_size == 1:
-            named = {parse_fine_tuned_lora_name(n, names): t for n, t in received.items()}
+            named = {parse_fine_tuned_lora_name(n, mapper): t for n, t in received.items()}
             slot = manager.lora_index_to_id.index(old.id)
             wrong = list(adapted_layers_that_differ(manager, slot, named, self._form))
             _log_once(f"all {len(named)} matrices of the adapter are compared with what was sent")

@@ -103,7 +103,7 @@ def test_agents_have_keys_of_their_own_and_no_secret_of_the_run(tmp_path, monkey
     assert len({output.split()[-1] for output in outputs}) == 3
     for output in outputs:
         assert "401" in output
-        assert "has another key than its OPENAI_API_KEY" in output
+        assert "has another key than OPENAI_API_KEY" in output
         assert "n=2: the policy returns one answer" in output
         assert "WANDB_API_KEY" not in output
 

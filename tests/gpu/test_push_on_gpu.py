@@ -33,7 +33,7 @@ def push(kind, num_workers):
             sender.send(vllm, step)
             # Each worker has compared the fingerprint of what it received on its GPU.
             assert vllm.answers == [forms(weights)] * num_workers
-            assert mark == sender.update(vllm)["fingerprint"]
+            assert mark == sender.push_info(vllm)["fingerprint"]
             assert {place.device.type for place in sender._places.values()} == {"cuda"}
 
 

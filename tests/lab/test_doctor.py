@@ -25,7 +25,7 @@ def test_each_problem_says_what_to_do(monkeypatch, tmp_path):
     monkeypatch.setenv("OFFBYONE_CACHE", str(tmp_path / "not" / "made"))
     monkeypatch.setattr(doctor.sysconfig, "get_path", lambda name: str(tmp_path))
     monkeypatch.setattr(doctor.resource, "getrlimit", lambda kind: (100, 256))
-    monkeypatch.setattr(doctor, "_LITTLE_SPACE", 1 << 60)
+    monkeypatch.setattr(doctor, "_MIN_FREE_SPACE", 1 << 60)
     problems = found(Host(devices=("0",)))
     assert "set CXX" in problems["C++ compiler"]
     assert "install python3-dev" in problems["Python headers"]

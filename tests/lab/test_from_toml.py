@@ -140,7 +140,7 @@ def test_several_environments_are_left_to_a_file_of_the_user():
     assert command == "offbyone train"
     assert note.startswith("# several environments: copy conf/env/three-tasks.yaml, ")
     named = "env.id = gsm8k, env.weight = 0.5, env.id = math-python, env.weight = 0.3"
-    assert note.endswith(f"choose it with env=: {named}")
+    assert note.endswith(f"choose it with env=<copy>: {named}")
 
 
 # A table, a setting, a comment or a further line of a list. Documents have TOML between prose.

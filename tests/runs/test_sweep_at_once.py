@@ -62,7 +62,7 @@ def test_two_jobs_share_the_cores_and_a_killed_sweep_runs_only_what_is_missing(l
     assert [record.state for record in sweep.records().values()] == ["done", "done"]
 
     again = launcher.succeed("at-once-${seed}", *jobs, warm=COLD)
-    assert "2 jobs, 2 done before" in again.screen
+    assert "2 jobs, 2 already done" in again.screen
     assert json.loads(sweep.info.read_text())["command"] in again.screen
 
 

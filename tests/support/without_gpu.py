@@ -59,7 +59,7 @@ class CpuNcclSender(NcclSender):
 
 
 class CpuIpcReader(IpcReader):
-    def opened(self, values: tuple[Any, ...]) -> torch.Tensor:
+    def map_memory(self, values: tuple[Any, ...]) -> torch.Tensor:
         _, path, num_bytes, *_ = values
         opened = os.open(path, os.O_RDWR)
         memory = mmap.mmap(opened, num_bytes)

@@ -1,4 +1,4 @@
-"""A teacher on another vLLM server, which returns the logprobs of given tokens.
+"""A teacher on another vLLM server, which computes logprobs of the policy's tokens.
 
 Each request contains one row as its prompt. The response contains the logprob of each token of the
 prompt (`prompt_logprobs`), and the top_k most likely tokens if the loss compares distributions.
@@ -23,9 +23,9 @@ from rl.learner.reference.protocol import Reference, ReferenceSetting, join_scor
 from rl.model.tokenizer import Tokenizer
 from rl.runtime.failure import RunFailed
 
-_REQUESTS = 32  # maximum number of concurrent requests of a rank
-_LARGEST_MIB = 1024  # maximum size of a response, which has top_k candidates for each token
-_SAMPLE = "Tokenizers differ: 3.14159 naïve ideas, 東京 + café; def f(x):\n\treturn x**2  # 100%"
+_MAX_REQUESTS = 32  # maximum number of concurrent requests of a rank
+_MAX_RESPONSE_MIB = 1024  # large, because a response has top_k candidates for each token
+_TEST_TEXT = "Tokenizers differ: 3.14159 naïve ideas, 東京 + café; def f(x):\n\treturn x**2  # 100%"
 _TOP_K_LIMIT = re.compile(r"prompt logprobs of \d+, which is greater than max allowed: (\d+)")
 
 
@@ -63,22 +63,22 @@ class _RemoteTeacher(Reference):
         return HttpClient(
             timeout=self._endpoint.timeout,
             max_retries=max_retries,
-            max_concurrent=_REQUESTS,
-            max_mib=_LARGEST_MIB,
+            max_concurrent=_MAX_REQUESTS,
+            max_mib=_MAX_RESPONSE_MIB,
             api_key_variable=self._endpoint.api_key_variable,
         )
 
-    def require_fit(self, student: Path, max_seq_len: int) -> None:
-        """Raise RunFailed if the server reports a tokenizer or limit that does not suit the run."""
+    def require_fit(self, policy_folder: Path, max_seq_len: int) -> None:
+        """Raise RunFailed if the server reports an unsuitable tokenizer or maximum length."""
         root = self._endpoint.url.rstrip("/").removesuffix("/v1")
-        body = {"model": self._endpoint.model, "prompt": _SAMPLE, "add_special_tokens": False}
+        body = {"model": self._endpoint.model, "prompt": _TEST_TEXT, "add_special_tokens": False}
         try:
             asked = self._client(max_retries=0).send_once("POST", f"{root}/tokenize", body)
             known = json.loads(asyncio.run(asked))
             tokens, longest = known.get("tokens"), known.get("max_model_len")
         except (HttpError, ValueError, AttributeError):
             return
-        if tokens is not None and tokens != Tokenizer(student).encode(_SAMPLE):
+        if tokens is not None and tokens != Tokenizer(policy_folder).encode(_TEST_TEXT):
             raise RunFailed(
                 f"{self._where} has another tokenizer than the policy, so it cannot score the "
                 "policy's tokens: choose a teacher of the policy's model family, or train on the "
@@ -96,12 +96,12 @@ class _RemoteTeacher(Reference):
         return {"train/reference_retries": self._ranks.sum(float(self._retries))}
 
     def score(self, batches: Sequence[Rows]) -> list[Scored]:
-        questions = [
+        requests = [
             (ids.tolist(), row.nonzero()[:, 0].tolist())
             for rows in batches
             for ids, row in zip(rows.token_ids.cpu(), rows.mask.cpu(), strict=True)
         ]
-        answers = iter(asyncio.run(self._answers(questions)))
+        answers = iter(asyncio.run(self._request_all(requests)))
         return [
             join_scores(
                 list(islice(answers, len(rows.mask))),
@@ -110,9 +110,9 @@ class _RemoteTeacher(Reference):
             for rows in batches
         ]
 
-    async def _answers(self, questions: Sequence[tuple[list[int], list[int]]]) -> list[Scored]:
+    async def _request_all(self, requests: Sequence[tuple[list[int], list[int]]]) -> list[Scored]:
         client = self._client(self._endpoint.max_retries)
-        tasks = [asyncio.create_task(self._request(client, *question)) for question in questions]
+        tasks = [asyncio.create_task(self._request(client, *request)) for request in requests]
         async with client:
             try:
                 return await asyncio.gather(*tasks)
@@ -156,7 +156,7 @@ class _RemoteTeacher(Reference):
         logprobs = torch.tensor([float(entry[str(t)]["logprob"]) for entry, t in pairs])
         if not self._top_k:
             return Scored(logprobs)
-        # vLLM returns the given token in addition to the most likely ones, so keep only top_k.
+        # vLLM returns the row's own token in addition to the most likely ones, so keep only top_k.
         best = [
             sorted(((float(e["logprob"]), int(t)) for t, e in entry.items()), reverse=True)
             for entry in entries

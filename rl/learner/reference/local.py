@@ -73,7 +73,7 @@ class _BaseModel(Reference):
 
 
 class _ReferenceCopy(Reference):
-    """A reference model on each rank, a moving average of the policy if every > 0 and mix < 1."""
+    """A reference model on each rank. If `every` > 0, `after_step` moves it towards the policy."""
 
     def __init__(
         self, model: Any, setting: ReferenceSetting, top_k: int, every: int = 0, mix: float = 1.0
@@ -88,8 +88,8 @@ class _ReferenceCopy(Reference):
         self._setting, self._top_k = setting, top_k
         self._every, self._mix = every, mix
         self._parameters = dict(self._module.model.named_parameters())
-        averages = every > 0 and mix < 1  # kept in float32, because bfloat16 loses small changes
-        self._average = {n: p.float() for n, p in self._parameters.items()} if averages else {}
+        is_average = every > 0 and mix < 1  # stored in float32: bfloat16 loses small changes
+        self._average = {n: p.float() for n, p in self._parameters.items()} if is_average else {}
 
     @torch.no_grad()
     def score(self, batches: Sequence[Rows]) -> list[Scored]:

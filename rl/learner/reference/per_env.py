@@ -34,7 +34,7 @@ class _Teachers(Reference):
         self.shares_prefixes = all(teacher.shares_prefixes for teacher in teachers.values())
 
     def score(self, batches: Sequence[Rows]) -> list[Scored]:
-        # Call each teacher for each micro-batch, because `score` may be a collective under ZeRO-3.
+        # Call each teacher for each micro-batch: under ZeRO-3 all ranks must make the same calls.
         # A teacher without rows in a micro-batch gets one row without scored tokens.
         scored = {
             name: teacher.score([_rows_of(name, rows) for rows in batches])

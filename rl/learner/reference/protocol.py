@@ -47,13 +47,13 @@ class ReferenceSetting:
     max_seq_len: int  # number of tokens of the longest possible row
     seed: int
     vocabulary: int  # size of the policy's vocabulary
-    reads_candidates: bool = False  # whether the loss compares distributions
+    reads_candidates: bool = False  # whether the loss reads the top_k most likely tokens
     # dtype of the policy's output head, or None for the model's dtype
     head_dtype: torch.dtype | None = None
     share_prefixes: bool = False  # whether equal beginnings of rows are computed once
 
     def num_candidates(self, top_k: int) -> int:
-        """Return `top_k`, or 0 if the loss does not compare distributions."""
+        """Return `top_k`, or 0 if the loss reads only the logprobs of the rows' own tokens."""
         if self.reads_candidates and top_k > self.vocabulary:
             raise RunFailed(
                 f"reference.top_k={top_k} exceeds the policy's vocabulary: set reference.top_k="
@@ -66,12 +66,12 @@ class ReferenceSetting:
 class NoReference:
     has_logprobs: ClassVar[bool] = False
 
-    def start(self, setting: ReferenceSetting) -> Reference:  # noqa: ARG002 (one signature)
+    def start(self, setting: ReferenceSetting) -> Reference:  # noqa: ARG002 (the shared signature)
         raise AssertionError("rl/config/reference_rules.py refuses runs that need a reference")
 
 
 def join_scores(scores: Sequence[Scored], transform: Callable[[Tensor], Tensor]) -> Scored:
-    """Concatenate each field of the scores, without None, and apply `transform` to the result."""
+    """Concatenate each field of the scores, skipping None, and apply `transform` to the result."""
     columns = [
         [x for x in column if x is not None]
         for column in zip(

@@ -53,11 +53,11 @@ def test_the_current_folder_gives_its_name_to_the_package(tmp_path, monkeypatch)
 @pytest.mark.parametrize(
     ("name", "why"),
     [
-        ("losses", "losses is the name of a loss or of an installed package: choose another"),
-        ("json", "json is the name of a loss or of an installed package"),
-        ("grpo", "grpo is the name of a loss"),
-        ("focal", "focal is the name of a loss"),
-        ("tests", "tests is the name"),
+        ("losses", "losses is already a loss, a module or a folder of a lab: choose another"),
+        ("json", "json is already a loss, a module"),
+        ("grpo", "grpo is already a loss"),
+        ("focal", "focal is already a loss"),
+        ("tests", "tests is already a loss"),
         ("class", "class cannot be the name of a Python package"),
         ("full", "full is a file or is not empty: choose another folder"),
         ("3d", "3d cannot be the name"),

@@ -31,7 +31,7 @@ from tests.support.launching import train
         (["xyz=3"], "there is no key xyz (python train.py --help lists them all)"),
         (["los=gspo", "loss=cispoo", "batchsize=3"], "loss=cispoo does not exist: did you mean"),
         (["strategy.branchs=2"], "no key strategy.branchs: the chosen strategy has no options"),
-        (["buffer.replay_share=0.5"], "choice of buffer: buffer=demonstrations|replay has it"),
+        (["buffer.replay_share=0.5"], "choice of buffer: set buffer=demonstrations|replay"),
         (["sync.strategy=disk"], "there is no key sync.strategy: its name is now sync"),
         (["loss", "grpo"], "loss cannot be read: write key=value"),
         (["inference.args.max_num_batched_tokens=8"], "with +inference.args.max_num_batched_tok"),
@@ -51,7 +51,7 @@ def test_a_group_that_a_yaml_overrides_without_a_package_is_named(tmp_path: Path
     (tmp_path / "loss" / "own.yaml").write_text(own)
     result = train("--config-dir", str(tmp_path), "loss=own", output_dir=tmp_path)
     assert result.stderr.endswith(
-        "- loss/own.yaml chooses advantage inside its own group: write override "
+        "- loss/own.yaml must give advantage a Hydra package: write override "
         "/advantage@_global_.advantage: <choice>\n"
     )
 

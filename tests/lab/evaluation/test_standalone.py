@@ -94,9 +94,9 @@ def test_the_table_contains_the_numbers():
 @pytest.mark.parametrize(
     ("rewards", "advice"),
     [
-        ((0.0, 0.0), "pass@1 is 0.0%: before training on this, choose easier examples"),
+        ((0.0, 0.0), "pass@1 is 0.0%: before training, choose easier examples"),
         ((1.0, 0.0), None),
-        ((1.0, 1.0), "pass@1 is 100.0%: before training on this, choose harder examples"),
+        ((1.0, 1.0), "pass@1 is 100.0%: before training, choose harder examples"),
         ((None, None), None),
     ],
 )

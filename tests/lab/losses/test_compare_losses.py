@@ -97,7 +97,7 @@ def test_the_command_prints_a_table_and_writes_a_page(tmp_path, capsys):
     rows = [line.split() for line in screen.splitlines() if line.startswith(("as rec", "loss="))]
     assert [row[0] for row in rows[:3]] == ["as", "loss=gspo", "loss=dapo"]
     assert rows[0][3:5] == ["1.0000", "1"]
-    assert "changes without effect here: buffer, truncation" in screen
+    assert "; ignored changes: buffer, truncation" in screen
     assert screen.count("the tokens whose gradients differ most:") == 2
     page = (tmp_path / "losses.html").read_text()
     assert page.count("<h2>") == 2
@@ -169,7 +169,7 @@ def test_a_run_with_a_schedule_is_compared_at_the_value_of_the_step(key, tmp_pat
 
 def test_a_new_advantage_that_the_batch_credit_would_change_is_refused(tmp_path):
     folder = record_run(tmp_path)
-    with pytest.raises(ValueError, match="batch_credit would change new advantages"):
+    with pytest.raises(ValueError, match="cannot apply batch_credit to new advantages"):
         arms_of(folder, ["advantage=group_zscore", "loss=reinforce_pp"])
     _, arm = arms_of(folder, ["loss=reinforce_pp", "advantage=group_mean"])
     assert arm.changes == ["loss"]

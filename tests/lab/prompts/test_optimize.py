@@ -109,7 +109,7 @@ def test_no_search_exceeds_its_budget(max_calls, endpoint, tmp_path):
 
 def test_a_search_ends_when_nothing_is_left_to_improve(endpoint, tmp_path):
     folder = search(endpoint, tmp_path, perfect_score=1.0, max_calls=400)
-    assert metadata(folder)["ended_by"] == "every validation example has perfect_score=1"
+    assert metadata(folder)["ended_by"] == "the validation reached perfect_score=1"
     assert metadata(folder)["num_calls"] < 100
 
 

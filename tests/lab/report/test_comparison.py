@@ -59,7 +59,7 @@ def test_the_baseline_is_the_first_arm_that_was_run_and_the_numbers_repeat(three
         NoBaseline, match="is not an arm: choose one of loss=grpo, loss=cispo, loss=dapo"
     ):
         compare(three_arms, baseline="loss=ppo")
-    with pytest.raises(NoBaseline, match="baseline=x: no run of this arm has finished"):
+    with pytest.raises(NoBaseline, match="no run of baseline=x has finished"):
         compare([*three_arms, Arm("x", "x", (run(cause="stopped"),))], baseline="x")
 
 

@@ -36,7 +36,7 @@ def test_the_benchmark_decides_as_the_report(rewards):
     y[:, 1] += 0.08
     gains, variances, freedom = estimates(y)
     for count in (3, 20):
-        one, base = (scores_of(y[0])[i].first(count) for i in (2, 0))
+        one, base = (scores_of(y[0])[i].first_seeds(count) for i in (2, 0))
         spread = spread_of(one, base)
         assert variances[0, 1, count - 1] == pytest.approx(spread.variance)
         assert freedom[0, 1, count - 1] == pytest.approx(spread.decision_degrees_of_freedom)

@@ -115,7 +115,7 @@ def test_rows_one_by_one_play_the_ladder_first_and_no_level_that_a_row_lacks(swe
     assert [one[-1] for one in ladder] == [f"{RATE}={rate}" for rate in (1e-4, 5e-4, 1e-3)]
     assert all("row=basic" in one and "card.level=easy" in one for one in ladder)
     assert others == jobs[:2]
-    assert remaining_work(sweep, [*ladder, *others]).startswith("1 runs are not done, which take ")
+    assert remaining_work(sweep, [*ladder, *others]).startswith("1 runs are not done: about ")
     given, _ = split_jobs([[*jobs[0], f"{RATE}=0.01"]], [1e-4])
     assert given == [["seed=0", "loss=mine", "row=basic", "card.level=easy", f"{RATE}=0.01"]]
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from omegaconf import OmegaConf
 
-from lab.cli.sweep import job_numbers, rerun_command, vary_seeds_last
+from lab.cli.sweep import record_jobs, rerun_command, vary_seeds_last
 from lab.sweeps.job import is_done, run_job
 from lab.sweeps.overview import print_unfinished
 from rl.runtime.failure import OutOfTime, RunFailed
@@ -60,7 +60,7 @@ def test_a_finished_job_is_skipped_and_a_failed_one_resumes_its_run(app):
     assert status == 0, output
     # A job that was interrupted before this start counts as one that this start will begin.
     assert SweepFolder(app.folder / "outputs" / "x").read_info()["started"] > last
-    assert "4 jobs, 2 done before, 2 to be resumed" in output
+    assert "4 jobs, 2 already done, 2 to be resumed" in output
     assert what_ran(app) == ["rate=0.5 seed=1 from 2", "rate=0.7 seed=1 from 2"]
     assert [(record.state, record.error) for record in records(app)] == [("done", None)] * 4
     assert [record.folder for record in records(app)] == before
@@ -87,9 +87,9 @@ def test_the_start_of_a_sweep_reads_the_records_twice_however_many_jobs_it_has(t
 
     sweep = Counted(tmp_path)
     old = [[f"seed={seed}"] for seed in range(3)]
-    assert job_numbers(sweep, old) == [0, 1, 2]
+    assert record_jobs(sweep, old) == [0, 1, 2]
     new = [["seed=5"], ["seed=1"], ["seed=6"], ["seed=5", "resume=true"]]
-    assert job_numbers(sweep, new) == [3, 1, 4, 3]
+    assert record_jobs(sweep, new) == [3, 1, 4, 3]
     assert len(reads) == 2 * 2
     assert list(sweep.records()) == [0, 1, 2, 3, 4]
 
@@ -322,6 +322,6 @@ def test_the_seed_varies_last_wherever_it_is_written(params, typed):
 def test_a_sweep_records_how_often_it_had_grown_when_it_got_a_job(tmp_path):
     sweep = SweepFolder(tmp_path)
     for seeds in (2, 2, 3, 5):  # the second start adds nothing
-        job_numbers(sweep, [[f"rate={r}", f"seed={s}"] for s in range(seeds) for r in (0.5, 0.7)])
+        record_jobs(sweep, [[f"rate={r}", f"seed={s}"] for s in range(seeds) for r in (0.5, 0.7)])
     grown = [record.grown for record in sweep.records().values()]
     assert grown == [0] * 4 + [1] * 2 + [2] * 4

@@ -179,10 +179,10 @@ def test_what_until_cannot_do_is_refused_before_any_run(app):
     status, output = app.run("--multirun", "rate=0.5,0.7", "seed=0,1", "+until.smallest_effect=0")
     assert status == 2
     assert "until.smallest_effect=0: set it to a number above 0" in output
-    assert "seed=0,1: until=decided chooses the seeds, remove it" in output
+    assert "until=decided chooses the seeds: remove seed=0,1" in output
     status, output = app.run("--multirun", "rate=0.5", "+until.smallest_effect=0.1")
     assert (status, app.calls()) == (2, [])
-    assert "until=decided compares arms: give a setting two values" in output
+    assert "until=decided compares arms: give a key two values" in output
     status, output = app.run("rate=0.5", "+until.smallest_effect=0.1")
     assert (status, app.calls()) == (2, [])
     assert "until=decided adds runs to a sweep: add --multirun" in output

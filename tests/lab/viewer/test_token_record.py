@@ -37,7 +37,7 @@ def read(run: RunFolder, identity: str, step: int = 0, *, used: bool = True):
         (
             {"correction": 0.0},
             [],
-            "the correction for the server's logprobs dropped the token (correction 0)",
+            "the correction for vLLM's logprobs dropped the token (correction 0)",
         ),
         ({"kept": 0.0}, [], "the token's weight * correction is 0"),
         (

@@ -131,7 +131,7 @@ REFUSED: dict[str, tuple[Changes, str]] = {
     "different numbers of candidates": (
         several("forward_kl_topk", reverse=MODEL, arithmetic={**MODEL, "top_k": 4}),
         "reference.teachers.arithmetic.top_k=4 and reference.teachers.reverse-text.top_k=16 "
-        "differ, but the loss needs the same number from each teacher: set equal values",
+        "differ, but the loss needs equally many tokens from each teacher: set equal values",
     ),
     "one teacher at another temperature": (
         {**BOTH, "sampler.temperature": 0.7},

@@ -65,7 +65,7 @@ REFUSED: dict[str, tuple[Changes, str]] = {
     ),
     "strategy and stop texts": (
         {"strategy": chosen("strategy", "branch"), "sampler.stop": ["</a>"]},
-        "rl.sampling.branch.Branch begins turns with given tokens, in which vLLM does not look for "
+        "rl.sampling.branch.Branch may prefill the start of a turn, where vLLM does not look for "
         "sampler.stop=['</a>']: set sampler.stop=[], or use another strategy",
     ),
     "head dtype and overrides": (

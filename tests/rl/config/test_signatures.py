@@ -92,7 +92,7 @@ def test_options_are_read_without_importing_the_module(
         ("losses.cispo.cipso", "has no function or class 'cipso': did you mean cispo?"),
         (
             "nowhere_at_all.f",
-            "there is no module nowhere_at_all: start in the folder that holds nowhere_at_all.py, "
+            "there is no module nowhere_at_all: run from the folder that holds nowhere_at_all.py, "
             "or put that folder into PYTHONPATH",
         ),
         ("knobs_base.Speed", "no function or class 'Speed'"),

@@ -44,8 +44,8 @@ def test_the_command_line_has_priority_and_auto_pushes_the_least(overrides, adap
 def test_the_check_reads_the_class_variables_that_python_inherits(name):
     chosen = transport(composed(f"sync={name}", *(["adapter=lora"] * (name == "adapter"))))
     sender = build(chosen.node)()
-    for variable in ("chooses", "adapter_only", "one_host", "reader_copy", "on_gpus", "own_gpus"):
-        assert chosen.has(variable) == getattr(sender, variable), variable
+    for key in ("is_placeholder", "adapter_only", "one_host", "reader_copy", "on_gpus", "own_gpus"):
+        assert chosen.has(key) == getattr(sender, key), key
 
 
 EXTERNAL = {"inference": {"_target_": "rl.inference.external.ExternalServers"}}

@@ -235,7 +235,7 @@ def test_a_loss_with_statistics_and_whole_groups_may_learn_near_the_initial_poli
     [
         (SUMS.replace("sum", "mean"), "do not add up to the result for all tokens: return"),
         ("return torch.tensor([1.0, tokens.num_sequences])", "do not add up to the result"),
-        (SUMS + " + 1", "for no tokens do not add up"),
+        (SUMS + " + 1", "an empty one do not add up"),
         (SUMS.replace("(1)", "()"), "has statistics() that return a Tensor of shape []: return"),
         ("return 3.0", "has statistics() that return float 3.0: return finite sums over the"),
         (SUMS + " / 0 * 0", "has statistics() that return a Tensor of shape [2]: return finite"),
@@ -295,7 +295,7 @@ ONE = "def mine(group):\n    rewards = group.rewards\n    return "
             "raised TypeError: mine.__init__() missing 1 required positional argument",
         ),
         (ONE + "rewards[:-1]\n", "returned 15 numbers instead of 16"),
-        (ONE + "['x' for _ in rewards]\n", "returned 'x' instead of a number"),
+        (ONE + "['x' for _ in rewards]\n", "returned 'x' instead of a finite number"),
         (ONE + "[sum(rewards) for _ in rewards]\n", "TypeError"),  # None
         (ONE + "[1 / (max(r or 0 for r in rewards) - 1) for _ in rewards]\n", "ZeroDivisionError"),
     ],
@@ -349,7 +349,7 @@ ONE_TURN = "    return [[0.0] * len(t or ()) for t in group.turn_rewards][1:]\n"
             "batch_credit",
             "from dataclasses import replace\ndef mine(groups):\n    return [[replace(c, "
             "advantages=(float('nan'),)) for c in g.credits] for g in groups]\n",
-            "returned nan instead of a number",
+            "returned nan instead of a finite number",
         ),
         ("truncation", "def mine(rollout):\n    return 0.0\n", "return Credit(reward, trains=...)"),
         ("kl.estimator", "def mine(a, b):\n    return (a - b).sum()\n", "one number per token"),

@@ -22,7 +22,7 @@ from rl.config.schema import Run
 from rl.inference.external import ExternalServers, why_unusable
 from rl.inference.key_guard import GUARD, KEY_FILE, KeyGuard
 from rl.inference.replica import started_replicas
-from rl.inference.serve_external import server_process
+from rl.inference.serve_external import server_command
 from rl.placement.placement import placement
 from rl.runtime.child import Reaper
 from rl.runtime.devices import Host
@@ -162,7 +162,7 @@ def test_serve_external_starts_the_same_vllm_behind_the_guard(tmp_path):
     folder.path.mkdir()
     Run.of(composed(f"output_dir={tmp_path}", "run_name=r")).save(folder.config)
     folder.set_model(tiny_model(tmp_path))
-    command, env = server_process(folder, Address(host="10.0.0.7", port=8000))
+    command, env = server_command(folder, Address(host="10.0.0.7", port=8000))
     flags = dict(pairwise(command))
     assert (flags["--host"], flags["--port"]) == ("10.0.0.7", "8000")
     assert flags["--middleware"] == GUARD

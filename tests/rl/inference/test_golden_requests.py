@@ -8,7 +8,7 @@ import yaml
 from rl.inference.client import VLLMClient
 from rl.inference.replica import Replica
 from rl.inference.router import Router
-from rl.inference.server import AdapterLimits, ServedPolicy, VLLMServer, vllm_process
+from rl.inference.server import AdapterLimits, ServedPolicy, VLLMServer, vllm_command
 from rl.runtime.folder import RunFolder
 from rl.runtime.network import Address
 from tests.rl.weights.test_pusher import OnePolicy, Scorer, pusher, two_rows
@@ -29,7 +29,7 @@ def test_commands_and_environments(tmp_path, monkeypatch):
         limits = AdapterLimits(**policy.pop("adapter")) if "adapter" in policy else None
         replica = Replica("inference", Address.parse(address), key="secret")
         server, served = VLLMServer(**options), ServedPolicy(**policy, adapter=limits)
-        command, env = vllm_process(server, folder, replica, served, place)
+        command, env = vllm_command(server, folder, replica, served, place)
         text = json.dumps([command[1:], env]).replace(str(tmp_path.resolve()), "<run>")
         found[name] = json.loads(text)
     stored.golden("inference/commands", found)

@@ -34,18 +34,18 @@ def test_a_new_group_goes_to_the_one_with_the_fewest(groups, flying, chosen):
     for route, count, requests in zip(router.routes, groups, flying, strict=True):
         route.num_groups, route.num_pending = count, requests
     with router.group() as group:
-        assert group.route() is router.routes[chosen]
+        assert group.choose_route() is router.routes[chosen]
 
 
 def test_a_group_stays_with_its_replica_when_others_become_idle():
     router = Router.to(replica(0), replica(1))
     with ExitStack() as stack:
         groups = [stack.enter_context(router.group()) for _ in range(5)]
-        asked = [group.route().replica.name for group in groups]
+        asked = [group.choose_route().replica.name for group in groups]
         assert asked == ["inference0", "inference1"] * 2 + ["inference0"]
         groups[1].leave()
         groups[3].leave()
-        assert [groups[i].route().replica.name for i in (0, 2, 4)] == ["inference0"] * 3
+        assert [groups[i].choose_route().replica.name for i in (0, 2, 4)] == ["inference0"] * 3
         assert [route.num_groups for route in router.routes] == [3, 0]
     assert [route.num_groups for route in router.routes] == [0, 0]
 
@@ -56,13 +56,13 @@ def test_groups_of_a_lost_replica_choose_again_among_the_others():
     router.serve(map(replica, range(3)))
     with ExitStack() as stack:
         groups = [stack.enter_context(router.group()) for _ in range(6)]
-        first = groups[0].route()
+        first = groups[0].choose_route()
         for group in groups:
-            group.route()
+            group.choose_route()
         assert router.lose(first, "it ended")
         assert router.lose(first, "another request failed, too")
         assert lost == [("inference0", "it ended")]
-        assert [g.route().replica.name for g in groups] == [
+        assert [g.choose_route().replica.name for g in groups] == [
             *("inference1", "inference1", "inference2"),
             *("inference2", "inference1", "inference2"),
         ]

@@ -19,7 +19,7 @@ from rl.inference.server import (
     adapter_limits,
     only_replica,
     run_vllm,
-    vllm_process,
+    vllm_command,
 )
 from rl.model.shape import read_sizes
 from rl.runtime.failure import RunFailed
@@ -196,7 +196,7 @@ def environment(folder: Path, place=None, *, max_seq_len=256, **knobs):
     run_folder.set_model(tiny_model(folder))
     server = VLLMServer(**{**ONE, "args": {}, **knobs})
     policy = replace(POLICY, max_seq_len=max_seq_len)
-    return vllm_process(server, run_folder, only_replica(run_folder), policy, place)[1]
+    return vllm_command(server, run_folder, only_replica(run_folder), policy, place)[1]
 
 
 def test_threads_follow_the_place_and_not_the_machine_that_starts_it(tmp_path, monkeypatch):
@@ -212,7 +212,7 @@ def test_the_cache_on_a_cpu_holds_a_row_by_default(tmp_path):
     size = {"cpu_kv_cache_gib": None}
     assert environment(tmp_path, **size)["VLLM_CPU_KVCACHE_SPACE"] == "1"
     sizes = read_sizes(tiny_model(tmp_path))
-    rows_of_a_gib = (1 << 30) // sizes.row_bytes(1, "float32")
+    rows_of_a_gib = (1 << 30) // sizes.row_cache_bytes(1, "float32")
     longer = environment(tmp_path, max_seq_len=2 * rows_of_a_gib + 1, **size)
     assert longer["VLLM_CPU_KVCACHE_SPACE"] == "3"
     assert environment(tmp_path, cpu_kv_cache_gib=7)["VLLM_CPU_KVCACHE_SPACE"] == "7"
@@ -224,7 +224,7 @@ def test_no_command_and_no_variable_holds_the_key(tmp_path):
     folder.private.make()
     folder.private.make_key()
     replica = Replica("inference", Address(host="h", port=1), key=folder.private.read_key())
-    command, env = vllm_process(VLLMServer(**ONE, args={}), folder, replica, POLICY)
+    command, env = vllm_command(VLLMServer(**ONE, args={}), folder, replica, POLICY)
     assert replica.key
     assert replica.key not in " ".join([*command, *env.values()])
     assert env[KEY_FILE] == str(folder.private.key)

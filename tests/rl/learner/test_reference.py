@@ -198,7 +198,7 @@ def test_a_question_that_is_refused_is_not_asked_again(serve, folder):
 
 
 def test_a_server_with_another_tokenizer_is_refused_before_the_first_batch(serve, folder):
-    sample = Tokenizer(folder).encode(endpoint_file._SAMPLE)
+    sample = Tokenizer(folder).encode(endpoint_file._TEST_TEXT)
     same, seen = serve(tokens=sample)
     endpoint(same, folder)
     other, _ = serve(tokens=sample[:-1])
@@ -211,7 +211,7 @@ def test_a_server_with_another_tokenizer_is_refused_before_the_first_batch(serve
 
 def test_a_server_that_could_not_score_the_longest_row_is_refused_before_it_comes(serve, folder):
     # It samples a token behind what it scores, and has no place for one behind 64 of 64.
-    url, _ = serve(tokens=Tokenizer(folder).encode(endpoint_file._SAMPLE), max_model_len=64)
+    url, _ = serve(tokens=Tokenizer(folder).encode(endpoint_file._TEST_TEXT), max_model_len=64)
     with pytest.raises(RunFailed) as caught:
         endpoint(url, folder)
     assert str(caught.value) == (

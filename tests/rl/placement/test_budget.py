@@ -177,7 +177,7 @@ def test_what_does_not_fit_is_refused_with_the_arithmetic_and_the_options_that_l
     planned(gpus(2, 36), *alone)  # is not refused
     with pytest.raises(
         ConfigError,
-        match=r"the machine has 8\.0 GiB\. Largest process: trainer [\d.]+ = optimizer 45",
+        match=r"host 0 has 8\.0 GiB .* Largest process: trainer [\d.]+ = optimizer 45",
     ):
         planned([Host(cores=8, cpus=8, memory=8 * GIB)], "trainer.tokens_per_micro_batch=256")
 
@@ -260,9 +260,9 @@ def test_a_plan_that_is_larger_than_the_machine_says_so_and_its_rows_add_up():
     rows = [re.search(r" (\d+\.\d)(  |$)", line) for line in page.splitlines()[1:-1]]
     total = memory_of_host(parts, 0)
     assert sum(float(row[1]) for row in rows if row) == pytest.approx(total / GIB, abs=0.2)
-    assert "more than the memory" not in page
+    assert "exceeds the memory" not in page
     _, _, page = planned([Host(cores=4, cpus=8, memory=int(0.9 * total))])
-    assert page.splitlines()[-1].startswith("the run may fail: this is more")
+    assert page.splitlines()[-1].startswith("the run may fail: the estimate exceeds")
 
 
 def test_the_page_warns_about_the_host_with_the_least_memory_left():

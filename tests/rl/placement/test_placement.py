@@ -81,9 +81,9 @@ def test_devices_are_shared_out(sizes, said, expected):
         (
             (1,),
             {"group": 2},
-            "tensor_parallel_size=2 needs 2 GPUs, 2 on one host for each replica, but only 1",
+            r"_size=2 needs 2 GPUs, 2 on one host for each replica, but .*GPUs \(1\) suffice for 0",
         ),
-        ((1,), {"replicas": 2}, "replicas=2 with .*_size=1 needs 2 GPUs, .* only 1 are for vLLM"),
+        ((1,), {"replicas": 2}, r"replicas=2 with .*_size=1 needs 2 GPUs, .* \(1\) suffice for 1"),
         (
             (2,),
             {"ranks": 2},
@@ -97,10 +97,10 @@ def test_devices_are_shared_out(sizes, said, expected):
         (
             (4,),
             {"ranks": 3, "group": 2},
-            "_size=2 needs 2 GPUs, 2 on one host for each replica, but only 1",
+            r"_size=2 needs 2 GPUs, 2 on one host for each replica, but .*GPUs \(1\) suffice",
         ),
         ((2, 2), {"group": 4}, "needs 4 GPUs, 4 on one host"),
-        ((8,), {"ranks": 7, "replicas": 2}, "replicas=2 .* needs 2 GPUs.* only 1 are for vLLM"),
+        ((8,), {"ranks": 7, "replicas": 2}, r"replicas=2 .* needs 2 GPUs.* \(1\) suffice for 1"),
         ((2,), {"sample": [0, 1]}, "0 of 2 GPUs are for training .* list the GPUs in trainer.dev"),
         ((2,), {"train": []}, "0 of 2 GPUs are for training"),
         ((2,), {"sample": [7]}, r"no GPU 7 is visible: choose from \['0', '1'\]"),

@@ -358,8 +358,8 @@ async def test_the_rollouts_file_has_the_shaped_reward_and_whether_it_trained(tm
     dispatcher = SimpleNamespace(on_rejected=None)
     service = RolloutService(run, RunFolder(tmp_path), dispatcher, None, RequestTally())
     dispatcher.on_rejected(GROUPS[0])
-    service._write(3, GROUPS[:2])
-    service._write(4, [])
+    service._write_rollouts(3, GROUPS[:2])
+    service._write_rollouts(4, [])
     assert RunFolder(tmp_path).rollouts_of(4).read_text() == ""  # each rejected group once
     lines = RunFolder(tmp_path).rollouts_of(3).read_text().splitlines()
     assert {tuple(json.loads(line)["versions"]) for line in lines} == {(0,)}

@@ -53,9 +53,9 @@ def test_hydra_reads_the_same_run_name_again(name, tmp_path):
     ("done", "saved", "expected"),
     [
         (0, 0, "no step was done: nothing is lost, and run_name can be used again"),
-        (7, 0, "its 7 steps are in no checkpoint (trainer.checkpoint_every): they are lost"),
-        (57, 50, "50 of its 57 steps are in the last checkpoint; 7 are lost"),
-        (50, 50, "all of its 50 steps are in the last checkpoint"),
+        (7, 0, "7 steps are in no checkpoint (trainer.checkpoint_every): they are lost"),
+        (57, 50, "50 of 57 steps are in the last checkpoint; 7 are lost"),
+        (50, 50, "all 50 steps are in the last checkpoint"),
     ],
 )
 def test_the_advice_names_saved_and_lost_steps(done, saved, expected, tmp_path):

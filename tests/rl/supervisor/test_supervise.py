@@ -60,7 +60,7 @@ def test_a_finished_run_starts_nothing_when_resumed_and_loses_only_its_sockets(e
     result = train("run_name=whole", "resume=true", end, output_dir=tmp_path)
     assert (result.returncode, result.stderr) == (0, "")
     key = end.partition("=")[0]
-    assert f"already at {end.replace(chr(34), '')} of " in result.stdout
+    assert f"whole has reached {end.replace(chr(34), '')}: " in result.stdout
     assert f"change {key} to continue" in result.stdout
     assert "whole: 2 steps" in result.stdout
     run_folder.lock.unlink()

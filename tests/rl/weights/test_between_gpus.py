@@ -134,12 +134,12 @@ def test_every_wait_ends_at_the_timeout_and_the_error_names_what_was_awaited():
     sender = opened("nccl", 1.0)
     sender.pack(WEIGHTS)
     with replica(1) as workers:
-        facts, _ = sender.meet(workers, 2)
+        facts, _ = sender.rendezvous(workers, 2)
         with pytest.raises(RunFailed, match="=1 s in vain for the trainer to join the group"):
             sender.open_readers(workers, facts)
         sender.connect(workers)
         with pytest.raises(RunFailed, match="=1 s in vain for the weights of the trainer"):
-            workers.update(sender.update(workers))  # and rank 0 broadcasts nothing
+            workers.update(sender.push_info(workers))  # and rank 0 broadcasts nothing
         sender.connect(workers)
         workers.update = lambda info: None  # answers that it has read, and has not
         with pytest.raises(RunFailed, match=r"sync=nccl .* s in vain for inference to receive"):
