@@ -132,9 +132,9 @@ def _states(
 ) -> list[State]:
     """Return the State (sequential.py) of each arm, compared with arm number `at`.
 
-    Without an `effect` (smallest effect), p-values are multiplied by `factors`, for repeated looks,
-    and adjusted for the number of arms (Holm). With one, decisions are sequential and depend on
-    `unscored`, the number of further arms, which have no scores.
+    Without `effect` (the smallest effect), multiply p-values by `factors`, which correct for
+    repeated looks, and adjust them for the number of arms (Holm). With `effect`, decide
+    sequentially, and share the error also with `unscored` further arms, which have no scores.
     """
     if effect:
         return decide_arms(scores, at, effect, unscored)

@@ -144,7 +144,7 @@ def with_statistics(loss: Any, tokens: Tokens) -> Any:
     if not torch.allclose(total, whole.detach()):
         raise BadResult(
             "has statistics() whose results for two sequences and an empty one do not add up to "
-            "the result for all tokens: return sums over the tokens, and divide in __call__"
+            "the result for all tokens: return sums over the tokens, and divide them in __call__"
         )
     return partial(loss, statistics=whole.detach())
 
@@ -214,8 +214,9 @@ def check_correction(report: Report, correction: Any) -> bool:
         result = correction(old, old - gaps, ids, NUM_SEQUENCES)
         weights = getattr(result, "weights", None)
         if not isinstance(weights, Tensor) or weights.shape != (NUM_TOKENS,):
+            returned = _describe(result if weights is None else weights)
             raise BadResult(
-                f"returned {_describe(result if weights is None else weights)}: return "
+                f"returned {returned}{'' if weights is None else ' as weights'}: return "
                 "Correction(weights, metrics) of losses/correction.py, one weight per token"
             )
         if not weights.isfinite().all():

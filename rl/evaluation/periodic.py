@@ -98,7 +98,7 @@ class Evaluator:
         player = self.player.at_version(version)
         settings = player.schedules.apply(self.settings, "evaluation", version)
         sampler = replace(player.sampler, temperature=settings.temperature)
-        chat = player.chat.at_version(sampler, version)
+        chat = player.chat.with_cache_of(sampler, version)
         training = {"hinted_envs": frozenset(), "strategy": Independent()}
         return replace(player, sampler=sampler, chat=chat, **training)
 

@@ -37,8 +37,8 @@ class SafeCheckpointEngine(TorchCheckpointEngine):
             except UnpicklingError as error:
                 # Replace PyTorch's message, which advises to allow the class. That may be unsafe.
                 raise UnusableFile(
-                    f"{path} is not loaded, because it is damaged or may contain code from another "
-                    "person or an older DeepSpeed: resume from another checkpoint"
+                    f"{path} is not loaded, because it is damaged, comes from an older DeepSpeed, "
+                    "or may run another person's code: resume from another checkpoint"
                 ) from error
 
 

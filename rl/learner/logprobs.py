@@ -26,7 +26,7 @@ class Rows:
 
 
 @dataclass(frozen=True, eq=False)
-class Scored:
+class Logprobs:
     """The logprobs of the N tokens at which `Rows.mask` is True, row by row, without gradient."""
 
     logprobs: Tensor  # [N]

@@ -20,7 +20,7 @@ from rl.learner.deepspeed_engine import (
     start_engine,
     take_step,
 )
-from rl.learner.logprobs import PolicyModule, Rows, Scored
+from rl.learner.logprobs import Logprobs, PolicyModule, Rows
 from rl.learner.objective import Batch, Objective, with_outputs
 from rl.learner.observation import Observer, observation
 from rl.learner.optim import AdamW
@@ -185,13 +185,13 @@ class Policy:
         return replace(batch, scored=True, **dict(zip(names, outputs, strict=False)))
 
     @torch.no_grad()
-    def base_scores(self, rows: Rows, top_k: int = 0) -> Scored:
+    def base_scores(self, rows: Rows, top_k: int = 0) -> Logprobs:
         """Return logprobs of `rows` without adapter, and `top_k` likeliest tokens. Collective."""
         likeliest = (top_k, self.vocabulary) if top_k else None
         with without_adapter(self.engine.module.model):
             temperature = self._temperature_of(rows)
             outputs = self._score(rows.token_ids, rows.mask, temperature, top_k=likeliest)
-        return Scored(outputs[0], *outputs[2:])
+        return Logprobs(outputs[0], *outputs[2:])
 
     @torch.no_grad()
     def logprobs(self, token_ids: Ints, temperature: float = 1.0) -> Tensor:

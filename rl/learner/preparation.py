@@ -37,7 +37,7 @@ class Preparation:
     compared: bool  # whether advantages and penalties are relative to the mean of the group
     critic: Critic | None = None
     schedules: Schedules = NO_SCHEDULES
-    for_statistics: bool = False  # whether a loss reads batch statistics, perhaps of entropies
+    for_statistics: bool = False  # whether a loss reads batch statistics, which may need entropies
 
     def __call__(self, batch: RankBatch, beta: float) -> tuple[list[Batch], dict[str, float]]:
         batches = [

@@ -46,8 +46,8 @@ class PackedRows:
 
     token_ids: np.ndarray  # [P]
     positions: np.ndarray  # [P] position of each token in its rows
-    # For each block (`_blocks`): the packed index [S, W] of each token of its leaves, 0 at padding,
-    # and the first column that the block computes. An earlier block computes the columns before it.
+    # For each block (leaves in one attention call): the packed index [S, W] of their tokens, 0 at
+    # padding, and the first column to compute. An earlier block computes the columns on its left.
     leaves: list[tuple[np.ndarray, int]]
     copies: np.ndarray  # [P] index of each packed token in the joined outputs of all blocks
     before: np.ndarray  # [N] index of the packed token before each completion token, row by row

@@ -1,8 +1,8 @@
 """Check that a run fits into the memory of hosts and GPUs, and compute vLLM's share of a GPU.
 
-Estimates are up to 15 % off (docs/scaling.md). So `fit_memory` refuses a run for its size only if
-85 % of the estimate exceeds a host's memory, or if 93 % exceeds the memory of a GPU, which cannot
-swap. The check ignores memory that other programs use, because these programs may end soon.
+Estimates are up to 15 % off (docs/scaling.md). So `fit_memory` refuses a run only if 85 % of the
+estimate exceeds a host's memory. The limit of a GPU is stricter, 93 %, because a GPU cannot swap.
+The check ignores memory that other programs use, because these programs may end soon.
 """
 
 from collections.abc import Iterator, Sequence

@@ -1,6 +1,6 @@
-"""Computes the credit of each rollout of a group: truncation, shaping, advantage.
+"""Computes the credit of each rollout of a group: truncation, length penalty, advantage.
 
-    rollouts -> truncation -> length penalty -> turns -> advantage -> Credit
+    rollouts -> truncation -> length penalty -> split by turn -> advantage -> Credit
 
 With reward.normalise_each, penalties are subtracted from the advantages, not from the rewards,
 because an advantage that divides by the standard deviation would change the size of a penalty:
@@ -11,9 +11,9 @@ A_i: advantage of rollout i, k: named reward, P_i: amount that truncation and th
 subtract from the reward of rollout i.
 
 Rewards are split by turn. A reward that the environment returned for a turn belongs to that turn.
-The last turn also gets the rewards for the whole episode and the changes by truncation and shaping.
-An advantage function reads rewards per rollout and per turn (losses/groups.py). It returns one
-number per rollout, turn or token. A number of a rollout or turn applies to each of its tokens.
+The last turn also gets the rewards for the whole episode and the changes by truncation and length
+penalty. An advantage function reads rewards per rollout and per turn (losses/groups.py). It returns
+one number per rollout, turn or token. A number of a rollout or turn applies to each of its tokens.
 """
 
 import math
@@ -163,12 +163,12 @@ class GroupCredit:
         return credited
 
     def _set_compared(self, credits: Sequence[Credit]) -> list[Credit]:
-        """Return the credits with `compared` set where its default (None) would be wrong.
+        """Return the credits with `compared`: the numbers that the advantage compares in the group.
 
-        An advantage function may compare messages or lengths, for example, and not rewards. This
-        method assumes this if the rewards are equal but some advantage is not 0, or if the rewards
-        differ but all advantages are 0. In these cases, and for advantages per token, `compared`
-        contains the smallest and the largest advantage of the rollout.
+        They are () if it compares none, and None stands for the rewards or the advantages per turn.
+        But an advantage may compare something else, such as lengths: then equal rewards get
+        advantages other than 0, or different rewards get only 0. In these cases, and for advantages
+        per token, they are the smallest and the largest advantage of the rollout.
         """
         if not self.compares:
             return [replace(credit, compared=()) for credit in credits]

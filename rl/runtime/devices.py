@@ -48,7 +48,7 @@ def this_host() -> Host:
         num_threads=int(num_threads) if num_threads.isdigit() else None,
         memory=memory,
         free_memory=free,
-        device_memory=gpu_memory(gpus) if gpus else None,
+        device_memory=min_gpu_memory(gpus) if gpus else None,
         driver=next((gpu.driver for gpu in gpus_of_driver() if gpus), None),
     )
 
@@ -106,7 +106,7 @@ def _nvidia_smi(*arguments: str) -> list[str]:
     return done.stdout.splitlines()
 
 
-def gpu_memory(names: Sequence[str]) -> int | None:
+def min_gpu_memory(names: Sequence[str]) -> int | None:
     """Return the bytes of the smallest of these GPUs, or None if the size of any is unknown."""
     sizes = [
         gpu.memory

@@ -101,7 +101,7 @@ class Chat:
     def with_sampler(self, sampler: PolicySampler) -> Self:
         return replace(self, sampler=sampler)
 
-    def at_version(self, sampler: PolicySampler, version: int) -> Self:  # noqa: ARG002
+    def with_cache_of(self, sampler: PolicySampler, version: int) -> Self:  # noqa: ARG002
         """Return a copy with `sampler`. A subclass may reuse only prefixes cached by `version`."""
         return self.with_sampler(sampler)
 

@@ -145,7 +145,7 @@ class RendererChat(Chat):
         with self.client.group() as requests:
             yield replace(self, requests=requests)
 
-    def at_version(self, sampler: PolicySampler, version: int) -> Self:
+    def with_cache_of(self, sampler: PolicySampler, version: int) -> Self:
         return replace(self, sampler=sampler, version=LiveVersion(version))
 
 

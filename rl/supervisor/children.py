@@ -141,7 +141,7 @@ class Children:
                     if begun:
                         if self._stop_and_save(tick) and asked:
                             return  # no error, because the signal to stop also ended vLLM
-                        self._raise_if_reported("trainer")  # raises if the ranks failed to save
+                        self._raise_if_reported("trainer")  # first the error of a rank
                     self._raise_failure_with_log(*gone)
             # A rank may end with status 0 before the other ranks. Any other early end is an error.
             early = {n: s for n, s in ended.items() if not (n.startswith("trainer") and s == 0)}

@@ -63,7 +63,7 @@ class Receivers:
         self.updated |= {replica.name: replica.incarnation for replica in fresh}
         return [VLLMRoutes(replica, timeout=self._timeout) for replica in fresh]
 
-    def restart(self, name: str, why: str) -> None:
+    def request_restart(self, name: str, why: str) -> None:
         request_restart(self._run_folder, name, self.updated.pop(name), why)
 
     def _started(self) -> list[Replica]:
@@ -129,7 +129,7 @@ class Delivery:
     def updated_replicas(self) -> dict[str, int]:
         """Request restarts of the replicas whose push or probe failed, and return the others."""
         for name, reason in self._pusher.take_lost().items():
-            self._receivers.restart(name, reason)
+            self._receivers.request_restart(name, reason)
         return self._receivers.updated
 
     def _catch_failure(self, work: Callable[[], None]) -> str:

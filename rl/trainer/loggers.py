@@ -170,8 +170,8 @@ def _size_of_dropped(run_folder: RunFolder) -> str:
 def wandb_id(folder: Path, run_name: str) -> str:
     """Return the run's id at wandb. Create and store an id if the run's folder has none.
 
-    The id's random suffix separates runs with the same name. The file also stores the size of
-    metrics.dropped.jsonl, which grows when a resume repeats steps.
+    The id's random suffix separates runs with the same name. The size of metrics.dropped.jsonl is
+    stored beside the id, because `_has_repeated_steps` compares it with the size at a resume.
     """
     run_folder = RunFolder(folder)
     path = run_folder.wandb_id

@@ -17,7 +17,7 @@ import torch
 
 from envs.http_client import HttpClient, HttpError
 from rl.config.ranges import NonNegativeInt, PositiveFloat, PositiveInt
-from rl.learner.logprobs import Rows, Scored
+from rl.learner.logprobs import Logprobs, Rows
 from rl.learner.ranks import Ranks
 from rl.learner.reference.protocol import Reference, ReferenceSetting, join_scores
 from rl.model.tokenizer import Tokenizer
@@ -95,7 +95,7 @@ class _RemoteTeacher(Reference):
         # Sum over the ranks, because each rank sends its own requests and only rank 0 logs.
         return {"train/reference_retries": self._ranks.sum(float(self._retries))}
 
-    def score(self, batches: Sequence[Rows]) -> list[Scored]:
+    def score(self, batches: Sequence[Rows]) -> list[Logprobs]:
         requests = [
             (ids.tolist(), row.nonzero()[:, 0].tolist())
             for rows in batches
@@ -110,7 +110,7 @@ class _RemoteTeacher(Reference):
             for rows in batches
         ]
 
-    async def _request_all(self, requests: Sequence[tuple[list[int], list[int]]]) -> list[Scored]:
+    async def _request_all(self, requests: Sequence[tuple[list[int], list[int]]]) -> list[Logprobs]:
         client = self._client(self._endpoint.max_retries)
         tasks = [asyncio.create_task(self._request(client, *request)) for request in requests]
         async with client:
@@ -122,7 +122,9 @@ class _RemoteTeacher(Reference):
                     task.cancel()
                 await asyncio.gather(*tasks, return_exceptions=True)
 
-    async def _request(self, client: HttpClient, token_ids: list[int], places: list[int]) -> Scored:
+    async def _request(
+        self, client: HttpClient, token_ids: list[int], places: list[int]
+    ) -> Logprobs:
         if not places:
             return self._read([], [])
         # Cut the row after its last completion token, because later tokens need no score.
@@ -150,12 +152,12 @@ class _RemoteTeacher(Reference):
             ) from error
         raise RunFailed(f"{self._where} returns no prompt_logprobs: use a vLLM server")
 
-    def _read(self, entries: list[dict[str, Any]], tokens: list[int]) -> Scored:
+    def _read(self, entries: list[dict[str, Any]], tokens: list[int]) -> Logprobs:
         """Convert entries {token id: {"logprob": number}}, one per scored token, to tensors."""
         pairs = zip(entries, tokens, strict=True)
         logprobs = torch.tensor([float(entry[str(t)]["logprob"]) for entry, t in pairs])
         if not self._top_k:
-            return Scored(logprobs)
+            return Logprobs(logprobs)
         # vLLM returns the row's own token in addition to the most likely ones, so keep only top_k.
         best = [
             sorted(((float(e["logprob"]), int(t)) for t, e in entry.items()), reverse=True)
@@ -170,4 +172,4 @@ class _RemoteTeacher(Reference):
                 f"{self._vocabulary} tokens: lower reference.top_k, or choose another teacher"
             )
         values = torch.tensor([[value for value, _ in row] for row in best])
-        return Scored(logprobs, ids, values.reshape(shape))
+        return Logprobs(logprobs, ids, values.reshape(shape))

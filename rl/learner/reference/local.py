@@ -16,7 +16,7 @@ from msgspec import Meta
 from safetensors.torch import load_file, save_file
 
 from rl.config.ranges import NonNegativeInt, PositiveInt
-from rl.learner.logprobs import PolicyModule, Rows, Scored
+from rl.learner.logprobs import Logprobs, PolicyModule, Rows
 from rl.learner.policy import Policy
 from rl.learner.reference.protocol import Reference, ReferenceSetting
 from rl.model.loading import load_model
@@ -28,7 +28,7 @@ _FILE = "reference.safetensors"
 
 @dataclass(frozen=True, kw_only=True)
 class InitialPolicy:
-    """The options of conf/reference/initial.yaml."""
+    """The policy's first weights as the reference (conf/reference/initial.yaml)."""
 
     is_policy: ClassVar[bool] = True  # the reference is an earlier state of the policy
 
@@ -68,7 +68,7 @@ class _BaseModel(Reference):
     def __init__(self, policy: Policy, top_k: int) -> None:
         self._policy, self._top_k = policy, top_k
 
-    def score(self, batches: Sequence[Rows]) -> list[Scored]:
+    def score(self, batches: Sequence[Rows]) -> list[Logprobs]:
         return [self._policy.base_scores(rows, self._top_k) for rows in batches]
 
 
@@ -92,7 +92,7 @@ class _ReferenceCopy(Reference):
         self._average = {n: p.float() for n, p in self._parameters.items()} if is_average else {}
 
     @torch.no_grad()
-    def score(self, batches: Sequence[Rows]) -> list[Scored]:
+    def score(self, batches: Sequence[Rows]) -> list[Logprobs]:
         top_k = (self._top_k, self._setting.vocabulary) if self._top_k else None
         shared = self._setting.temperature
         temperatures = (shared if r.temperatures is None else r.temperatures for r in batches)
@@ -100,7 +100,7 @@ class _ReferenceCopy(Reference):
             self._module(rows.token_ids, rows.mask, temperature, top_k=top_k)
             for rows, temperature in zip(batches, temperatures, strict=True)
         )
-        return [Scored(logprobs, *likeliest) for logprobs, _, *likeliest in outputs]
+        return [Logprobs(logprobs, *likeliest) for logprobs, _, *likeliest in outputs]
 
     @torch.no_grad()
     def after_step(self, step: int) -> None:

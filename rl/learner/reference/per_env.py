@@ -12,7 +12,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from rl.learner.logprobs import Rows, Scored
+from rl.learner.logprobs import Logprobs, Rows
 from rl.learner.reference.protocol import Reference, ReferenceSetting, join_scores
 
 
@@ -33,7 +33,7 @@ class _Teachers(Reference):
         self._teachers = teachers
         self.shares_prefixes = all(teacher.shares_prefixes for teacher in teachers.values())
 
-    def score(self, batches: Sequence[Rows]) -> list[Scored]:
+    def score(self, batches: Sequence[Rows]) -> list[Logprobs]:
         # Call each teacher for each micro-batch: under ZeRO-3 all ranks must make the same calls.
         # A teacher without rows in a micro-batch gets one row without scored tokens.
         scored = {
@@ -82,7 +82,7 @@ def _rows_of(name: str, rows: Rows) -> Rows:
     return Rows(rows.token_ids[:1, :2], torch.zeros_like(rows.mask[:1, :2]), ("",))
 
 
-def _merge_in_row_order(rows: Rows, by_env: Mapping[str, Scored]) -> Scored:
+def _merge_in_row_order(rows: Rows, by_env: Mapping[str, Logprobs]) -> Logprobs:
     envs = [rows.envs[i] for i in rows.mask.nonzero()[:, 0].tolist()]  # [N]
     numbers = torch.tensor([list(by_env).index(env) for env in envs], dtype=torch.int64)
     # The scores are concatenated teacher by teacher. order[i] is the index of score i in row order.

@@ -8,7 +8,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from rl.learner.logprobs import Rows, Scored
+from rl.learner.logprobs import Logprobs, Rows
 from rl.learner.policy import Policy
 from rl.runtime.failure import RunFailed
 
@@ -19,7 +19,7 @@ class Reference:
     # False if `score` runs a model on padded rows. The plan of micro-batches then counts padding.
     shares_prefixes: bool = True
 
-    def score(self, batches: Sequence[Rows]) -> list[Scored]:
+    def score(self, batches: Sequence[Rows]) -> list[Logprobs]:
         """Return logprobs of each micro-batch's completion tokens at the sampler's temperature."""
         raise NotImplementedError
 
@@ -70,7 +70,7 @@ class NoReference:
         raise AssertionError("rl/config/reference_rules.py refuses runs that need a reference")
 
 
-def join_scores(scores: Sequence[Scored], transform: Callable[[Tensor], Tensor]) -> Scored:
+def join_scores(scores: Sequence[Logprobs], transform: Callable[[Tensor], Tensor]) -> Logprobs:
     """Concatenate each field of the scores, skipping None, and apply `transform` to the result."""
     columns = [
         [x for x in column if x is not None]
@@ -80,4 +80,4 @@ def join_scores(scores: Sequence[Scored], transform: Callable[[Tensor], Tensor])
     ]
     logprobs, *candidates = [transform(torch.cat(column)) if column else None for column in columns]
     assert logprobs is not None, "every micro-batch has a row"
-    return Scored(logprobs, *candidates)
+    return Logprobs(logprobs, *candidates)

@@ -21,7 +21,7 @@ from rl.config.schedules import Schedules
 from rl.dry_call.learn import run_with_facts
 from rl.learner.kl import KLPenalty
 from rl.learner.learner import Learner
-from rl.learner.logprobs import Rows, Scored
+from rl.learner.logprobs import Logprobs, Rows
 from rl.learner.objective import Batch, Objective
 from rl.learner.preparation import Preparation
 from rl.learner.reference.local import InitialPolicy
@@ -219,7 +219,7 @@ class Fixed:
     """A reference whose logprob of a token depends on the token alone."""
 
     def score(self, batches):
-        return [Scored(liking(rows.token_ids[rows.mask])) for rows in batches]
+        return [Logprobs(liking(rows.token_ids[rows.mask])) for rows in batches]
 
     def metrics(self):
         return {}

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from rl.runtime import devices
-from rl.runtime.devices import gpu_memory, this_host, visible_gpus
+from rl.runtime.devices import min_gpu_memory, this_host, visible_gpus
 
 MIB = 1 << 20
 
@@ -61,11 +61,11 @@ def nvidia_smi(tmp_path, monkeypatch):
 
 def test_the_memory_of_the_smallest_gpu_counts_and_is_unknown_without_an_answer(nvidia_smi):
     nvidia_smi(TWO)
-    assert gpu_memory(["0", "1"]) == gpu_memory(["0", "GPU-77"]) == 24576 * MIB
-    assert gpu_memory(["0"]) == gpu_memory(["GPU-5d1f"]) == 81559 * MIB
-    assert gpu_memory(["7"]) is gpu_memory(["0", "7"]) is None  # there is no GPU 7
+    assert min_gpu_memory(["0", "1"]) == min_gpu_memory(["0", "GPU-77"]) == 24576 * MIB
+    assert min_gpu_memory(["0"]) == min_gpu_memory(["GPU-5d1f"]) == 81559 * MIB
+    assert min_gpu_memory(["7"]) is min_gpu_memory(["0", "7"]) is None  # there is no GPU 7
     nvidia_smi("", status=9)
-    assert gpu_memory(["0"]) is None
+    assert min_gpu_memory(["0"]) is None
 
 
 def test_a_container_with_one_gpu_of_the_host_calls_it_0_as_cuda_does(nvidia_smi, tmp_path):
@@ -80,10 +80,10 @@ def test_a_container_with_one_gpu_of_the_host_calls_it_0_as_cuda_does(nvidia_smi
 def test_partitions_of_a_gpu_are_named_by_their_uuid(nvidia_smi, monkeypatch):
     nvidia_smi(H100.replace("Disabled", "Enabled"), SPLIT)
     assert visible_gpus() == ["MIG-a1", "MIG-b2"]
-    assert gpu_memory(visible_gpus()) == 10 * 10**9
+    assert min_gpu_memory(visible_gpus()) == 10 * 10**9
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "MIG-a1")
     assert visible_gpus() == ["MIG-a1"]
-    assert gpu_memory(visible_gpus()) == 40 * 10**9
+    assert min_gpu_memory(visible_gpus()) == 40 * 10**9
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "GPU-5d")  # divided, so the driver does not list it
     assert visible_gpus() == ["GPU-5d"]
 
