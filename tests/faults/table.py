@@ -86,7 +86,7 @@ FAULTS = [
     Fault("vLLM answers garbage for ever", MESSAGE, ["generation"],
           engine=[{"fault": "Garbage", "at": 9, "times": NEVER}], rejects=True),
     Fault("vLLM ends at a push", END, ["push"],
-          engine=[{"fault": "Exit", "path": "/start_weight_update", "at": 4}]),
+          engine=[{"fault": "Exit", "path": "/start_weight_update", "at": 5}]),  # after its restart it gets 3
     Fault("vLLM refuses every push", MESSAGE, ["push"],
           engine=[{"fault": "Status", "status": 500, "path": "/update_weights", "at": 3,
                    "times": NEVER}]),
