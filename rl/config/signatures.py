@@ -91,8 +91,13 @@ def spec_of(name: str) -> ModuleSpec | None:
     return spec
 
 
-def find_definition(module: Module, name: str, seen: frozenset[str] = frozenset()) -> Found | None:
-    """Return the module and statement that define what `module` calls `name`; follow imports."""
+def find_definition(
+    module: Module, name: str, seen: frozenset[str] = frozenset(), below: ast.stmt | None = None
+) -> Found | None:
+    """Return the module and statement that define what `module` calls `name`; follow imports.
+
+    `below`: a class whose base is looked up. A class may have the name of its imported base.
+    """
     if f"{module.name}:{name}" in seen:  # star imports may be circular
         return None
     seen |= {f"{module.name}:{name}"}
@@ -105,7 +110,7 @@ def find_definition(module: Module, name: str, seen: frozenset[str] = frozenset(
                 | ast.ClassDef(name=defined)
                 | ast.Assign(targets=[ast.Name(id=defined)])
                 | ast.AnnAssign(target=ast.Name(id=defined))
-            ) if defined == name:
+            ) if defined == name and statement is not below:
                 return module, statement
     for origin in _import_origins(module, head):
         parts = [*origin.split("."), *(rest.split(".") if rest else [])]
@@ -204,7 +209,7 @@ def bases(module: Module, definition: ast.ClassDef) -> Iterator[tuple[Module, as
     for base in definition.bases:
         while isinstance(base, ast.Subscript):  # Base[T] becomes Base
             base = base.value
-        found = find_definition(module, ast.unparse(base))
+        found = find_definition(module, ast.unparse(base), below=definition)
         if found and isinstance(found[1], ast.ClassDef):
             yield found[0], found[1]
 

@@ -47,10 +47,12 @@ async def call(tokens, scale=1, *, low: float, high: "float | None" = None): ...
 """
 
 IMPORTING = """
-from knobs_base import Derived as Renamed, Speed, call
+from knobs_base import Derived as Renamed, Speed, Written, call
 
 class Child(Renamed):
     pass
+
+class Written(Written): ...
 
 def use(*, speed: Speed): ...
 """
@@ -72,6 +74,7 @@ def _written(modules: Path) -> None:
         ("knobs_base.HalfPositional", ["steps"], []),
         ("knobs_base.call", ["low"], ["high"]),
         ("knobs_importing.Child", ["rate", "steps"], ["names"]),
+        ("knobs_importing.Written", ["size"], ["speed"]),
         ("knobs_importing.call", ["low"], ["high"]),
     ],
 )
