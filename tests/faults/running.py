@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, suppress
+from itertools import islice
 from pathlib import Path
 
 from envs.user_code import format_location
@@ -127,7 +128,8 @@ class ScriptedRun:
                 time.sleep(each)
         self.happened |= process.poll() is None
         if case.fault.damage == "remove the socket":
-            next(self.folder.private.path.resolve().glob("vllm*.sock")).unlink(missing_ok=True)
+            for path in islice(self.folder.private.path.resolve().glob("vllm*.sock"), 1):
+                path.unlink(missing_ok=True)
         elif case.fault.damage == "fill the disk":
             with suppress(OSError), (self.folder.path / "filler").open("wb", buffering=0) as file:
                 while True:
