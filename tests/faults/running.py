@@ -127,14 +127,17 @@ class ScriptedRun:
             else:
                 time.sleep(each)
         self.happened |= process.poll() is None
-        if case.fault.damage == "remove the socket":
+        self._damage()
+
+    def _damage(self) -> None:
+        if self.case.fault.damage == "remove the socket":
             for path in islice(self.folder.private.path.resolve().glob("vllm*.sock"), 1):
                 path.unlink(missing_ok=True)
-        elif case.fault.damage == "fill the disk":
+        elif self.case.fault.damage == "fill the disk":
             with suppress(OSError), (self.folder.path / "filler").open("wb", buffering=0) as file:
                 while True:
                     file.write(bytes(1 << 12))
-        elif case.fault.damage == "make checkpoints read-only":
+        elif self.case.fault.damage == "make checkpoints read-only":
             self.folder.checkpoints.mkdir(exist_ok=True)
             _mount("-o", "bind,ro", self.folder.checkpoints, self.folder.checkpoints)
             _mount("-o", "remount,bind,ro", self.folder.checkpoints)

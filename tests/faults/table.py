@@ -85,8 +85,9 @@ FAULTS = [
           engine=[{"fault": "Garbage", "at": 9, "times": 3}]),
     Fault("vLLM answers garbage for ever", MESSAGE, ["generation"],
           engine=[{"fault": "Garbage", "at": 9, "times": NEVER}], rejects=True),
+    # A restarted vLLM counts its pushes again, and gets three.
     Fault("vLLM ends at a push", END, ["push"],
-          engine=[{"fault": "Exit", "path": "/start_weight_update", "at": 5}]),  # after its restart it gets 3
+          engine=[{"fault": "Exit", "path": "/start_weight_update", "at": 5}]),
     Fault("vLLM refuses every push", MESSAGE, ["push"],
           engine=[{"fault": "Status", "status": 500, "path": "/update_weights", "at": 3,
                    "times": NEVER}]),
