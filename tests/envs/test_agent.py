@@ -86,8 +86,8 @@ def test_a_shell_agent_is_scored_by_its_file_and_every_token_is_in_its_row(tmp_p
 
 
 def test_exit_status_and_output_are_kept_for_the_rewards(tmp_path):
-    env = agent(python("print(ask(sys.argv[1]), os.environ['X']); os.write(2, b'\\xff'); sys.exit(3)"), tmp_path,
-                variables={"X": "own"})  # fmt: skip
+    code = "print(ask(sys.argv[1]), os.environ['X']); os.write(2, b'\\xff'); sys.exit(3)"
+    env = agent(python(code), tmp_path, variables={"X": "own"})
     (rollout,) = play(env, "hello")
     assert rollout.rewards == {"wrote": 0.0, "succeeded": 0.0, "output": 0.0}
     assert (env.seen[0]["status"], env.seen[0]["output"]) == (3, "\ufffdhello own\n")

@@ -207,9 +207,8 @@ def test_four_unusable_answers_of_the_teacher_end_the_search(answer, why, endpoi
     endpoint.proposals = (answer,)
     with pytest.raises(RunFailed) as caught:
         search(endpoint, tmp_path, max_calls=400)
-    assert (
-        f"the reflection model {why}, 4 times in a row: raise reflection.max_tokens"
-        in str(caught.value)
+    assert f"the reflection model {why}, 4 times in a row: raise reflection.max_tokens" in str(
+        caught.value
     )
     assert len(endpoint.teacher_asked) == 4
     assert len(endpoint.policy_asked) == 10 + 2 * 3
