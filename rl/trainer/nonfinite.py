@@ -5,6 +5,7 @@ import logging
 from rl.learner.ranks import Ranks
 from rl.runtime.failure import RunFailed
 from rl.runtime.folder import RunFolder
+from rl.runtime.start_record import program
 from rl.trainer.rollouts_link import RolloutsLink
 from rl.trainer.trained_tokens import StepRecord
 
@@ -40,7 +41,7 @@ class NonFiniteSteps:
             f"trainer.max_nonfinite_steps={self._most} of them end the run. Lower "
             "optim.learning_rate. In a custom loss, check divisors and arguments of logarithms "
             f"(docs/troubleshooting.md, instability). The tokens of step {step} are kept for "
-            f"python compare_losses.py {self._run_folder} steps={step} loss=<another>"
+            f"{' '.join(program('compare_losses'))} {self._run_folder} steps={step} loss=<another>"
         )
         if is_last:
             raise RunFailed(message)

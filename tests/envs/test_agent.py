@@ -86,11 +86,11 @@ def test_a_shell_agent_is_scored_by_its_file_and_every_token_is_in_its_row(tmp_p
 
 
 def test_exit_status_and_output_are_kept_for_the_rewards(tmp_path):
-    env = agent(python("print(ask(sys.argv[1]), os.environ['X']); sys.exit(3)"), tmp_path,
-                variables={"X": "own"})  # fmt: skip
+    code = "print(ask(sys.argv[1]), os.environ['X']); os.write(2, b'\\xff'); sys.exit(3)"
+    env = agent(python(code), tmp_path, variables={"X": "own"})
     (rollout,) = play(env, "hello")
     assert rollout.rewards == {"wrote": 0.0, "succeeded": 0.0, "output": 0.0}
-    assert (env.seen[0]["status"], env.seen[0]["output"]) == (3, "hello own\n")
+    assert (env.seen[0]["status"], env.seen[0]["output"]) == (3, "\ufffdhello own\n")
 
 
 def test_agents_have_keys_of_their_own_and_no_secret_of_the_run(tmp_path, monkeypatch):
@@ -172,9 +172,12 @@ def test_only_the_agent_knows_how_its_conversations_look(tmp_path):
         agent(["sh", "{prompt}"], tmp_path).demonstrations(Random(0))
 
 
-@pytest.mark.parametrize("answer", [42, ["41", 42]])
-def test_a_written_answer_may_be_a_number_or_one_of_several(answer, tmp_path):
-    (tmp_path / "answer.txt").write_text("42\n")
+@pytest.mark.parametrize(
+    ("answer", "written", "reward"),
+    [(42, b"42\n", 1.0), (["41", 42], b"42\n", 1.0), (42, b"42\xff", 0.0)],  # the last: not UTF-8
+)
+def test_a_written_answer_may_be_a_number_or_one_of_several(answer, written, reward, tmp_path):
+    (tmp_path / "answer.txt").write_bytes(written)
     example = Example(0, "agent", [], {"answer": answer})
     episode = Episode(example, [], memory={"folder": tmp_path})
-    assert asyncio.run(wrote(episode, path="answer.txt")) == 1.0
+    assert asyncio.run(wrote(episode, path="answer.txt")) == reward

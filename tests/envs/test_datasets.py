@@ -26,8 +26,8 @@ def written(path, rows):
     return str(path)
 
 
-def lines(path, rows=ROWS, **changes):
-    options = {**COLUMNS, "path": written(path, rows), "eval_path": None}
+def lines(file, rows=ROWS, **changes):
+    options = {**COLUMNS, "path": written(file, rows), "eval_path": None}
     return JsonLines(**{**options, **changes})
 
 
@@ -76,9 +76,11 @@ def test_held_out_prompts_do_not_depend_on_the_order_and_are_not_trained_on(tmp_
     assert [example.id for example in twice[1]] == list(range(20))
 
 
-def test_a_file_for_evaluation_is_a_split_of_its_own(tmp_path):
-    other = written(tmp_path / "eval.jsonl", ROWS[::2])
-    train, held_out = both(lines(tmp_path / "a.jsonl", eval_path=other, num_eval=5))
+def test_a_file_for_evaluation_is_a_split_of_its_own(tmp_path, monkeypatch):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    written(tmp_path / "eval.jsonl", ROWS[::2])
+    paths = {"path": "~/a.jsonl", "eval_path": "~/eval.jsonl"}
+    train, held_out = both(lines(tmp_path / "a.jsonl", **paths, num_eval=5))
     assert len(train) == 40
     assert prompts(held_out) == [f"{i} + 1?" for i in range(0, 10, 2)]
 

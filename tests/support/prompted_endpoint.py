@@ -19,7 +19,8 @@ class PromptedEndpoint(Answers):
     """Hold the options, the received requests and the state of the endpoint.
 
     Attributes:
-        proposals: answers of the teacher in order; the last one is repeated.
+        proposals: answers of the teacher in order; the last one is repeated. The endpoint says of
+            an answer that ends with "…" that its limit of tokens has cut it off.
 
     """
 
@@ -38,7 +39,11 @@ class PromptedEndpoint(Answers):
         expected = f"Bearer {self.key}" if self.key else None
         if self.headers[number].get("Authorization") != expected:
             return 401, {}
-        return 200, completion(self._said(body)) if body else {"data": []}
+        if not body:
+            return 200, {"data": []}
+        answer = completion(said := self._said(body))
+        answer["choices"][0]["finish_reason"] = "length" if said.endswith("…") else "stop"
+        return 200, answer
 
     def _said(self, body: dict) -> str:
         messages = {message["role"]: message["content"] for message in body["messages"]}

@@ -92,7 +92,7 @@ def reply(env, call):
 @pytest.mark.parametrize(
     ("call", "answer"),
     [
-        (tool_call("search_pages", query="Oslo"), "Oslo\nNorway"),
+        (tool_call("search_pages", query="capital Oslo"), "Oslo\nNorway"),
         (
             tool_call("view_sections", page_id="oslo"),
             "Error: there is no page 'oslo'; did you mean 'Oslo'?",
@@ -104,7 +104,7 @@ def reply(env, call):
     ],
 )
 def test_right_and_wrong_calls_get_a_useful_answer(call, answer):
-    assert reply(wiki(), call).startswith(answer)
+    assert reply(wiki(num_results=2), call) == answer
 
 
 def test_the_last_message_without_reasoning_is_compared_with_the_answer():
@@ -143,7 +143,8 @@ def test_demonstrations_are_about_entities_that_do_not_exist_and_are_different_e
     assert all(messages[-1]["role"] == "assistant" for messages in told)
 
 
-def test_your_own_corpus_comes_from_two_files(tmp_path):
+def test_your_own_corpus_comes_from_two_files(tmp_path, monkeypatch):
+    monkeypatch.setenv("HOME", str(tmp_path))
     corpus, questions = tmp_path / "pages.jsonl", tmp_path / "questions.jsonl"
     pages = [
         {"title": "The Owl", "content": "A bird.\n\n# Food\nIt eats mice.\n## At night\nIt hunts."},
@@ -152,7 +153,7 @@ def test_your_own_corpus_comes_from_two_files(tmp_path):
     written(corpus, pages)
     asked = [{"question": f"What eats mice {i}?", "answer": "the owl"} for i in range(4)]
     written(questions, asked)
-    env = wiki(corpus=str(corpus), questions=str(questions), levels=[0], num_eval=1)
+    env = wiki(corpus="~/pages.jsonl", questions="~/questions.jsonl", levels=[0], num_eval=1)
 
     assert (len(env.examples("train")), len(env.examples("eval"))) == (3, 1)
     assert reply(env, tool_call("view_sections", page_id="The_Owl")).split("\n") == [

@@ -108,7 +108,7 @@ import time
 import hydra
 
 from rl.config.schema import ConfigError
-from rl.runtime.failure import RunFailed
+from rl.runtime.failure import OutOfTime, RunFailed
 from lab.cli.launch import Job, compose, launch, as_hydra_task
 
 
@@ -121,6 +121,8 @@ def main(job: Job):
             raise ConfigError(["one", "two"])
         case "fail":
             raise RunFailed("vLLM \x1b[31mended\\nits\x07 last line")
+        case "stop":
+            raise OutOfTime("time is over")
         case "crash":
             raise ZeroDivisionError("a bug")
         case "sleep":
@@ -188,6 +190,7 @@ def run(program: Path, *arguments: str) -> tuple[int, str, str]:
     [
         ("refuse", 2, "this run cannot start:\n- one\n- two\n"),
         ("fail", 1, "the run failed:\nvLLM ended\nits last line\n"),
+        ("stop", 0, ""),
     ],
 )
 def test_the_task_says_why_it_stops(what: str, status: int, errors: str, program: Path) -> None:
@@ -212,10 +215,10 @@ def test_ctrl_c_takes_one_line(program: Path) -> None:
 
 
 def test_a_sweep_goes_on_when_a_run_fails_and_says_so_at_the_end(program: Path) -> None:
-    status, output, errors = run(program, "--multirun", "do=fail,nothing", "seed=0,1")
+    status, output, errors = run(program, "--multirun", "do=fail,stop,nothing", "seed=0,1")
     assert status == 1
     names = [line.split()[0] for line in output.splitlines()]
-    assert names == ["a-s0-0", "a-s1-1", "a-s0-2", "a-s1-3"]
+    assert names == ["a-s0-0", "a-s1-1", "a-s0-2", "a-s1-3", "a-s0-4", "a-s1-5"]
     assert errors.count("the run failed:\nvLLM ended\nits last line\n") == 2
     assert "Traceback" not in errors
 

@@ -59,7 +59,11 @@ def test_another_advantage_is_that_of_the_recorded_rewards(tmp_path):
     folder = record_run(tmp_path)
     _, arm = arms_of(folder, ["advantage=none"])
     batch = recorded_tokens(tmp_path, STEP)
-    lines = {line["id"]: line for line in map(json.loads, folder.rollouts_of(STEP).open())}
+    path = folder.rollouts_of(STEP)
+    lines = {line["id"]: line for line in map(json.loads, path.read_text().splitlines())}
+    for line in lines.values():  # as if every rollout was penalised for its length
+        line["shaped_reward"] = line["shaped_reward"] and line["shaped_reward"] - line["tokens"]
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines.values()))
     rewards = [lines[id]["shaped_reward"] for id in batch.rollout_ids]
     expected = torch.tensor([r or 0.0 for r in rewards])[batch.tokens.sequence_ids]
     given = replace(batch, tokens=replace(batch.tokens, advantages=expected))

@@ -1,13 +1,16 @@
 """When a prompt becomes a candidate."""
 
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
 from gepa.proposer.base import CandidateProposal, SubsampleEvaluation
+from rich.console import Console
 
 from envs.episode import Example
 from lab.prompts.describe import Attempt
 from lab.prompts.search import COMPONENT, Search
+from rl.terminal.progress import Progress
 
 EXAMPLE = Example(id=0, env="e", messages=[])
 
@@ -38,6 +41,19 @@ def test_a_prompt_is_compared_with_its_parent_on_examples_that_both_scored(befor
     assert searching().should_accept(proposal, known) is accepted
     known.program_candidates.append({COMPONENT: "new"})
     assert not searching().should_accept(proposal, known)
+
+
+def test_the_best_prompt_is_not_the_newest(capsys):
+    with Progress(Console(), 100, "calls") as progress:
+        search = replace(searching(), progress=progress, save=lambda candidates: None)
+        for number, score in enumerate((0.25, 0.75, 0.5)):
+            search._validated = number, [score]
+            event = {"candidate": {COMPONENT: "p"}, "candidate_idx": number, "parent_ids": [0]}
+            search.on_valset_evaluated({**event, "is_best_program": number == 1})
+        progress.advance(90)
+    assert "best 0.750 (start 0.250), 3 candidates" in capsys.readouterr().out
+    search.settings = SimpleNamespace(perfect_score=0.75)
+    assert search._is_over(None)
 
 
 def searching() -> Search:

@@ -17,6 +17,8 @@ def run(name, *overrides, commit="", **config) -> Run:
         ([["optim.learning_rate=0.1"], ["optim.learning_rate=0.2"]],
          ["learning_rate=0.1", "learning_rate=0.2"]),
         ([["trainer.compile=true"], ["trainer.compile=false"]], ["compile=true", "compile=false"]),
+        ([["kl=null"], ["kl=k3"]], ["kl=null", "kl=k3"]),
+        ([["optim.rate=0.1"], ["optim.rate=auto"]], ["rate=0.1", "rate=auto"]),
         ([["loss=grpo"], ["env=wiki"]], ["loss=grpo", "env=wiki"]),
         ([["loss=grpo", "kl=k3"], ["loss=cispo", "kl=k3"]], ["grpo", "cispo"]),
         ([["kl=k3", "loss.clip=1"], ["kl=k2", "loss.clip=1"], ["kl=k2", "loss.clip=2"]],

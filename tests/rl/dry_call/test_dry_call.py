@@ -257,16 +257,19 @@ def test_every_name_that_the_run_logs_is_taken() -> None:
     assert by_token | {"entropy", "kl_to_rollout", "value_loss"} <= RUN_METRICS
 
 
-def test_two_components_must_not_return_metrics_of_the_same_name(own: Any) -> None:
+@pytest.mark.parametrize("name", ["correction_truncated", "value_clip_fraction"])
+def test_two_components_must_not_return_metrics_of_the_same_name(name: str, own: Any) -> None:
+    """The dry calls are in this order: loss, correction, critic."""
     config = changed(
         own(
             "loss",
             f"{HEAD}def mine(tokens):\n    return TokenLoss(-tokens.advantages * "
-            "tokens.logprobs * tokens.anchor.exp(), {'correction_truncated': tokens.logprobs})\n",
+            f"tokens.logprobs * tokens.anchor.exp(), {{{name!r}: tokens.logprobs}})\n",
         ),
-        {"updates_per_batch": 2, "correction": chosen("correction", "tis_token")},
-    )
-    assert "named 'correction_truncated', which another component uses" in the_problem(config)
+        {"updates_per_batch": 2, "correction": chosen("correction", "tis_token"),
+         "critic": chosen("critic", "value"), "critic.loss.clip": 0.2},
+    )  # fmt: skip
+    assert f"named '{name}', which another component uses" in the_problem(config)
 
 
 @pytest.mark.parametrize(

@@ -347,6 +347,10 @@ def test_rows_of_environments_in_any_order_come_back_in_that_order(serve, folder
     lone = replace(rows, envs=("words", "words", "words"))
     (found,) = PerEnvironment(teachers=teachers).start(setting(folder)).score([lone])
     assert found.logprobs.tolist() == [-2.125, -3.25, -5.125, -9.25]
+    warm = replace(rows, temperatures=torch.tensor([[1.0], [2.0], [0.5], [4.0]]))
+    alike = PerEnvironment(teachers=dict.fromkeys(("maths", "words"), frozen(folder)))
+    found, expected = (one.start(setting(folder)).score([warm]) for one in (alike, frozen(folder)))
+    torch.testing.assert_close(found[0].logprobs, expected[0].logprobs)
 
 
 @pytest.mark.parametrize("shares", [False, True])

@@ -3,7 +3,7 @@
 from envs.episode import StopReason
 from envs.messages import user
 from envs.protocol import ContextFull, Environment
-from tests.support.scripted import HI, ScriptedClient, play
+from tests.support.scripted import HI, PREFIX, ScriptedClient, play
 
 
 class Driving(Environment):
@@ -124,10 +124,13 @@ def test_a_full_context_ends_the_episode_even_if_the_environment_catches_it():
         except ContextFull:
             episode.memory["caught"] = True
 
-    for env in (Driving(*["more"] * 20), changed(play=catching)):
-        (rollout,) = play(env, ScriptedClient("good"), max_seq_len=60)
+    endless, client = Driving(*["more"] * 20), ScriptedClient("good")
+    # The second prompt has 50 tokens, and the third has 79.
+    for env, limit in ((endless, 60), (changed(play=catching), 60), (endless, 50)):
+        (rollout,) = play(env, client, max_seq_len=limit)
         assert (rollout.stop_reason, rollout.error) == (StopReason.CONTEXT, "")
         assert rollout.reward == 1.0
+    assert [len(prompt) for prompt, *_ in client.requests] == [PREFIX, 50] * 2 + [PREFIX]
 
 
 def test_the_stop_reason_of_the_environment_replaces_that_of_the_last_turn():

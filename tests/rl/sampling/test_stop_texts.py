@@ -1,5 +1,6 @@
 """A stop text ends a turn: it is trained on and in the history, but not in the message."""
 
+import asyncio
 from dataclasses import replace
 from pathlib import Path
 
@@ -60,9 +61,9 @@ def test_the_stop_text_is_trained_on_and_the_message_ends_before_it():
 
 def test_a_request_has_stop_texts_only_if_the_sampler_has_them():
     with_text, without = StoppingClient("good!"), StoppingClient("good!")
-    play(ScriptedEnv(), with_text, sampler=STOPPING)
+    play(ScriptedEnv(), with_text, sampler=replace(SAMPLER, stop=["</a>", "!", "?", "\n"]))
     play(ScriptedEnv(), without)
-    assert with_text.requests[0][1]["stop"] == ["</a>", "!"]
+    assert with_text.requests[0][1]["stop"] == ["</a>", "!", "?", "\n"]
     assert "stop" not in without.requests[0][1]
 
 
@@ -140,6 +141,28 @@ def test_the_template_of_the_server_gets_the_stop_text(tmp_path):
         run_virtually(chat.next_prompt(prompt, completion, message, reply))
     assert message["content"] == "5"
     assert [m["content"] for m in asked[-1]] == ["hi", "5</a>", "why"]
+
+
+def test_a_cancelled_group_does_not_cancel_the_test_of_the_template(tmp_path):
+    class Slow(ScriptedClient):
+        async def tokenize(self, messages, *_):
+            await asyncio.sleep(1.0)
+            self.requests.append(messages)
+            return [1, 2, 3]
+
+    async def check(chat):
+        first, second = (asyncio.create_task(chat.check_server()) for _ in range(2))
+        await asyncio.sleep(0.5)
+        first.cancel()
+        await asyncio.wait([first])
+        await second
+        return first.cancelled()
+
+    renderer, client = load_parser(tiny_model(tmp_path), "qwen3"), Slow()
+    connected = TokensChat(SAMPLER, renderer, client, 256, LiveVersion(7), on_rewrite="fork")
+    with connected.group() as chat:
+        assert run_virtually(check(chat))
+    assert len(client.requests) == 2  # the two prompts of one test
 
 
 @pytest.mark.parametrize(

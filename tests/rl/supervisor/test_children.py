@@ -106,10 +106,21 @@ def test_a_lost_host_is_reported_instead_of_the_errors_of_other_ranks(watched):
         watched(*SUPERVISED, "cluster=ray", seconds=20.0, lost_after=1.5, **programs)
 
 
-def test_a_breakpoint_in_a_process_without_a_terminal_says_how_to_debug(watched):
+@pytest.mark.parametrize(("debug", "shown"), [("false", ""), ("true", "trainer.rank0\n")])
+def test_a_breakpoint_in_a_process_without_a_terminal_says_how_to_debug(
+    debug, shown, watched, capfd
+):
     stops = [sys.executable, "-c", "breakpoint()"]
+    rank = ["sh", "-c", "echo trainer.rank0; sleep 30"]  # with trainer.debug=true in the terminal
     with pytest.raises(RunFailed, match=r"breakpoint.. needs a terminal.*: set trainer.debug=true"):
-        watched(*SUPERVISED, seconds=20.0, trainer_rank0=SLEEP, rollouts=stops)
+        watched(
+            *SUPERVISED,
+            f"trainer.debug={debug}",
+            seconds=20.0,
+            trainer_rank0=rank,
+            rollouts=stops,
+        )
+    assert capfd.readouterr().out == shown
 
 
 class AskedLater:

@@ -195,8 +195,9 @@ def test_checkpoints_are_saved_when_due_and_at_the_end(every, steps, folder, cal
 
 
 def test_only_steps_in_a_row_without_a_gradient_end_the_run_and_each_is_recorded(
-    folder, calls, saved, answers, caplog
+    folder, calls, saved, answers, caplog, monkeypatch
 ):
+    monkeypatch.chdir(folder.path)  # in which there is no compare_losses.py
     run = Rehearsal(folder, start=0, max_steps=99, checkpoint_every=0)
     most = run.settings.max_nonfinite_steps
     skipped = [1.0] * (most - 1) + [0.0] + [1.0] * most
@@ -206,7 +207,7 @@ def test_only_steps_in_a_row_without_a_gradient_end_the_run_and_each_is_recorded
     with pytest.raises(RunFailed, match=f"{most} steps in a row") as caught:
         run.train()
     ends = len(skipped) - 1
-    assert f"compare_losses.py {folder} steps={ends} loss=<another>" in str(caught.value)
+    assert f"offbyone compare-losses {folder} steps={ends} loss=<another>" in str(caught.value)
     recorded = [step for step, each in enumerate(skipped) if each]
     assert [call.step for call in calls if call.what == "record_all"] == recorded
     assert [

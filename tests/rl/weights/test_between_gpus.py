@@ -4,6 +4,7 @@ Two processes are the workers of a vLLM, with our engine of the plugin in them. 
 CUDA and NCCL are replaced (tests/support/without_gpu.py); `pytest -m gpu` has tests with them.
 """
 
+import ctypes
 import os
 import signal
 from types import SimpleNamespace
@@ -17,7 +18,7 @@ from rl.weights.fingerprint import fingerprint
 from rl.weights.ipc import decode
 from tests.rl.weights.test_gloo import forms, replica
 from tests.support.receiving import opened
-from tests.support.without_gpu import engine_worker
+from tests.support.without_gpu import GlooGroup, engine_worker
 
 torch.set_num_threads(1)
 WEIGHTS = {
@@ -130,6 +131,13 @@ def test_a_worker_that_dies_is_an_error_and_the_restarted_vllm_gets_the_next_pus
         assert workers.answers == [forms(WEIGHTS)]
 
 
+class NoLibrary(GlooGroup):
+    """A group on a machine without NCCL, whose library ctypes cannot load."""
+
+    def __init__(self, *_):
+        ctypes.CDLL("libnccl.missing")
+
+
 def test_every_wait_ends_at_the_timeout_and_the_error_names_what_was_awaited():
     sender = opened("nccl", 1.0)
     sender.pack(WEIGHTS)
@@ -146,6 +154,9 @@ def test_every_wait_ends_at_the_timeout_and_the_error_names_what_was_awaited():
             sender.send(workers, 3)
         workers.init_transfer = lambda info: None
         with pytest.raises(RunFailed, match=r"sync=nccl .* workers of inference to join the group"):
+            sender.connect(workers)
+        sender.group = NoLibrary
+        with pytest.raises(RunFailed, match=r"sync=nccl cannot reach vLLM: libnccl\.missing: can"):
             sender.connect(workers)
 
 
