@@ -362,14 +362,14 @@ ONE_TURN = "    return [[0.0] * len(t or ()) for t in group.turn_rewards][1:]\n"
             "from rl.rollouts.buffer import FifoBuffer\nclass mine(FifoBuffer):\n"
             "    def draw(self, step, count, max_staleness, running):\n"
             "        return self._groups[:count - 1]\n",
-            "draw 16 groups that add() accepted",
+            "draw 16 new groups that add() accepted",
         ),
         (
             "buffer",
             "from rl.rollouts.buffer import FifoBuffer\nclass mine(FifoBuffer):\n"
             "    def draw(self, step, count, max_staleness, running):\n"
             "        return self._groups[:1] * count\n",
-            "each group only once",
+            "no group twice",
         ),
         (
             "buffer",
