@@ -104,7 +104,7 @@ FAULTS = [
           rejects=True),
     Fault("environment raises", END, ["generation"], overrides=_environment("raise"),
           rejects=True),
-    Fault("environment returns NaN", END, ["generation"], overrides=_environment("nan"),
+    Fault("environment returns NaN", END, ["generation"], overrides=_environment("not-a-number"),
           rejects=True),
     Fault("loss is NaN once", END, ["generation"],
           overrides=["loss._target_=tests.support.nan_loss.nan_once"]),

@@ -26,6 +26,6 @@ class FaultyReversal(ReverseText):
                     await asyncio.sleep(3600)
                 case "raise":
                     raise RuntimeError("the scorer is down")
-                case "nan":
+                case "not-a-number":
                     return {"exact": float("nan"), "similarity": 0.0}
         return await super().score(episode)

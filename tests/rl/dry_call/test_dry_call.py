@@ -98,8 +98,9 @@ HEAD = "import torch\nfrom losses.tokens import TokenLoss, Tokens\n"
 
 
 @pytest.fixture
-def own(modules: Path, config: dict[str, Any]) -> Any:
+def own(modules: Path, config: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> Any:
     """Write a module, and return the configuration with one of its functions in a group."""
+    monkeypatch.setattr("rl.dry_call.examples.ENV_TIMEOUT_S", 60.0)  # the machine may be busy
     (modules / "knobs_helpers.py").write_text(HELPERS)
     POOLS_CACHE.clear()
 
@@ -522,8 +523,9 @@ EXAMPLES = (
 
 @pytest.mark.parametrize("body", ["raise ConnectionError('no network')\n", "time.sleep(3)\n"])
 def test_an_environment_whose_examples_were_not_read_is_neither_refused_nor_cached(
-    body: str, own: Any, cache: Path
+    body: str, own: Any, cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr("rl.dry_call.examples.ENV_TIMEOUT_S", 1.0)
     assert starts(own("env", EXAMPLES + body))
     assert not cache.exists()
 
