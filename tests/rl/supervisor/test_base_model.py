@@ -63,7 +63,7 @@ def test_another_model_is_refused(deleted, run_folder, model):
     (model / "config.json").unlink()
     if deleted:
         model.rmdir()
-    with pytest.raises(ConfigError, match=r"run started, so its checkpoints do not fit: restore .*/model, or"):
+    with pytest.raises(ConfigError, match=r"its checkpoints do not fit: restore .*/model, or"):
         model_of(run_folder, lambda: other)
 
 
