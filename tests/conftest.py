@@ -19,6 +19,8 @@ _TOGETHER = {
     "ranks": ("support.ranks",),
     "choices": ("COMPANIONS",),
 }
+# The first of the files that start vLLM: at the end, one process would wait for it.
+_LONGEST = "test_training.py"
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -39,7 +41,7 @@ def pytest_configure(config: pytest.Config) -> None:
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     real = {item.path for item in items if _is_real(item)}
-    items.sort(key=lambda item: (item.path in real, _is_real(item)))
+    items.sort(key=lambda i: (i.path in real, i.path.name != _LONGEST, _is_real(i)))
     on_gpus = [item for item in items if item.get_closest_marker("gpu")]
     if on_gpus and (reason := _no_gpu()):
         for item in on_gpus:
