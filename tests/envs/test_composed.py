@@ -59,8 +59,8 @@ async def count(episode, counter: Counter, step: int = 1) -> int:
 async def in_index(episode, index, *, bonus: float) -> float:
     return float(episode.text in index.values()) * bonus
 
-def calls(episode) -> float:
-    return episode.tool_calls - 2 * episode.tool_errors
+def calls(episode, cost: int = 2) -> float:
+    return episode.tool_calls - cost * episode.tool_errors
 
 class Near:
     def __init__(self, *, wanted: int) -> None:

@@ -35,8 +35,8 @@ def made_run(
         rows += [{"step": steps, "time": 1.0}] if version == steps else []
         rows[version]["eval/reward"] = float(np.mean(scores))
     run.metrics.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    config = {"seed": seed, "run_name": folder.name, "max_steps": max_steps or steps, **settings}
-    run.config.write_text(yaml.safe_dump({**config, "choice": list(overrides)}))
+    config = {"seed": seed, "run_name": folder.name, "max_steps": max_steps or steps}
+    run.config.write_text(yaml.safe_dump({**config, "choice": list(overrides), **settings}))
     record = {"overrides": [*overrides, f"seed={seed}"], "command": ["python", "train.py"]}
     run.overrides.write_text(yaml.safe_dump(record | {"started_in": "/", "run_name": folder.name}))
     return folder

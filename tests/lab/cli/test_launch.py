@@ -35,6 +35,7 @@ from tests.support.launching import train
         (["sync.strategy=disk"], "there is no key sync.strategy: its name is now sync"),
         (["loss", "grpo"], "loss cannot be read: write key=value"),
         (["inference.args.max_num_batched_tokens=8"], "with +inference.args.max_num_batched_tok"),
+        (["deepspeed.dump_state=true"], "in the configuration yet: add it with +deepspeed.dump_st"),
         (["gpus=8"], "gpus is not in the configuration yet: add it with +gpus=..."),
     ],
 )

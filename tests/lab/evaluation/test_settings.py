@@ -10,6 +10,7 @@ from hydra.core.hydra_config import HydraConfig
 
 from lab.cli.launch import as_plain_dict
 from lab.evaluation.settings import Evaluation, check_evaluation
+from rl.config.positions import base_model_of, positions_of
 from rl.config.schema import ConfigError
 from tests.rl.config.test_shipped import COMPANIONS
 from tests.support.composing import CONF
@@ -147,3 +148,8 @@ def test_rows_are_no_longer_than_the_model_was_built_for(short_model: Path) -> N
     (adapter / "adapter_config.json").write_text(form)
     of_adapter = evaluation(f"model.path={adapter}", output_dir=short_model.parent)
     assert (of_adapter.max_seq_len, of_adapter.adapter_path) == (2048, str(adapter))
+    # The check ignores a damaged file, because the model's own check says what is wrong.
+    for damaged in (b"{half", b"[]", b"\x80"):
+        (adapter / "adapter_config.json").write_bytes(damaged)
+        (short_model / "config.json").write_bytes(damaged)
+        assert (base_model_of(adapter), positions_of(short_model)) == (None, None)

@@ -1,5 +1,6 @@
 """The files, the output and the errors of an evaluation."""
 
+import asyncio
 import gzip
 import json
 import re
@@ -13,7 +14,7 @@ from rich.console import Console
 
 from envs.episode import Example, StopReason
 from envs.messages import assistant, tool_call, user
-from lab.evaluation.standalone import write_files
+from lab.evaluation.standalone import _run_coroutine, write_files
 from lab.evaluation.table import result_lines
 from rl.evaluation.summary import PlayedExample, summarise
 from rl.records import Rollout
@@ -77,6 +78,18 @@ def test_a_page_contains_the_first_groups_of_a_large_evaluation(tmp_path, monkey
     assert len(content["runs"][0]["rollouts"]) == 4
     assert content["note"].endswith("(the first 4 rollouts)")
     assert len((tmp_path / "rollouts.jsonl").read_text().splitlines()) == 8
+
+
+def test_in_a_notebook_which_has_an_event_loop_a_coroutine_is_run_to_its_end():
+    result = [played(rollout(1.0))]
+
+    async def work():
+        return result
+
+    async def cell():
+        return _run_coroutine(work())
+
+    assert asyncio.run(cell()) is result
 
 
 def table(*examples: PlayedExample) -> str:

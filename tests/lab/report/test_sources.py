@@ -125,7 +125,8 @@ def test_a_run_says_whether_its_examples_were_chosen_by_rewards_and_when_its_swe
 def test_a_nested_seed_that_the_user_sets_makes_arms(tmp_path):
     for seed in (1, 2):
         given = f"env.args.seed={seed}"
-        made_run(tmp_path / f"data{seed}", given, seed=0, env={"args": {"seed": seed}, "seed": 0})
+        env = {"args": {"seed": seed}, "seed": 0}
+        made_run(tmp_path / f"data{seed}", given, seed=0, env=env, choice=None)
     arms = arms_of(read(tmp_path))
     assert [arm.name for arm in arms] == ["seed=1", "seed=2"]
     assert "env.seed" not in arms[0].runs[0].config  # it interpolates ${seed}

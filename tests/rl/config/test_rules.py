@@ -36,6 +36,10 @@ def lora(**options: Any) -> Changes:
     return {"adapter": {**chosen("adapter", "lora"), **options}}
 
 
+def limited(**limits: Any) -> Changes:
+    return MIXTURE | {"sampling": {"words": limits}}
+
+
 def teacher(path: Path | str) -> Changes:
     node = {**chosen("reference", "model"), "path": str(path), "dtype": "float32"}
     return {"loss": chosen("loss", "distill"), "reference": node}
@@ -68,6 +72,10 @@ REFUSED: dict[str, tuple[Changes, str]] = {
         "rl.sampling.branch.Branch may prefill the start of a turn, where vLLM does not look for "
         "sampler.stop=['</a>']: set sampler.stop=[], or use another strategy",
     ),
+    "strategy and stop texts of one environment": (
+        {"strategy": chosen("strategy", "branch"), "env": limited(stop=["</a>"])},
+        "look for env.sampling.words.stop=['</a>']: set env.sampling.words.stop=[], or use another",
+    ),
     "head dtype and overrides": (
         {"model.head_dtype": "float32", "inference.args": {"hf-overrides": "{}"}},
         "model.head_dtype=float32 and inference.args.hf_overrides exclude each other",
@@ -75,6 +83,10 @@ REFUSED: dict[str, tuple[Changes, str]] = {
     "turn as long as the row": (
         {"sampler.max_tokens": 256},
         "sampler.max_tokens=256 leaves no room for the prompt in max_seq_len=256",
+    ),
+    "turn of one environment as long as the row": (
+        {"env": limited(max_tokens=256)},
+        "env.sampling.words.max_tokens=256 leaves no room for the prompt in max_seq_len=256",
     ),
     "prompts that only vLLM measures": (
         {"sampler.max_prompt_len": 200, "client": chosen("client", "tokens")},
@@ -111,6 +123,10 @@ REFUSED: dict[str, tuple[Changes, str]] = {
     "a rollout as long as a wait": (
         {"sampler.rollout_timeout": 500.0, "trainer.wait_timeout": 500.0},
         "sampler.rollout_timeout=500.0 s is not below trainer.wait_timeout=500.0 s",
+    ),
+    "a rollout of one environment longer than all": (
+        {"sampler.rollout_timeout": 60.0, "env": limited(rollout_timeout=61)},
+        "env.sampling.words.rollout_timeout=61 exceeds sampler.rollout_timeout=60.0, the limit",
     ),
     "GPUs of this machine for others": (
         {"trainer.devices": [1], "cluster": chosen("cluster", "ray")},
@@ -163,6 +179,10 @@ ALLOWED: dict[str, Changes] = {
     "adapter with whole modules, merged": lora(modules_to_save=["norm"]),
     "one of several rewards": {"env.reward_weights": {"exact": 0.0, "similarity": 1.0}},
     "a longest turn": {"sampler.max_tokens": 255},
+    "the limits of one environment": {
+        "sampler.rollout_timeout": 60.0,
+        "env": limited(stop=["</a>"], max_tokens=255, rollout_timeout=60),
+    },
     "GPUs of this machine": {"trainer.devices": [1], "inference.devices": [0]},
 }
 

@@ -300,6 +300,7 @@ ONE = "def mine(group):\n    rewards = group.rewards\n    return "
         ),
         (ONE + "rewards[:-1]\n", "returned 15 numbers instead of 16"),
         (ONE + "['x' for _ in rewards]\n", "returned 'x' instead of a finite number"),
+        (ONE + "[float('inf')] * len(rewards)\n", "returned inf instead of a finite number"),
         (ONE + "[sum(rewards) for _ in rewards]\n", "TypeError"),  # None
         (ONE + "[1 / (max(r or 0 for r in rewards) - 1) for _ in rewards]\n", "ZeroDivisionError"),
     ],

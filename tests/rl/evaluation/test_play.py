@@ -22,12 +22,13 @@ from tests.support.virtual_time import run_virtually
 
 
 class Mixture(Environment):
-    """Two environments of six and four examples, weights 2 and 1."""
+    """Two environments of six and four examples, weights 2 and 1, and two that give none."""
 
     name = "mixture"
 
     def pools(self, split):
-        return [Pool(2.0, examples("a", 6)), Pool(1.0, examples("b", 4))]
+        unused = [Pool(0.0, examples("c", 3)), Pool(1.0, [])]
+        return [*unused, Pool(2.0, examples("a", 6)), Pool(1.0, examples("b", 4))]
 
 
 def examples(env: str, count: int) -> list[Example]:

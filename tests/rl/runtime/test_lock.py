@@ -51,8 +51,10 @@ def test_only_one_of_several_starts_succeeds(holders):
 
 
 def test_a_folder_in_use_names_its_holder_and_is_free_once_that_is_killed(holders, tmp_path):
-    ((holder,), _) = holders(1)
     run_folder = RunFolder(tmp_path / "live")
+    run_folder.path.mkdir()
+    run_folder.lock.write_text("99999999\n")  # the process of an earlier start
+    ((holder,), _) = holders(1)
     before = {path: path.read_bytes() for path in run_folder.path.iterdir()}
     for enter in (lambda: ensure_free(run_folder), locked(run_folder).__enter__):
         with pytest.raises(FolderInUse, match=rf"live is used by process {holder.pid}: "):

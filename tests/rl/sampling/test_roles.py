@@ -1,6 +1,7 @@
 """Several roles of one policy play an episode; each has a rollout of its own."""
 
 import math
+from contextlib import suppress
 from dataclasses import replace
 
 import pytest
@@ -8,6 +9,7 @@ import pytest
 from envs.episode import StopReason
 from envs.messages import user
 from envs.protocol import Environment
+from rl.inference.completion import RequestFailed
 from tests.support.scripted import SAMPLER, ScriptedClient, play
 
 
@@ -91,6 +93,20 @@ def test_an_error_costs_all_roles_of_the_episode():
     for rollout in play(changed(score=broken), ScriptedClient("a")):
         assert (rollout.reward, rollout.stop_reason) == (None, StopReason.ENV_ERROR)
         assert "raised KeyError: 'first'" in rollout.error
+
+
+FAILED = RequestFailed("vLLM answered 500")
+
+
+@pytest.mark.parametrize("answers", [(FAILED,), ("a", FAILED), ("a", "b", "c", FAILED)])
+def test_a_failed_request_of_any_role_costs_the_episode_even_if_it_is_caught(answers):
+    async def swallow(self, episode, speak):
+        with suppress(RequestFailed):
+            await Talking.play(self, episode, speak)
+
+    env, sampler = changed(play=swallow), replace(SAMPLER, max_retries=0)
+    for rollout in play(env, ScriptedClient(*answers), sampler=sampler):
+        assert (rollout.reward, rollout.stop_reason) == (None, StopReason.ENGINE_ERROR)
 
 
 def test_rewards_that_compare_a_group_are_refused_with_several_roles():

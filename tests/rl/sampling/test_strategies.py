@@ -176,6 +176,9 @@ def test_a_root_that_failed_gets_no_branch():
     rollouts = play(branch(), Failing("x"), env, 3)
     assert [r.stop_reason for r in rollouts] == [StopReason.TIMEOUT] * 3
     assert len(play(branch(), client, env, 3)) == 3
+    # The first root has no token after its first one, so all branches begin in the second root.
+    rollouts = play(branch(), ScriptedClient("", "azb", "!"), ScriptedEnv(), 6)
+    assert texts(rollouts) == [[""], ["azb"], *[["azb!"]] * 4]
 
 
 def test_independent_attempts_share_a_request_and_its_seeds():

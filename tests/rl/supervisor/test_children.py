@@ -91,13 +91,15 @@ ENDS = {
 
 
 @pytest.mark.parametrize("case", ENDS)
-def test_a_run_ends_as_its_processes_end(case, watched, monkeypatch):
+def test_a_run_ends_as_its_processes_end(case, watched, tmp_path, monkeypatch):
     overrides, programs, error = ENDS[case]
     if case == "a disk is full":
         monkeypatch.setattr(module.shutil, "disk_usage", lambda path: SimpleNamespace(free=4096))
     seconds = 2.0 if error and error[0] is StillWatching else 20.0
     with pytest.raises(error[0], match=error[1]) if error else nullcontext():
         watched(*overrides, seconds=seconds, **{"rollouts": SLEEP, **programs})
+    logs = {f"{name.replace('_', '.')}.log" for name in ("rollouts", *programs)}
+    assert {path.name for path in (tmp_path / "r" / "logs").iterdir()} == logs
 
 
 def test_a_lost_host_is_reported_instead_of_the_errors_of_other_ranks(watched):

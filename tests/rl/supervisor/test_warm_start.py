@@ -65,15 +65,14 @@ def test_a_system_prompt_that_cannot_be_a_path_changes_the_key(text: str) -> Non
 def test_changed_data_change_the_key_of_a_folder_and_of_a_file_pattern(path, tmp_path) -> None:
     file = tmp_path / "data" / "part.parquet"
     file.parent.mkdir()
-    file.write_text("one")
-
-    def key() -> str:
-        return key_of("env=composed", f"env.dataset.path={tmp_path / path}")
-
-    before = key()
-    assert key() == before
-    file.write_text("others")
-    assert key() != before
+    keys = []
+    # First the size changes, and then only the time.
+    for time, text in ((0, "one"), (0, "one"), (0, "others"), (9, "edited")):
+        file.write_text(text)
+        os.utime(file, (time, time))
+        keys.append(key_of("env=composed", f"env.dataset.path={tmp_path / path}"))
+    assert keys[0] == keys[1]
+    assert len({*keys}) == 3
 
 
 def test_a_folder_of_too_many_files_is_refused(monkeypatch, tmp_path) -> None:
