@@ -8,7 +8,7 @@ from peft import PeftModel
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
-pytestmark = [pytest.mark.server, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.slow, pytest.mark.server, pytest.mark.timeout(900)]
 
 # The entropy bonus moves the policy at every step, even if all rewards are equal.
 ADAPTER = [
@@ -48,7 +48,6 @@ def test_the_exported_adapter_loads_on_the_model_it_names(run):
     assert all(not torch.equal(weights[name], before[name]) for name in weights)
 
 
-@pytest.mark.slow
 def test_a_resumed_run_goes_on_with_the_same_adapter(run, launcher):
     result = launcher.succeed("adapter", "max_steps=5", *ADAPTER, "resume=true")
     assert [line["step"] for line in result.metrics] == [0, 1, 2, 3, 4]

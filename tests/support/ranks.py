@@ -29,9 +29,12 @@ _OTHERS_S = 5.0  # after the first failure; the other ranks may wait in a collec
 
 
 def per_world(names: str, cases: Mapping[int, Iterable[Any]]) -> pytest.MarkDecorator:
-    """Parametrise a test with (world size, case) pairs."""
+    """Parametrise a test with (world size, case) pairs. Cases with compiled layers are slow."""
     values = [
-        (world, *case) if isinstance(case, tuple) else (world, case)
+        pytest.param(
+            *(world, *(case if isinstance(case, tuple) else (case,))),
+            marks=[pytest.mark.slow] if "compiled" in str(case) else [],
+        )
         for world, own in cases.items()
         for case in own
     ]

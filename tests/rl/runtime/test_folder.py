@@ -119,6 +119,7 @@ _COMPILES = (
 )
 
 
+@pytest.mark.slow
 def test_compiled_pytorch_code_outlives_the_temporary_files(tmp_path, monkeypatch):
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path / "compiled"))
     run_folder = RunFolder(tmp_path)
