@@ -1,5 +1,6 @@
 """The lines that a sweep prints about its jobs."""
 
+import threading
 import time
 
 import pytest
@@ -47,10 +48,12 @@ def test_a_line_names_a_job_its_state_and_the_progress_of_all(sweep):
 
 def test_changes_are_printed_once_and_the_last_ones_at_the_end(sweep, capsys, monkeypatch):
     monkeypatch.setattr("lab.sweeps.overview._TICK_S", 0.01)
+    before = threading.active_count()
     with printing_changes(sweep):
         set_state(sweep, RUNNING, "loss=b", "seed=1")
         time.sleep(0.2)
         set_state(sweep, DONE, "loss=b", "seed=1")
+    assert threading.active_count() == before
     lines = [line.split()[1:6] for line in capsys.readouterr().out.splitlines()]
     assert lines == [[state, "job", "4", "of", "4:"] for state in ("running", "done")]
 

@@ -53,6 +53,16 @@ def test_in_bfloat16_the_gradient_of_a_weight_is_the_sum_before_it_is_rounded():
     assert not found[0][2].any()  # the padding's word
 
 
+def test_a_frequent_token_gets_the_exact_sum_of_its_gradients():
+    embedding = nn.Embedding(3, 2).bfloat16()
+    use_float32_gradients(embedding)
+    embedding.weight.grad_dtype = torch.float32
+    slopes = torch.tensor([1.0, *[2**-9] * 64]).bfloat16()[:, None]  # each is lost beside 1
+    (embedding(torch.ones(1, 65, dtype=torch.long)) * slopes).sum().backward()
+    assert embedding.weight.grad is not None
+    assert embedding.weight.grad[:, 0].tolist() == [0.0, 1 + 64 * 2**-9, 0.0]
+
+
 @pytest.mark.parametrize("frozen", [True, False])
 def test_inputs_are_kept_for_the_gradient_of_a_weight_and_a_frozen_one_has_none(frozen):
     """Those of all layers are most of what a pass with LoRA would keep."""
