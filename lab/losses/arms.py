@@ -16,6 +16,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import torch
 from hydra import compose, initialize_config_dir
 from hydra._internal.utils import get_args_parser
@@ -187,7 +188,10 @@ def _weights(run: Run, batch: RecordedBatch) -> Tensor:
     """Return the token weights [N] that `run`'s aggregation gives the recorded rollouts."""
     rollouts, turns = batch.tokens.rollout_ids, batch.tokens.turns  # [N]
     groups = dict(zip(rollouts.tolist(), batch.tokens.group_ids.tolist(), strict=True))
-    counts = [torch.bincount(turns[rollouts == id]).tolist() for id in groups]
+    most = int(turns.max()) + 1
+    size = (int(rollouts.max()) + 1) * most
+    table = torch.bincount(rollouts * most + turns, minlength=size).view(-1, most)
+    counts = [np.trim_zeros(table[rollout].numpy(), "b").tolist() for rollout in groups]
     by_turn = Learned.of(run).aggregation_takes_turns
     lengths = counts if by_turn else [sum(numbers) for numbers in counts]
     weights = build(run.aggregation)(lengths, [*groups.values()])

@@ -8,6 +8,7 @@ import json
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -39,7 +40,7 @@ class RecordedBatch:
     num_untrained: int  # number of the step's recorded rows that no rank trained
     is_whole: bool  # whether every trained rollout of the step was recorded
 
-    @property
+    @cached_property
     def rollout_ids(self) -> list[str]:
         return [row.id for row in self.rows]  # [S]
 
