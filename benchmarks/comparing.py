@@ -21,18 +21,17 @@ from benchmarks._composing import seconds
 from lab.losses.arms import Arm, arms_of
 from lab.losses.command import difference
 from lab.losses.recorded import RecordedBatch, recorded_batches
-from rl.runtime.folder import RunFolder
 from tests.support.recorded_run import STEP, record_run
 
 LOSSES = "cispo,grpo,dr_grpo,dapo,ppo_clip,gspo,sapo,masked_is,dppo,top_entropy"
 NUM_GROUPS = 400
 
 
-def compare(arms: list[Arm], batches: list[RecordedBatch], folder: RunFolder) -> None:
+def compare(arms: list[Arm], batches: list[RecordedBatch]) -> None:
     """Compute and compare the gradients of all arms."""
     recorded = torch.cat([batch.grads for batch in batches])
     for arm in arms:
-        grads = [arm.gradient(batch, folder, 0.0)[1] for batch in batches]
+        grads = [arm.gradient(batch, 0.0)[1] for batch in batches]
         difference(recorded, torch.cat(grads))
 
 
@@ -43,7 +42,7 @@ def main() -> None:
         folder = record_run(Path(name), num_groups=NUM_GROUPS)
         reading = seconds(lambda: batches.extend(recorded_batches(folder, STEP)))
         arms = arms_of(folder, [f"loss={LOSSES}"])[1:]
-        took = [seconds(lambda: compare(arms, batches, folder)) for _ in range(6)][1:]
+        took = [seconds(lambda: compare(arms, batches)) for _ in range(6)][1:]
     tokens = sum(len(batch.grads) for batch in batches)
     line = {
         "tokens": tokens,

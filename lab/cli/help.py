@@ -40,7 +40,7 @@ def _dotted_values(node: Mapping[Any, Any], path: str = "") -> Iterator[tuple[st
 
 
 def _notes(folders: list[Path], name: str) -> dict[str, str]:
-    """Return {dotted key: comment above it}, for a group's file also from files in its defaults."""
+    """Return the comment above each key of a file (dotted) and of its group's files in defaults."""
     path = next((p for p in (f / f"{name}.yaml" for f in folders) if p.is_file()), None)
     if path is None:
         return {}

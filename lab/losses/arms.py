@@ -27,7 +27,7 @@ from torch import Tensor
 
 from lab.cli.hydra_errors import explain_hydra_error
 from lab.cli.launch import as_plain_dict
-from lab.losses.recorded import RecordedBatch, rollout_lines
+from lab.losses.recorded import RecordedBatch
 from losses.groups import ScoredGroup
 from losses.tokens import Tokens
 from rl.config.build import build, component
@@ -79,7 +79,7 @@ class Arm:
     def _is_unchanged(self, key: str) -> bool:
         return getattr(self.run, key) == getattr(self.base, key)
 
-    def with_credit(self, batch: RecordedBatch, folder: RunFolder) -> tuple[Tokens, Tensor]:
+    def with_credit(self, batch: RecordedBatch) -> tuple[Tokens, Tensor]:
         """Return the tokens with this arm's advantages, and the weight of each token [N].
 
         Raise ValueError if the arm depends on the whole batch and not all of it was recorded.
@@ -92,12 +92,10 @@ class Arm:
             )
         tokens, weights = batch.tokens, batch.weights
         if not self._is_unchanged("advantage"):
-            tokens = _recompute_advantages(batch, folder, self.run, self.name)
+            tokens = _recompute_advantages(batch, self.run, self.name)
         return tokens, weights if self._is_unchanged("aggregation") else _weights(self.run, batch)
 
-    def gradient(
-        self, batch: RecordedBatch, folder: RunFolder, beta: float
-    ) -> tuple[float, Tensor]:
+    def gradient(self, batch: RecordedBatch, beta: float) -> tuple[float, Tensor]:
         """Return the objective of the recorded tokens, and its gradient [N] with respect to log pi.
 
         `beta`: the recorded weight of the KL penalty. An arm with another `kl` uses its own.
@@ -108,7 +106,7 @@ class Arm:
                 f"{self.name}: the run recorded no reference logprobs: remove kl=..., or add "
                 "kl=none if the loss chooses a penalty"
             )
-        tokens, weights = self.with_credit(batch, folder)
+        tokens, weights = self.with_credit(batch)
         schedules, loss = Schedules.of(vars(self.run)), component(self.run.loss)
         objective = Objective(loss, build(self.run.correction), kl, self.run.entropy_bonus)
         objective = replace(objective, **schedules.options("", batch.step))
@@ -201,12 +199,11 @@ def _weights(run: Run, batch: RecordedBatch) -> Tensor:
     return torch.tensor([weights[rollout][turn] for rollout, turn in pairs])
 
 
-def _recompute_advantages(batch: RecordedBatch, folder: RunFolder, run: Run, name: str) -> Tokens:
+def _recompute_advantages(batch: RecordedBatch, run: Run, name: str) -> Tokens:
     """Return the tokens with the advantages that `run` computes from recorded `shaped_reward`s."""
-    lines = rollout_lines(folder, batch.step)
     groups: dict[Any, list[Mapping[str, Any]]] = defaultdict(list)
-    trained = {lines[id]["group"] for id in batch.rollout_ids}
-    for line in lines.values():
+    trained = {batch.lines[id]["group"] for id in batch.rollout_ids}
+    for line in batch.lines.values():
         if line["group"] in trained:
             groups[line["group"], line.get("role")].append(line)
     advantage, numbers = component(run.advantage), dict[str, Any]()

@@ -97,7 +97,7 @@ def _compare(
     betas = {row["step"]: row.get("train/kl_beta", 0.0) for row in read_metrics(folder)}
     rows, grads = [], list[Tensor]()
     for arm in arms:
-        found = [arm.gradient(batch, folder, betas.get(batch.step, 0.0)) for batch in batches]
+        found = [arm.gradient(batch, betas.get(batch.step, 0.0)) for batch in batches]
         grads.append(torch.cat([gradient for _, gradient in found]))
         objective = sum(value for value, _ in found) / len(found)
         rows.append((arm.name, f"{objective:.5g}", *difference(grads[0], grads[-1])))

@@ -36,6 +36,7 @@ class RecordedBatch:
     weights: Tensor  # [N] weight of each token in the objective
     grads: Tensor  # [N] recorded d objective / d log pi
     rows: list[RecordedRow]  # [S]
+    lines: Mapping[str, Mapping[str, Any]]  # rollout id -> its line in the step's rollout file
     token_ids: Tensor  # [N] id of each token in the vocabulary
     num_untrained: int  # number of the step's recorded rows that no rank trained
     is_whole: bool  # whether every trained rollout of the step was recorded
@@ -111,6 +112,7 @@ def _batch(
         weights=column("weight"),
         grads=column("grad"),
         rows=rows,
+        lines=lines,
         token_ids=column("token_ids").long(),
         num_untrained=sum(not row.trained for row in recorded),
         is_whole=trained <= places.keys(),

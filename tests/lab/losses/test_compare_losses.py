@@ -30,7 +30,7 @@ def test_every_shipped_loss_repeats_its_recorded_gradient(loss, tmp_path):
     for update in range(UPDATES):
         batch = recorded_tokens(tmp_path, STEP, update)
         assert batch.num_untrained > 0  # the third rollout of the first group
-        _, gradient = arm.gradient(batch, folder, 0.1)
+        _, gradient = arm.gradient(batch, 0.1)
         assert batch.grads.abs().max() > 0
         torch.testing.assert_close(gradient, batch.grads, rtol=1e-6, atol=1e-9)
 
@@ -51,26 +51,24 @@ def test_another_arm_equals_the_record_of_a_run_with_it(tmp_path):
     assert arm.changes == ["loss", "correction", "kl", "aggregation"]
     assert own.changes == []
     batch, other = recorded_tokens(ours.path, STEP, 1), recorded_tokens(theirs.path, STEP, 1)
-    _, gradient = arm.gradient(replace(batch, tokens=other.tokens), ours, 0.0)
+    _, gradient = arm.gradient(replace(batch, tokens=other.tokens), 0.0)
     torch.testing.assert_close(gradient, other.grads, rtol=1e-6, atol=1e-9)
 
 
 def test_another_advantage_is_that_of_the_recorded_rewards(tmp_path):
     folder = record_run(tmp_path)
     _, arm = arms_of(folder, ["advantage=none"])
-    batch = recorded_tokens(tmp_path, STEP)
     path = folder.rollouts_of(STEP)
     lines = {line["id"]: line for line in map(json.loads, path.read_text().splitlines())}
     for line in lines.values():  # as if every rollout was penalised for its length
         line["shaped_reward"] = line["shaped_reward"] and line["shaped_reward"] - line["tokens"]
     path.write_text("".join(json.dumps(line) + "\n" for line in lines.values()))
+    batch = recorded_tokens(tmp_path, STEP)
     rewards = [lines[id]["shaped_reward"] for id in batch.rollout_ids]
     expected = torch.tensor([r or 0.0 for r in rewards])[batch.tokens.sequence_ids]
     given = replace(batch, tokens=replace(batch.tokens, advantages=expected))
     own, _ = arms_of(folder, ["advantage=none"])
-    torch.testing.assert_close(
-        arm.gradient(batch, folder, 0.0)[1], own.gradient(given, folder, 0.0)[1]
-    )
+    torch.testing.assert_close(arm.gradient(batch, 0.0)[1], own.gradient(given, 0.0)[1])
 
 
 def test_a_difference_by_hand():
@@ -137,15 +135,15 @@ def test_only_a_whole_batch_has_another_aggregation_or_an_optimizer_step(tmp_pat
     _, arm = arms_of(folder, ["aggregation=turn_mean"])
     steps = arms_of(folder, [], has_model=True)
     for one in (arm, *steps):
-        one.with_credit(recorded_tokens(tmp_path, STEP), folder)
+        one.with_credit(recorded_tokens(tmp_path, STEP))
     for path in folder.tokens.iterdir():
         parquet.write_table(parquet.read_table(path, filters=[("id", "<", "000002")]), path)
     batch = recorded_tokens(tmp_path, STEP)
     for one in (arm, *steps):
         with pytest.raises(ValueError, match="batch of step 5, but the run recorded only some of"):
-            one.with_credit(batch, folder)
+            one.with_credit(batch)
     (own,) = arms_of(folder, [])
-    torch.testing.assert_close(own.gradient(batch, folder, 0.0)[1], batch.grads)
+    torch.testing.assert_close(own.gradient(batch, 0.0)[1], batch.grads)
 
 
 def test_a_folder_that_is_no_run_is_refused(tmp_path, capsys):
@@ -167,8 +165,8 @@ def test_a_run_with_a_schedule_is_compared_at_the_value_of_the_step(key, tmp_pat
     (expected,) = arms_of(theirs, [])
     batch = recorded_tokens(ours.path, STEP)
     for arm in arms_of(ours, ["correction=none"]):
-        gradient = arm.gradient(batch, ours, beta)[1]
-        assert torch.equal(gradient, expected.gradient(batch, theirs, beta)[1])
+        gradient = arm.gradient(batch, beta)[1]
+        assert torch.equal(gradient, expected.gradient(batch, beta)[1])
 
 
 def test_a_new_advantage_that_the_batch_credit_would_change_is_refused(tmp_path):
@@ -193,7 +191,7 @@ def test_rollouts_of_different_roles_are_in_different_groups(tmp_path):
     assert groups["000001.0"] == groups["000001.1"] != groups["000001.2"]
     _, arm = arms_of(folder, ["advantage=group_mean", "aggregation=token_mean"])
     alone = [line["id"] for line in lines if line["role"] == "judge"]
-    seen = _recompute_advantages(batch, folder, arm.run, "")
+    seen = _recompute_advantages(batch, arm.run, "")
     for id, row in zip(batch.rollout_ids, range(len(batch.rows)), strict=True):
         if id in alone:
             assert not seen.advantages[batch.tokens.sequence_ids == row].any()

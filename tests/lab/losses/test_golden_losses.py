@@ -30,7 +30,7 @@ def test_a_comparison_of_several_losses(tmp_path, capsys):
     found = {}
     for arm in arms_of(folder, ["loss=dapo", "advantage=group_zscore", "kl=k2"]):
         for batch in recorded_batches(folder, STEP):
-            value, gradient = arm.gradient(batch, folder, 0.1)
+            value, gradient = arm.gradient(batch, 0.1)
             sums = [value, gradient.sum().item(), gradient.abs().max().item()]
             found[f"{arm.name}, update {batch.update}"] = [*sums, arm.changes, arm.ignored]
     golden("losses/arms", found)
