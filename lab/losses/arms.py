@@ -188,13 +188,12 @@ def _weights(run: Run, batch: RecordedBatch) -> Tensor:
     groups = dict(zip(rollouts.tolist(), batch.tokens.group_ids.tolist(), strict=True))
     most = int(turns.max()) + 1
     size = (int(rollouts.max()) + 1) * most
-    table = torch.bincount(rollouts * most + turns, minlength=size).view(-1, most)
-    counts = [np.trim_zeros(table[rollout].numpy(), "b").tolist() for rollout in groups]
-    by_turn = Learned.of(run).aggregation_takes_turns
-    lengths = counts if by_turn else [sum(numbers) for numbers in counts]
-    weights = build(run.aggregation)(lengths, [*groups.values()])
-    if not by_turn:
-        return torch.tensor(weights)[rollouts]
+    counts = torch.bincount(rollouts * most + turns, minlength=size).view(-1, most)[[*groups]]
+    if not Learned.of(run).aggregation_takes_turns:
+        lengths = counts.sum(1).tolist()
+        return torch.tensor(build(run.aggregation)(lengths, [*groups.values()]))[rollouts]
+    by_turn = [np.trim_zeros(row, "b").tolist() for row in counts.numpy()]
+    weights = build(run.aggregation)(by_turn, [*groups.values()])
     pairs = zip(rollouts.tolist(), turns.tolist(), strict=True)
     return torch.tensor([weights[rollout][turn] for rollout, turn in pairs])
 
