@@ -86,10 +86,21 @@ def _failed(run: Run) -> str:
 
 
 def _records(run: Run) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Yield all that must be equal: metrics, rollouts, evaluations and weights, without times."""
+    """Yield all that must be equal: metrics, rollouts, evaluations and weights, without times.
+
+    A rejected group is written with the next batch, so its file and its line depend on the time at
+    which it finishes. Its rollouts are yielded last, in the order of their ids.
+    """
+    rejected: list[tuple[str, dict[str, Any]]] = []
     for where, record in run.records():
-        if not where.startswith("push of"):
-            yield where, {key: json.dumps(v) for key, v in record.items() if not is_time(key)}
+        if where.startswith("push of"):
+            continue
+        compared = {key: json.dumps(v) for key, v in record.items() if not is_time(key)}
+        if where.startswith("rollouts/") and not record["used"]:
+            rejected.append((record["id"], compared))
+        else:
+            yield where, compared
+    yield from sorted(rejected, key=lambda item: item[0])
 
 
 def _first_key(one: Any, other: Any) -> str:
