@@ -1,4 +1,4 @@
-"""Adds the comments of fields to the page docs/api.md, for which griffe reads docstrings."""
+"""Makes griffe, which reads the docstrings for docs/api.md, read comments of fields, too."""
 
 from typing import Any
 

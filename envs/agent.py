@@ -29,12 +29,12 @@ from envs.rewards import answers_of, exact
 
 _PROMPT = "{prompt}"
 _KEPT_BYTES = 1 << 16  # maximum bytes read from the end of the output, or from the start of a file
-_KILL_ROUNDS = 250  # rounds of 0.02 s, because the kernel may need up to 5 s to end a process
+_KILL_ROUNDS = 250  # times 0.02 s is 5 s, which the kernel may need to end a process
 _INHERITED = ("PATH", "LANG", "TZ")  # the agent inherits only these; other variables may be secret
 
 
 class Agent(Composed):
-    """A command plays this environment's episodes. conf/env/agent.yaml explains the options.
+    """The user's program, the agent, plays the episodes. conf/env/agent.yaml explains the options.
 
     For rewards, `episode.memory` has `folder` (the Path in which the agent worked), `status` (its
     exit status, negative if a signal ended it) and `output` (the end of what it printed).
@@ -58,7 +58,7 @@ class Agent(Composed):
             raise ValueError(
                 f"command={list(command)} has no {_PROMPT}: write {_PROMPT} where the task belongs"
             )
-        # Make paths absolute, because each episode has its own working folder.
+        # Make the command's paths absolute, because each episode has its own working folder.
         self._command = [str(Path(a).resolve()) if os.path.isfile(a) else a for a in command]
         self._variables, self._max_requests = dict(variables), max_requests
         self._endpoint, self._servers = PolicyEndpoint(), AsyncExitStack()
@@ -121,7 +121,7 @@ class Agent(Composed):
 
 
 async def _kill_all(key: str) -> None:
-    """Kill all processes with `key` in an environment variable, in at most _KILL_ROUNDS rounds."""
+    """Kill an episode's processes, which have `key` in their environment. Wait at most 5 s."""
     for _ in range(_KILL_ROUNDS):
         alive = False
         for path in Path("/proc").glob("[0-9]*/environ"):

@@ -47,18 +47,18 @@ class AlphabetSort(Environment):
         check_range(min_length=min_length, max_length=max_length)
         check_at_least(1, num_names=self.num_names, names_per_turn=self.names_per_turn)
         check_at_least(1, num_train=self.num_train, num_eval=self.num_eval)
-        most = self._total_names(self.max_turns)
+        total = self._total_names(self.max_turns)
         capacity = sum(len(ascii_lowercase) ** n for n in range(min_length, max_length + 1))
-        if capacity < 4 * most:  # `_draw` would often draw a name again
+        if capacity < 4 * total:  # `_draw` would often draw a name again
             raise ValueError(
                 f"only {capacity} names of {min_length} to {max_length} letters exist, but "
-                f"{most} different names per episode need at least {4 * most}: raise max_length "
+                f"{total} different names per episode need at least {4 * total}: raise max_length "
                 "or lower num_names"
             )
-        lists = perm(capacity, self._total_names(self.min_turns))
-        if lists < 2 * self.num_eval:
+        count = perm(capacity, self._total_names(self.min_turns))
+        if count < 2 * self.num_eval:
             raise ValueError(
-                f"num_eval={self.num_eval} leaves too few lists for training, because only {lists} "
+                f"num_eval={self.num_eval} leaves too few lists for training, because only {count} "
                 "lists of names exist: raise max_length or num_names, or lower num_eval"
             )
         if self.similarity_power <= 0:

@@ -2,8 +2,8 @@
 
     3 + 4 =   ->   7          3 - 4 =   ->   -1
 
-There are few questions (1323 for operands up to 20 and three operators), so a larger training split
-repeats questions. The eval questions are distinct and never occur in training.
+There are few questions (1323 for operands up to 20 and three operators). A training split with more
+examples repeats questions. The eval questions are distinct and never occur in training.
 """
 
 import operator

@@ -76,7 +76,7 @@ class Binder:
         self._bindings, self._objects = bindings, objects
 
     def _objects_of(self, name: str, function: Function) -> dict[str, str]:
-        """Map those parameters of `function` that get an object to the names of their objects."""
+        """Return parameter -> object name for those parameters of `function` that get an object."""
         given = {p: self._bindings.get(f"{name}.{p}", p) for p in call_parameters(function)}
         return {p: known for p, known in given.items() if known in self._objects.names}
 

@@ -69,7 +69,7 @@ class ChatEndpoint:
         )
 
     async def check_access(self, client: HttpClient) -> None:
-        """Request the list of models. Raise `raises` if the server refuses the key or is down."""
+        """Request the list of models. Raise an error if the server refuses the key or is down."""
         try:
             await client.send_once("GET", f"{self.url.rstrip('/')}/models")
         except HttpError as error:

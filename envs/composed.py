@@ -25,7 +25,7 @@ from envs.tools import Function, unwrap
 
 @dataclass(frozen=True, kw_only=True)
 class Toolset:
-    """A set of tools with their objects. The fields mean the same as in Composed."""
+    """A set of tools with their objects. conf/env/composed.yaml explains the fields."""
 
     tools: Sequence[Function]
     shared: Mapping[str, Any] = field(default_factory=dict)

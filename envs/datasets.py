@@ -62,8 +62,8 @@ class Dataset:
             self._check(rows)
         train = loaded[TRAIN]
         if EVAL in loaded:
-            most = min(self.num_eval, len(loaded[EVAL]))
-            return {TRAIN: (train, range(len(train))), EVAL: (loaded[EVAL], range(most))}
+            num_eval = min(self.num_eval, len(loaded[EVAL]))
+            return {TRAIN: (train, range(len(train))), EVAL: (loaded[EVAL], range(num_eval))}
         name = self.prompt
         prompts = [row[name] for row in train] if isinstance(train, list) else train[name]
         texts = (json.dumps(prompt, sort_keys=True).encode() for prompt in prompts)
@@ -157,7 +157,7 @@ class Files(JsonLines):
 class Hub(Dataset):
     """A data set of the Hugging Face hub, or a local copy of one, loaded with `datasets`."""
 
-    config: str | None  # name of a configuration (subset) of the data set; None: the only one
+    config: str | None  # name of a configuration (subset) of the data set; None: its default
     split: str  # name of the training split, such as train or train[:90%]
     eval_split: str | None
     revision: str | None  # branch, tag or commit; None: the newest commit

@@ -106,9 +106,8 @@ class HttpClient:
     async def _read_text(self, answer: httpx.Response) -> str:
         status = answer.status_code
         if "Content-Encoding" in answer.headers:  # a compressed answer could expand to gigabytes
-            raise HttpError(
-                "compresses its answers, but the request forbids it: disable compression", status
-            )
+            problem = "compresses its answers, but the request forbids it: disable it on the server"
+            raise HttpError(problem, status)
         data = bytearray()
         async for chunk in answer.aiter_raw():
             data += chunk

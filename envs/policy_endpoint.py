@@ -52,7 +52,7 @@ class PolicyEndpoint:
             return _error_response(401, "no_such_session", text)
         try:
             body = await request.json()
-            messages = [m | {"content": text_of(m.get("content"))} for m in body["messages"]]
+            messages = [m | {"content": plain_text(m.get("content"))} for m in body["messages"]]
             tools = [tool["function"] for tool in body.get("tools") or []]
             if body.get("n") not in (None, 1):
                 raise ValueError(f"n={body['n']}: the policy returns one answer: remove n")
@@ -108,8 +108,8 @@ def _finish_reason(spoken: PolicyTurn) -> str:
     return "tool_calls" if spoken.message.get("tool_calls") else "stop"
 
 
-def text_of(content: Any) -> str:
-    """Return the text of a message's content. Raise ValueError if the content is not only text."""
+def plain_text(content: Any) -> str:
+    """Return the text of a message's content. Raise ValueError if a part is not text."""
     if not isinstance(content, list):
         return content or ""
     kinds = {part["type"] for part in content} - {"text"}

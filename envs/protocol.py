@@ -209,7 +209,7 @@ class Environment:
         self,
         rng: Random,  # noqa: ARG002 (overriding methods use it)
     ) -> Iterator[list[Message]]:
-        """Yield expert conversations, endlessly, for warm starts. The default raises ValueError."""
+        """Yield expert conversations to imitate, endlessly. The default raises ValueError."""
         raise ValueError(
             f"the environment {self.name!r} has no scripted expert: give it a demonstrations() "
             "method, or set model.warm_start=null, or sampler=async"

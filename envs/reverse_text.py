@@ -19,7 +19,7 @@ from envs.protocol import Environment, check_weights
 
 REWARDS = ("exact", "similarity")
 BASE = len(ascii_lowercase)
-_MAX_NUMBERED_LENGTH = 13  # maximum for rng.sample, because len(range(26**14)) overflows
+_MAX_NUMBERED_LENGTH = 13  # longer words are drawn by letter: len(range(26**14)) overflows
 
 
 @dataclass(kw_only=True, eq=False)

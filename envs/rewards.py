@@ -107,8 +107,8 @@ async def number_match(episode: Episode, *, tolerance: float) -> float:
     if not targets:
         raise ValueError(f"the answer {answers} has no number: use the reward exact_match")
     # Use Decimal, because the floats 1.1 and 1.0 differ by more than 0.1.
-    most = Decimal(str(tolerance))
-    return float(value is not None and any(abs(value - number) <= most for number in targets))
+    bound = Decimal(str(tolerance))
+    return float(value is not None and any(abs(value - number) <= bound for number in targets))
 
 
 async def matches(episode: Episode, *, pattern: str) -> float:

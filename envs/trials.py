@@ -49,7 +49,7 @@ class Trials(ReverseText):
         return examples
 
     def _uneven_word(self, index: int, word: str) -> str:
-        """Return `word`; for a share `uneven` of all indices, its first letter or `word * 4`."""
+        """Replace `word` by its first letter or `word * 4`, for a share `uneven` of all indices."""
         if index % 10 >= 10 * self.uneven:
             return word
         return word[0] if index % 2 else word * 4
@@ -59,7 +59,7 @@ class Trials(ReverseText):
         return [_question(words[episode.turns])] if episode.turns < self.turns else None
 
     async def score(self, episode: Episode) -> dict[str, float]:
-        """Return the rewards. If copies are asked for, `kept` is the share of correct copies."""
+        """Return the rewards. If the example asks for copies, `kept` is the share of right ones."""
         info = episode.example.info
         said = [str(m.get("content")) for m in episode.messages if m["role"] == "assistant"]
         pairs = list(zip(said, info["words"], strict=False))

@@ -33,16 +33,16 @@ def checks(host: Host) -> Iterator[tuple[str, str, str]]:
     """Yield name, finding and problem ("" if there is none) of each check."""
     compiler = shutil.which(os.environ.get("CXX", "c++")) or ""
     header = Path(sysconfig.get_path("include"), "Python.h")
-    unused = "missing; only trainer.compile=true needs it"
+    without_gpu = "missing; only trainer.compile=true needs it"
     for name, found, remedy in (
         ("C++ compiler", compiler, "install g++, or set CXX"),
         ("Python headers", str(header) if header.exists() else "", "install python3-dev"),
     ):
         problem = f"missing, but vLLM compiles kernels on a GPU: {remedy}"
-        yield name, found or unused, problem if host.devices and not found else ""
-    driver = f"{len(host.devices)}, driver {host.driver}" if host.devices else "none: CPU only"
+        yield name, found or without_gpu, problem if host.devices and not found else ""
+    gpus = f"{len(host.devices)}, driver {host.driver}" if host.devices else "none: CPU only"
     uses_nccl = len(host.devices) > 1
-    yield "GPUs", driver, device_problem(host, needs_vllm=True, uses_nccl=uses_nccl) or ""
+    yield "GPUs", gpus, device_problem(host, needs_vllm=True, uses_nccl=uses_nccl) or ""
     memory = "its size is unknown"
     if host.memory and host.free_memory is not None:
         memory = f"{host.free_memory / GIB:.0f} of {host.memory / GIB:.0f} GiB are free"

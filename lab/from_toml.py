@@ -24,7 +24,7 @@ _COMMANDS = {
     "vf-rl": ["offbyone", "train", "experiment=rlconfig"],
     "gepa": ["offbyone", "optimize-prompt"],
 }
-_HF_LENGTH = 4096  # model.max_seq_len of conf/model/hf.yaml
+_HF_LENGTH = 4096  # largest default of model.max_seq_len in conf/model/hf.yaml
 _ONLY_IF = re.compile(r"([\w-]+): (?=`)")
 _ITEM = re.compile(r"(?:, | and |, and )?`([a-z_]+[\w.]*(?:=[\w.-]+)?)`(?: \([^)]*\))?")
 
@@ -94,8 +94,8 @@ def _sections(page: str) -> dict[str, dict[str, tuple[list[str], str]]]:
     sections = {}
     for section in page.split("\n## ")[1:]:
         lines = [line.strip("|").split(" | ") for line in section.splitlines() if line[:3] == "| `"]
-        rows = [(re.findall(r"`([^`]+)`", keys), here.strip()) for keys, _, here in lines]
-        found = {key: (keys, here) for keys, here in rows for key in keys}
+        rows = [(re.findall(r"`([^`]+)`", keys), clauses.strip()) for keys, _, clauses in lines]
+        found = {key: (keys, clauses) for keys, clauses in rows for key in keys}
         sections[section.partition(":")[0]] = found
     return sections
 
@@ -105,14 +105,14 @@ def _translate_key(
 ) -> tuple[list[str], str]:
     name = str(value).rpartition("/")[2]
     if key.endswith("env.id") and (CONF / "env" / f"{name}.yaml").exists():
-        return [f"env={name}"], f"to use the package instead, write env=verifiers env.id={value}"
+        return [f"env={name}"], f"our own env; for the package, write env=verifiers env.id={value}"
     if key.startswith("inference.args.") and key not in rows:
         return [f"+{key}={_as_hydra_value(value)}"], ""
     if key not in rows:
         return [], "docs/from-verifiers.md does not name this key"
-    keys, here = rows[key]
+    keys, clauses = rows[key]
     fixed, named, is_condition_met = [], [], False
-    for clause in here.split("; "):
+    for clause in clauses.split("; "):
         condition = _ONLY_IF.match(clause)
         if condition and condition[1] != str(value).lower():
             continue
@@ -126,7 +126,7 @@ def _translate_key(
     if len(named) == len(keys):
         named = [named[keys.index(key)]]
     chosen = [*fixed, *(f"{option}={_as_hydra_value(value)}" for option in named[:1])]
-    return chosen, "" if chosen else here
+    return chosen, "" if chosen else clauses
 
 
 def _as_hydra_value(value: Any) -> str:

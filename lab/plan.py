@@ -18,14 +18,14 @@ from rl.supervisor.resolve import resolve
 
 # Sizes of the models in conf/model, so that a plan for such a model downloads no config.json.
 _SIZES = SHIPPED / "models" / "sizes.json"
-# (below 1e8 parameters, LoRA is trained) -> lowest and highest usual learning rate
+# (is below 1e8 parameters, trains LoRA) -> lowest and highest usual learning rate
 _USUAL_RATES = {
     (True, False): (1e-4, 1e-2),
     (True, True): (1e-3, 1e-1),
     (False, False): (1e-6, 1e-5),
     (False, True): (1e-5, 1e-4),
 }
-# Optional keys and their defaults. They describe the machines to plan for, which are equal.
+# Optional keys, with defaults, that describe the machines to plan for. All machines are equal.
 DESCRIBED = {"hosts": 1, "gpus": 0, "gpu_gib": None, "host_gib": None, "cores": 16}
 
 _HOSTS_NOTE = (
@@ -43,7 +43,7 @@ def show_plan(config: dict[str, Any]) -> str:
         dry_call.learned()
     with as_config_error():
         sizes = _model_shape(resolved.run)
-    page = f"{resolved.for_model(sizes)[1]}{_rate_note(resolved.run, sizes)}"
+    page = f"{resolved.fit_model(sizes)[1]}{_rate_note(resolved.run, sizes)}"
     return f"{page}\n{_HOSTS_NOTE}" if resolved.run.cluster.spans_hosts and not given else page
 
 

@@ -15,7 +15,7 @@ class FoundRun:
     folder: RunFolder | None  # None for a sweep's job before its first start
     overrides: list[str]
     error: str | None = None  # why a sweep's job has no result, None after success
-    grown: int = 0  # number of earlier commands that had added jobs to the sweep
+    grown: int = 0  # number of the command that added the job; 0: the sweep's first command
 
 
 def runs_at(path: Path) -> list[FoundRun]:

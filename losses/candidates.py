@@ -5,7 +5,7 @@
 
 p and q are complete distributions over K+1 outcomes. So their divergence is never negative, is zero
 only if p = q, and is at most the divergence over the full vocabulary. If the K probabilities were
-renormalised instead, nothing would keep the policy from moving probability to all other tokens
+renormalised to sum to 1, the loss would let the policy move probability to all other tokens
 (arXiv:2608.14728). A sum over the K tokens alone is not a divergence: its minimum is not at p = q
 (arXiv:2503.16870). A rest below 1e-6 is replaced by 1e-6 and has no gradient, because float32
 sums of the K probabilities are not precise enough for a smaller rest.

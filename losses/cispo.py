@@ -9,7 +9,7 @@ distances from 1. CISPO: MiniMax-M1, arXiv:2506.13585. Bounds [0, 5]: ScaleRL, a
 
 from losses.tokens import TokenLoss, Tokens, ratio_to
 
-ORDERED = ("clip_low", "clip_high")
+ORDERED = ("clip_low", "clip_high")  # rl/config/limits.py requires clip_low < clip_high
 
 
 def cispo(tokens: Tokens, *, clip_low: float, clip_high: float) -> TokenLoss:

@@ -1,4 +1,4 @@
-"""Weights that correct the difference between the trainer's and vLLM's probability of a token.
+"""Weights that correct for the difference between the trainer's and vLLM's probability of a token.
 
     w_t = old / mu       old: the trainer's probability before the first update, mu: vLLM's
     w_i = product of w_t over sequence i
@@ -12,7 +12,7 @@
 
 A weight multiplies its token's loss and has no gradient. Corrections apply only if a batch gets
 several updates, because the ratio of a loss is then pi / old. With one update the ratio is pi / mu,
-which itself corrects the difference. Log ratios are clamped to +-20, far beyond any cap or bound.
+which corrects for the difference. Log ratios are clamped to +-20, and e^20 exceeds any useful cap.
 
 N: completion tokens of a micro-batch, S: its sequences, which are never split.
 """
@@ -26,7 +26,7 @@ from torch import Tensor
 
 from losses.tokens import MAX_LOG_RATIO, mean_per_sequence, ratio_to, sum_per_sequence
 
-ORDERED = ("low", "high")
+ORDERED = ("low", "high")  # rl/config/limits.py requires low < high
 
 
 @dataclass(frozen=True, eq=False)
@@ -116,7 +116,7 @@ def geometric_mask(
     low: Annotated[float, Meta(ge=0)],
     high: float,
 ) -> Correction:
-    """Return 1 if the geometric mean ratio of a sequence lies in low..high, else 0."""
+    """Return weight 1 if a sequence's geometric mean ratio is in low..high, else weight 0."""
     mean = mean_per_sequence(_log_w(old_logprobs, rollout_logprobs), sequence_ids, num_sequences)
     ratio = _clamped_exp(mean)[sequence_ids]  # [N]
     return _mask_outside(torch.ones_like(ratio), ratio, low, high)

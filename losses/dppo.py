@@ -16,7 +16,7 @@ from losses.tokens import TokenLoss, Tokens, ratio_to
 
 
 def dppo(tokens: Tokens, *, delta_low: float, delta_high: float, tau: float) -> TokenLoss:
-    """Return the loss [N]. Metrics count tokens dropped because pi fell (low) or rose (high)."""
+    """Return the loss [N]. Metrics mark tokens dropped because pi fell (low) or rose (high)."""
     ratio = ratio_to(tokens.anchor, tokens.logprobs)  # [N]
     moved = (tokens.logprobs.exp() - tokens.rollout_logprobs.exp()).detach()  # [N] pi - mu
     rises = tokens.advantages > 0  # [N]

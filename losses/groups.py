@@ -21,9 +21,9 @@ class Source(IntEnum):
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class ScoredGroup:
-    """The rollouts of one example, with their rewards after truncation and penalties."""
+    """Rollouts of one example and role. Advantages get `rewards` after truncation and penalties."""
 
-    rewards: Sequence[float | None]  # [K] None if the environment failed or returned NaN
+    rewards: Sequence[float | None]  # [K] None: no score, or truncation dropped the rollout
     turn_rewards: Sequence[Sequence[float] | None]  # [K] each reward divided among the turns
     named_rewards: Sequence[Mapping[str, float]]  # [K] rewards by name, before the weighted sum
     lengths: Sequence[int]  # [K] number of completion tokens

@@ -4,7 +4,7 @@
     loss_t  = max(-A * ratio_i, -A * clip(ratio_i, 1 - clip_low, 1 + clip_high))   for every t of i
 
 All tokens of a sequence share ratio_i and its gradient, so a sequence is kept or clipped whole.
-The mean moves far less than the ratio of a token, so clip_low and clip_high are only about 1e-4.
+ratio_i differs from 1 far less than a token's ratio, so clip_low and clip_high are only about 1e-4.
 GSPO needs aggregation=sequence_mean, because with token_mean long sequences would count more. All
 tokens of a sequence must be in one micro-batch. The mean log ratio is clamped, not the log ratio of
 each token. Qwen, arXiv:2507.18071.
@@ -18,7 +18,7 @@ PER_SEQUENCE = True  # makes rl/config/algorithm_rules.py require aggregation=se
 
 
 def gspo(tokens: Tokens, *, clip_low: float, clip_high: float) -> TokenLoss:
-    """Return the clipped surrogate [N]. Metrics count tokens of clipped sequences, by bound."""
+    """Return the clipped surrogate [N]. Metrics mark tokens of clipped sequences, by bound."""
     advantages = tokens.advantages
     difference = tokens.logprobs - tokens.anchor  # [N]
     mean = mean_per_sequence(difference, tokens.sequence_ids, tokens.num_sequences)  # [S]

@@ -1,4 +1,4 @@
-"""M2PO: drop the tokens with the largest log ratios, so that the mean square of the rest is small.
+"""M2PO: drop the tokens with the largest |log ratio|, so that the mean square of the rest is small.
 
     m_t    = (log pi - log anchor)^2        pi, anchor: losses/tokens.py, A: advantage
     bound  = the largest b such that the mean of all m_t < b in the batch is <= max_second_moment

@@ -10,11 +10,11 @@ loss with the bounds 1/8 and 8.
 
 from losses.tokens import TokenLoss, Tokens, ratio_to
 
-ORDERED = ("ratio_low", "ratio_high")
+ORDERED = ("ratio_low", "ratio_high")  # rl/config/limits.py requires ratio_low < ratio_high
 
 
 def masked_is(tokens: Tokens, *, ratio_low: float, ratio_high: float) -> TokenLoss:
-    """Return the masked surrogate [N]. Metrics count the dropped tokens, by bound."""
+    """Return the masked surrogate [N]. Metrics mark dropped tokens: all, and by bound."""
     ratio = ratio_to(tokens.anchor, tokens.logprobs)  # [N]
     low, high = ratio < ratio_low, ratio > ratio_high  # [N], [N]
     keep = ~(low | high)  # [N]

@@ -25,7 +25,7 @@ def ppo_clip(
     clip_high: float,
     dual_clip: Annotated[float, Meta(gt=1)] | None,
 ) -> TokenLoss:
-    """Return the clipped surrogate [N]. Metrics count tokens without gradient, by bound."""
+    """Return the clipped surrogate [N]. Metrics mark tokens without gradient: all, and by bound."""
     advantages = tokens.advantages
     ratio = ratio_to(tokens.anchor, tokens.logprobs)  # [N]
     clipped = ratio.clamp(1 - clip_low, 1 + clip_high)  # [N]

@@ -24,7 +24,7 @@ def squared_error(
     *,
     clip: Annotated[float, Meta(gt=0)] | None,
 ) -> TokenLoss:
-    """Return the loss [N] of values [N]. A metric counts values that moved by more than clip."""
+    """Return the loss [N] of values [N]. A metric marks values that moved by more than clip."""
     error = (values - returns).square()  # [N]
     if clip is None:
         return TokenLoss(error / 2, {})

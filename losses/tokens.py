@@ -34,7 +34,7 @@ class Tokens:
     positions: Tensor  # [N] int64, index of the token among its rollout's completion tokens
     turns: Tensor  # [N] int64, index of the token's assistant turn in its rollout
     rollout_ids: Tensor  # [N] int64, index of the token's rollout in the global batch
-    group_ids: Tensor  # [N] int64, index of the token's group in the global batch
+    group_ids: Tensor  # [N] int64, number that identifies the token's group and role
     source: Tensor  # [N] int64, the `Source` of the token's rollout (losses/groups.py)
     old_logprobs: Tensor | None = None  # [N] log pi before the step's first update
     ref_logprobs: Tensor | None = None  # [N] logprobs under the reference or the teacher
@@ -46,7 +46,7 @@ class Tokens:
     def by_hand(
         logprobs: Tensor, rollout_logprobs: Tensor, advantages: Tensor, **others: Any
     ) -> "Tokens":
-        """Return the tokens of one sequence with one turn, staleness 0 and source 0, for tests."""
+        """Return tokens of one sequence with one turn, staleness 0 and source POLICY, for tests."""
         zeros = torch.zeros(len(logprobs), dtype=torch.int64)
         tokens = {
             "sequence_ids": zeros,

@@ -38,7 +38,7 @@ class ExportedEnvironment(vf.MultiTurnEnv):
             eval_dataset=lambda: _make_dataset(env, examples("eval"), "eval"),
             tool_defs=env.tool_specs,
             rubric=ExportedRubric(),
-            # No limit, because verifiers would end the rollout before `reply` reads the last turn.
+            # With a limit, verifiers would end the rollout before `reply` reads the last turn.
             # PlayedEpisode applies the limit of the environment after it has called `reply`.
             max_turns=-1,
         )

@@ -87,7 +87,7 @@ class ExportedHarness(vf.Harness[vf.HarnessConfig]):
         specs = played.env.tool_specs or []
         tools = [{"type": "function", "function": spec} for spec in specs]
         headers = {"Authorization": f"Bearer {secret}"}
-        # No timeout of requests, because verifiers limits the time of the whole rollout.
+        # Requests have no timeout, because verifiers limits the time of the whole rollout.
         async with httpx.AsyncClient(base_url=endpoint, headers=headers, timeout=None) as client:
             while True:
                 body = {"model": ctx.model, "messages": played.episode.messages}

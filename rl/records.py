@@ -179,7 +179,7 @@ class RankBatch:
 
     step: int
     micro_batches: tuple[MicroBatch, ...]  # every rank has equally many micro-batches
-    # [R] reward of each rollout, for a critic and a KL penalty in the reward; NaN without a score
+    # [R] reward of each rollout, or NaN if it has none. A critic and kl.place=reward read them.
     rewards: Floats = field(default_factory=lambda: np.empty(0, np.float32))
     # [R] number that identifies the rollout's group and role
     group_ids: Ints = field(default_factory=lambda: np.empty(0, np.int32))

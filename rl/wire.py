@@ -23,7 +23,7 @@ class Call(msgspec.Struct, frozen=True, kw_only=True):
     step: int = 0
     shares_prefixes: bool = False  # next_batch: whether the trainer computes equal prefixes once
     version: int = 0
-    replicas: dict[str, int] = {}  # for publish: replica name -> number of its restarts
+    replicas: dict[str, int] = {}  # publish: updated replica -> number of its restarts
 
 
 class Answer(msgspec.Struct, frozen=True, kw_only=True):

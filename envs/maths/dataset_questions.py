@@ -10,10 +10,10 @@ from functools import cached_property
 
 from envs.datasets import Dataset
 from envs.episode import Example, Split
-from envs.maths.questions import Question, Questions
+from envs.maths.questions import Question, QuestionSource
 
 
-class DataQuestions(Questions):
+class DataQuestions(QuestionSource):
     def __init__(self, *, dataset: Dataset) -> None:
         self._dataset = dataset
 

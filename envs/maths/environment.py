@@ -11,7 +11,7 @@ from random import Random
 
 from envs.episode import Episode, Example, Split
 from envs.maths.grading import Grader, final_answer, marked_answer
-from envs.maths.questions import Question, Questions
+from envs.maths.questions import Question, QuestionSource
 from envs.messages import Message, assistant, user
 from envs.protocol import Environment, check_weights
 
@@ -23,7 +23,7 @@ class Maths(Environment):
     """An environment that asks the questions of a source and grades the final answers."""
 
     name: str = field()
-    questions: Questions
+    questions: QuestionSource
     instruction: str  # text on a new line after every question
     grader: Grader
     reward_weights: Mapping[str, float]

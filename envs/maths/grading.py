@@ -112,7 +112,7 @@ class Grader:
         check_sandbox(self._limits, _PRELOAD)
 
     async def means_same(self, gold: str, answer: str) -> bool | None:
-        """Return whether `gold` and `answer` mean the same; None if this could not be decided."""
+        """Return whether `answer` means the same as `gold`, the correct one; None if undecided."""
         if len(answer) > MAX_CHARS:
             return answer == gold
         gold, answer = normalise(gold), normalise(answer)
@@ -125,7 +125,7 @@ class Grader:
             sandbox = self._idle.pop()  # the most recently used, whose process usually runs already
             try:
                 output = await sandbox.run(f"same({gold!r}, {answer!r})")
-            except ToolError:  # the comparison exceeded its limits
+            except ToolError:  # the comparison took too long or crashed
                 output = ""
             finally:
                 self._idle.append(sandbox)

@@ -21,7 +21,7 @@ class Question:
     code: str = ""  # Python code, whose last line evaluates to the answer; empty: unknown
 
 
-class Questions:
+class QuestionSource:
     """Base class of all question sources. Constructors are cheap; `load` may read files."""
 
     def check(self) -> None:
@@ -38,10 +38,10 @@ class Questions:
             yield rng.choice(known)
 
 
-class GeneratedQuestions(Questions):
+class GeneratedQuestions(QuestionSource):
     """Base class of sources that generate questions. `load` calls `draw` with fixed seeds.
 
-    Neither the train split nor `sample_questions` contains eval questions.
+    The train split and `sample_questions` exclude the eval questions.
     """
 
     def __init__(self, *, num_train: int, num_eval: int) -> None:

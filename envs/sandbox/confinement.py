@@ -146,7 +146,7 @@ def restrict_reading(paths: Sequence[str]) -> None:
 
 
 def _seccomp_program(machine: str) -> bytes:
-    column, architecture, partly = MACHINES[machine]
+    column, architecture, restricted = MACHINES[machine]
     numbers = [row.split()[column] for row in ALLOWED.split(",")]
     refuse = (RETURN, 0, 0, REFUSE | errno.EPERM)
     steps = [
@@ -161,16 +161,16 @@ def _seccomp_program(machine: str) -> bytes:
             steps += [(EQUAL, 0, 1, int(number)), (RETURN, 0, 0, ALLOW)]
     # Refuse ioctl with ENOTTY. Python calls ioctl for every file that it opens, and expects this
     # error for regular files.
-    steps += [(EQUAL, 0, 1, partly["ioctl"]), (RETURN, 0, 0, REFUSE | errno.ENOTTY)]
+    steps += [(EQUAL, 0, 1, restricted["ioctl"]), (RETURN, 0, 0, REFUSE | errno.ENOTTY)]
     # Allow openat for reading only. Landlock checks the path, which a seccomp filter cannot read.
     steps += [
-        (EQUAL, 0, 4, partly["openat"]),
+        (EQUAL, 0, 4, restricted["openat"]),
         (LOAD, 0, 0, ARGUMENTS + 8 * 2),  # the flags of openat
         (ANY_BIT, 0, 1, OPEN_TO_CHANGE),
         (RETURN, 0, 0, REFUSE | errno.EACCES),
         (RETURN, 0, 0, ALLOW),
     ]
-    steps += [(EQUAL, 0, 2 + 2 * len(FCNTL), partly["fcntl"]), (LOAD, 0, 0, ARGUMENTS + 8)]
+    steps += [(EQUAL, 0, 2 + 2 * len(FCNTL), restricted["fcntl"]), (LOAD, 0, 0, ARGUMENTS + 8)]
     for command in FCNTL:
         steps += [(EQUAL, 0, 1, command), (RETURN, 0, 0, ALLOW)]
     # A refused fcntl command reaches the first `refuse`. Other refused calls jump to the second.

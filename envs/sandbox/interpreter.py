@@ -21,7 +21,7 @@ from collections import deque
 from envs.sandbox.confinement import confine
 
 HEADER = struct.Struct(">I8s")
-# The ticket of all messages before the first call. An answer with this ticket is an error or empty.
+# The ticket of all messages before the first call. Such an answer is an error message or empty.
 READY = bytes(8)
 NAME = "<python>"  # file name of the policy's code in tracebacks
 MAX_FRAMES = 5  # maximum number of traceback frames in the output

@@ -6,8 +6,8 @@ r"""Runs the policy's Python code in a process that can only compute.
     sandbox.close()                           the process is killed
 
 The process keeps its variables between calls, so code from two episodes must not share a sandbox.
-confinement.py limits what the process can do. If code exceeds a limit, its process ends and the
-policy gets an error message.
+confinement.py limits what the process can do. If code exceeds a time limit, its process ends and
+the policy gets an error message.
 
 The sandbox protects your machine against accidents and simple attacks by a policy. It does not stop
 exploits of the kernel or timing attacks. For code from untrusted people, run the rollouts in a
@@ -92,12 +92,12 @@ class Sandbox:
     async def run(self, code: str) -> str:
         """Run `code`. Return its output, its last expression's value and any traceback.
 
-        Raise ToolError if the code exceeds a limit or ends its process. The next call then starts a
-        new process. Raise RuntimeError if this machine cannot start a sandbox.
+        Raise ToolError if the code exceeds a time limit or ends its process. The next call then
+        starts a new process. Raise RuntimeError if this machine cannot start a sandbox.
         """
         try:
             return await self._ask(code)
-        except BaseException:  # else the next call could get the answer of a cancelled one
+        except BaseException:  # else the next call could read the answer to a cancelled call
             self.close()
             raise
 
@@ -146,7 +146,7 @@ class Sandbox:
         def check() -> None:
             with suppress(OSError):
                 left = until - _processor_time(process)
-                if left > 0:  # check after `left` s: one thread cannot use up the rest sooner
+                if left > 0:  # check after `left` s, because one thread cannot use them sooner
                     self._cpu_timer = loop.call_later(left, check)
                 else:
                     self._exceeded_cpu_time = True
@@ -184,7 +184,7 @@ class Sandbox:
                 "allow_without_landlock": limits.allow_without_landlock,
             },
         }
-        # Call Popen in this thread: the kernel kills the process when its starting thread ends.
+        # Call Popen in the event loop's thread: the kernel kills the process when that thread ends.
         with child_end:
             python = [sys.executable, "-ISB", "-X", "utf8", "-c", BOOT.format(PROJECT)]
             self._process = subprocess.Popen(

@@ -6,7 +6,7 @@ from typing import Any, Protocol
 
 from envs.episode import Split, StopReason
 from envs.messages import Message
-from envs.policy_endpoint import text_of
+from envs.policy_endpoint import plain_text
 from envs.protocol import Speak
 
 
@@ -44,6 +44,6 @@ def check_text(env_id: str, rows: Iterable[Row]) -> None:
     """Raise ValueError if a prompt contains anything except text, such as an image."""
     for message in (message for row in rows for message in row.messages):
         try:
-            text_of(message.get("content"))
+            plain_text(message.get("content"))
         except ValueError as error:
             raise ValueError(f"env.id={env_id}: {error}: choose another environment") from error

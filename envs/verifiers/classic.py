@@ -19,7 +19,7 @@ from verifiers.clients import (  # pyright: ignore[reportMissingImports]
 
 from envs.episode import Split, StopReason
 from envs.messages import Message, tool_call_entry, user
-from envs.policy_endpoint import MODEL, completion, text_of
+from envs.policy_endpoint import MODEL, completion, plain_text
 from envs.protocol import ContextFull, Speak
 from envs.verifiers.adapter import Outcome, Row
 
@@ -55,7 +55,7 @@ class ClassicAdapter:
         if output["error"]:
             raise RuntimeError(f"the rollout ended in an error: {output['error']!r}")
         stop = _STOPS.get(output["stop_condition"] or "")
-        # If the last turn is truncated or the only one, its stop reason is more precise.
+        # If the last turn is truncated or the only one, its stop reason says more than MAX_TURNS.
         prefer_last = output["is_truncated"] or getattr(self._env, "max_turns", 1) == 1
         return Outcome(
             reward=float(output["reward"]),
@@ -96,7 +96,7 @@ def plain_message(message: Any) -> Message:
     content = message.content
     if isinstance(content, list):
         content = [part if isinstance(part, dict) else part.model_dump() for part in content]
-    plain: Message = {"role": message.role, "content": text_of(content)}
+    plain: Message = {"role": message.role, "content": plain_text(content)}
     if reasoning := getattr(message, "reasoning_content", None):
         plain["reasoning_content"] = reasoning
     if calls := getattr(message, "tool_calls", None):

@@ -46,9 +46,9 @@ class Question:
     text: str
     answer: str
     level: int = 0  # 0: unknown
-    # (title, heading) of each section that the scripted expert reads, in order; empty: unknown
+    # (title, heading) of each section that leads to the answer, in order; empty: unknown
     path: tuple[tuple[str, str], ...] = ()
-    query: str = ""  # the expert's first search query; empty: the first title of `path`
+    query: str = ""  # search query of the scripted expert; empty: the first title of `path`
 
 
 def read_pages(source: str, split: str, columns: Mapping[str, str]) -> list[Page]:

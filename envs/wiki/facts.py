@@ -2,7 +2,7 @@
 
     countries.csv -> one page per country, one per capital      elements.csv -> one page per element
 
-Every sentence of a page states one cell of a table. A cell is empty if there is no single answer.
+Every sentence of a page states one cell of a table. A cell is empty if no single value is right.
 For demonstrations, `made_up_corpus` makes pages about countries and elements that do not exist,
 because the policy could memorise the real pages instead of learning to search.
 """
@@ -66,7 +66,7 @@ def made_up_corpus(rng: Random) -> tuple[list[Page], list[Question]]:
         rows = [_invented_row(kind, columns, rng) for _ in range(NUM_INVENTED_ROWS)]
         tables[kind] = rows
     names = Counter(name for rows in tables.values() for row in rows for name in _titles(row))
-    # Drop repeated names, because titles must differ and each question must have one answer.
+    # Drop rows with a repeated name: titles must differ, and each question must have one answer.
     unique = {
         kind: [row for row in rows if all(names[name] == 1 for name in _titles(row))]
         for kind, rows in tables.items()
@@ -103,7 +103,7 @@ def invent_name(known: tuple[str, ...], rng: Random) -> str:
 
 @cache
 def _letter_chain(known: tuple[str, ...]) -> dict[str, list[str]]:
-    """Map each pair of letters to the letters that follow it in names. A line break ends a name."""
+    """Return two letters -> all letters that follow them in `known`. A line break ends a name."""
     following: dict[str, list[str]] = defaultdict(list)
     for name in known:
         for i, letter in enumerate(name + "\n"):

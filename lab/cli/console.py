@@ -28,7 +28,7 @@ FUNCTIONS = {
     "from-toml": ("lab.from_toml", "print the command for a TOML file of verifiers or prime-rl"),
 }
 _PACKAGES = ("rl", "lab", "losses", "envs", "offbyone")
-_TEMPLATE = "my_lab"  # the package name in examples/my-lab
+_TEMPLATE_PACKAGE = "my_lab"  # the package name in examples/my-lab
 
 
 def usage() -> str:
@@ -80,7 +80,7 @@ def copy_my_lab(arguments: list[str]) -> str:
     is_taken = package in (*losses, "conf", "tests") or getattr(find_spec(package), "origin", None)
     if not package.isidentifier() or keyword.iskeyword(package):
         sys.exit(f"{package} cannot be the name of a Python package: choose another name")
-    if is_taken and package != _TEMPLATE:
+    if is_taken and package != _TEMPLATE_PACKAGE:
         sys.exit(f"{package} is already a loss, a module or a folder of a lab: choose another name")
     if folder.exists() and (folder.is_file() or any(folder.iterdir())):
         sys.exit(f"{folder} is a file or is not empty: choose another folder")
@@ -88,8 +88,8 @@ def copy_my_lab(arguments: list[str]) -> str:
     shutil.copytree(template, folder, ignore=caches, dirs_exist_ok=True)
     for path in sorted(folder.rglob("*"), reverse=True):  # rename files before their folders
         if path.is_file():
-            path.write_text(path.read_text().replace(_TEMPLATE, package))
-        path.rename(path.with_name(path.name.replace(_TEMPLATE, package)))
+            path.write_text(path.read_text().replace(_TEMPLATE_PACKAGE, package))
+        path.rename(path.with_name(path.name.replace(_TEMPLATE_PACKAGE, package)))
     return (
         f"created {folder} with the package {package}\n\n"
         f"  cd {folder}\n"

@@ -1,4 +1,4 @@
-"""Format the keys for --help: key=value, then the comment above the key in its YAML file."""
+"""Format a configuration for --help: key=value, then the comment above the key in its YAML."""
 
 import json
 import re
@@ -17,16 +17,16 @@ _INDENTED = TextWrapper(96, initial_indent="    ", subsequent_indent="    ")
 def explained_keys(*, _root_: DictConfig) -> str:
     runtime, name = _root_.hydra.runtime, _root_.hydra.job.config_name
     folders = [Path(source.path) for source in runtime.config_sources if source.schema == "file"]
-    notes = _notes(folders, name)
+    comments = _comments(folders, name)
     for group, choice in runtime.choices.items():
-        own = _notes(folders, f"{group}/{choice}") if "/" not in group else {}
-        notes |= {f"{group}.{key}": note for key, note in own.items()}
+        own = _comments(folders, f"{group}/{choice}") if "/" not in group else {}
+        comments |= {f"{group}.{key}": comment for key, comment in own.items()}
     config = OmegaConf.to_container(_root_)
     assert isinstance(config, dict)
     del config["hydra"]
     lines = []
     for key, value in _dotted_values(config):
-        lines += [f"{key}={value}", *_INDENTED.wrap(notes.get(key, ""))]
+        lines += [f"{key}={value}", *_INDENTED.wrap(comments.get(key, ""))]
     return "\n".join(lines).replace("$", "$$")  # Hydra's help template prints $$ as $
 
 
@@ -39,18 +39,18 @@ def _dotted_values(node: Mapping[Any, Any], path: str = "") -> Iterator[tuple[st
             yield f"{path}{key}", json.dumps(value) if is_null_or_bool else str(value)
 
 
-def _notes(folders: list[Path], name: str) -> dict[str, str]:
-    """Return the comment above each key of a file (dotted) and of its group's files in defaults."""
+def _comments(folders: list[Path], name: str) -> dict[str, str]:
+    """Return {dotted key: comment above it} of a file and of the same group's files in defaults."""
     path = next((p for p in (f / f"{name}.yaml" for f in folders) if p.is_file()), None)
     if path is None:
         return {}
     text, group = path.read_text(), name.rpartition("/")[0]
-    notes, above, parents = {}, [], []
+    comments, above, parents = {}, [], []
     for line in text.splitlines():
         if found := _KEY.match(line):
             parents = [*parents[: len(found[1]) // 2], found[2]]
-            notes |= {".".join(parents): " ".join(above)} if above else {}
+            comments |= {".".join(parents): " ".join(above)} if above else {}
         above = [*above, line.lstrip("# ")] if line.lstrip().startswith("#") else []
     bases = (yaml.safe_load(text) or {}).get("defaults", [])
-    inherited = [_notes(folders, f"{group}/{b}") for b in bases if isinstance(b, str) and group]
-    return {key: note for own in [*inherited, notes] for key, note in own.items()}
+    inherited = [_comments(folders, f"{group}/{b}") for b in bases if isinstance(b, str) and group]
+    return {key: text for own in [*inherited, comments] for key, text in own.items()}

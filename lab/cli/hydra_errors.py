@@ -64,12 +64,12 @@ def _explain_unknown_key(key: str, arguments: list[str], primary: str, added: Se
         return f"there is no key {key}{hint or f': {group} has ' + ', '.join(siblings)}"
     if group in known:
         return f"there is no key {key}: the chosen {group} has no options"
-    hint = did_you_mean(key, known) or f" (python {primary}.py --help lists them all)"
+    hint = did_you_mean(key, known) or f" (python {primary}.py --help lists all keys)"
     return f"there is no key {key}{hint}"
 
 
 def known_keys(arguments: list[str], primary: str = "train") -> list[str]:
-    """Compose the chosen configuration, and return all of its keys and all groups of conf/."""
+    """Return all keys of the configuration that `arguments` choose, and all groups of conf/."""
     groups = sorted(path.name for path in CONF.iterdir() if path.is_dir())
     choices = [a for a in arguments if a.partition("=")[0] in groups and "," not in a]
     own = get_args_parser().parse_known_args(arguments)[0].config_dir

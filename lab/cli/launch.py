@@ -54,7 +54,7 @@ OmegaConf.register_new_resolver("explained_keys", explained_keys, replace=True)
 OmegaConf.register_new_resolver("at_most_positions", _at_most_positions, replace=True)
 
 _SEARCH_PATH = "hydra.searchpath="
-_NOT_OF_A_RUN = ("card", "claim")  # keys that only sweeps/report_card.yaml and claims/*.yaml have
+_NOT_OF_A_RUN = ("card", "claim")  # keys of report cards and claims, which runs do not have
 FAILED, BAD_CONFIG, INTERRUPTED = 1, 2, EXIT_UNSAVED
 # Overrides of Hydra's own keys that matter only to a sweep begin with one of these.
 _SWEEP_KEYS = ("hydra.mode=", "hydra.sweep", "hydra/sweeper=", "hydra.launcher.", "hydra/launcher=")
@@ -98,7 +98,7 @@ def as_hydra_config(config: DictConfig) -> Iterator[None]:
 
 
 def as_plain_dict(config: DictConfig) -> dict[str, Any]:
-    """Return the keys of a run as a dict. Interpolations and names of endpoints are resolved."""
+    """Return a run's keys as a dict. Resolve interpolations and the names of endpoints.toml."""
     keys = [str(key) for key in config if key != "hydra"]
     try:
         plain = OmegaConf.to_container(OmegaConf.masked_copy(config, keys), resolve=True)

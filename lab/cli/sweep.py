@@ -251,7 +251,7 @@ class SweepStart(Callback):
 
 
 def record_jobs(sweep: SweepFolder, jobs: Sequence[list[str]]) -> list[int]:
-    """Write records for new jobs, set unfinished jobs to waiting, and return all job numbers."""
+    """Record new jobs, set unfinished `jobs` to waiting, and return the numbers of `jobs`."""
     numbers, earlier = [], [record.grown for record in sweep.records().values()]
     for number, record in sweep.claim_all(jobs, grown=max(earlier, default=-1) + 1):
         numbers.append(number)

@@ -33,7 +33,7 @@ class PolicySettings(Settings):
         "inference": InferenceNode,
     }
 
-    seed: NonNegativeInt  # seed of vLLM's sampling
+    seed: NonNegativeInt  # seed of vLLM's sampling, and of GEPA in a prompt search
     max_seq_len: Annotated[int, Meta(ge=2)]
     model: ModelNode | None  # None if client=messages: an external server then has the model
     adapter_path: str | None  # folder of a LoRA adapter; None: no adapter
@@ -90,11 +90,11 @@ def _needs_vllm(client: Config) -> bool:
 def _evaluation_problems(config: Config) -> Iterator[str]:
     sampler, model = config["sampler"]["_target_"], config["model"]
     if is_imitator(sampler):
-        yield f"an evaluation samples from the policy, but {sampler} does not: set sampler=async"
+        yield f"this program samples from the policy, but {sampler} does not: set sampler=async"
     drawn = model and fact(model["_target_"], "drawn_by_trainer", False)
     if model and (drawn or model.get("warm_start") is not None):
         yield (
-            "an evaluation trains nothing, so it needs a trained model: set model=hf "
+            "this program trains nothing, so it needs a trained model: set model=hf "
             "model.path=<a model's folder, such as outputs/<run>/checkpoints/step_000150/hf>"
         )
     inference, path = config["inference"], config["adapter_path"]
@@ -104,7 +104,7 @@ def _evaluation_problems(config: Config) -> Iterator[str]:
             "client=messages client.url=http://host:port/v1 client.model=<name on the server>"
         )
     elif inference and (number := inference.get("replicas") or 1) > 1:
-        yield f"inference.replicas={number}, but an evaluation starts one vLLM: set it to null"
+        yield f"inference.replicas={number}, but only train.py starts several: set it to null"
     if path is not None and not (Path(path).expanduser() / ADAPTER).is_file():
         yield f"adapter_path={path} contains no {ADAPTER}: set it to the folder of a LoRA adapter"
 

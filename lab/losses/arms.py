@@ -84,8 +84,8 @@ class Arm:
 
         Raise ValueError if the arm depends on the whole batch and not all of it was recorded.
         """
-        sees_batch = self.has_model or hasattr(component(self.run.loss), "statistics")
-        if (sees_batch or not self._is_unchanged("aggregation")) and not batch.is_whole:
+        needs_batch = self.has_model or hasattr(component(self.run.loss), "statistics")
+        if (needs_batch or not self._is_unchanged("aggregation")) and not batch.is_whole:
             raise ValueError(
                 f"{self.name}: this arm depends on the whole batch of step {batch.step}, but the "
                 "run recorded only some of its groups: train with record=all"

@@ -29,7 +29,7 @@ Compute other losses on the batches that a run recorded, without a model:
 
 Keys that can be compared: {", ".join(CHANGEABLE)} and their options
 
-    steps=40..60      first and last step, 40.. without a last one (default: all recorded steps)
+    steps=40..60      first and last step; 40.. ends at the last recorded step (default: all)
     tokens=10         tokens to print for each loss
     out=losses.html   the page (default: in the run's folder)
     step=true         from a checkpoint, train one batch with each loss (takes minutes)
@@ -92,7 +92,7 @@ def _compare(
     batches = [batch for step in steps for batch in recorded_batches(folder, step)]
     if not batches:
         raise ValueError(
-            f"{folder} has no trained token in these steps: choose other steps, such as 40..60"
+            f"{folder} has no trained token in these steps: choose others, such as steps=40..60"
         )
     betas = {row["step"]: row.get("train/kl_beta", 0.0) for row in read_metrics(folder)}
     rows, grads = [], list[Tensor]()
@@ -139,7 +139,7 @@ def _print_steps(
     table = Table(*COLUMNS, box=None, pad_edge=False)
     for row in take_steps(folder, arms, found[-1]):
         table.add_row(*row)
-    console.print(f"changes of log pi of the next batch by a step from {found[-1].name}", table)
+    console.print(f"a step from {found[-1].name} changes log pi of the next batch by:", table)
 
 
 def difference(base: Tensor, arm: Tensor) -> list[str]:
@@ -158,7 +158,7 @@ def _describe_batches(batches: Sequence[RecordedBatch], grad: Tensor) -> str:
     # Every update of a step counts the same untrained rows, so count them once per step.
     untrained = sum({batch.step: batch.num_untrained for batch in batches}.values())
     left = f" {untrained} recorded rows were not trained and are left out." if untrained else ""
-    error = f"{gap / most:.1g} of the largest one" if most else f"{gap:.1g} (all are 0)"
+    error = f"an error of {gap / most:.1g} of the largest" if most else f"{gap:.1g} (all are 0)"
     return (
         f"{len(grad)} tokens of {len(batches)} updates, steps {batches[0].step} to "
         f"{batches[-1].step}.{left} The run's loss repeats the recorded gradients up to {error}."
@@ -167,7 +167,7 @@ def _describe_batches(batches: Sequence[RecordedBatch], grad: Tensor) -> str:
 
 def _print_tokens(console: Console, arm: Arm, tokens: DataFrame, count: int) -> None:
     changes = ", ".join(arm.changes) or "nothing"
-    ignored = f"; ignored changes: {', '.join(arm.ignored)}" if arm.ignored else ""
+    ignored = f"; the comparison ignores its {', '.join(arm.ignored)}" if arm.ignored else ""
     console.print(f"\n{arm.name} changes {changes}{ignored}", markup=False)
     heads = ("step", "rollout", "turn", "at", "token", "stale", "pi/anchor", "advantage")
     table = Table(*heads, "recorded grad", "grad", box=None, pad_edge=False)

@@ -148,8 +148,8 @@ def source_of(id: str) -> Source:
 
 
 def recorded_steps(folder: RunFolder) -> list[int]:
-    names = folder.tokens.glob("step_*.trainer.rank0.parquet")
-    return sorted(int(path.name.split(".")[0].removeprefix("step_")) for path in names)
+    paths = folder.tokens.glob("step_*.trainer.rank0.parquet")
+    return sorted(int(path.name.split(".")[0].removeprefix("step_")) for path in paths)
 
 
 def rollout_lines(folder: RunFolder, step: int) -> dict[str, Mapping[str, Any]]:

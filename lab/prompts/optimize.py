@@ -84,7 +84,7 @@ def optimize_prompt(
 
 
 def _num_played(run_folder: RunFolder) -> int:
-    """Return the number of recorded rollouts. End a cut-off last line before lines are added."""
+    """Return the number of lines in rollouts.jsonl. Add a newline if the last line lacks one."""
     path = run_folder.evaluated
     content = path.read_bytes() if path.is_file() else b""
     if content and not content.endswith(b"\n"):

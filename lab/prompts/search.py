@@ -116,9 +116,9 @@ class Search:
             return text
         self._num_empty += 1
         if self._num_empty == _MAX_EMPTY:
-            why = "was cut off" if cut_off else "returned no text"
+            why = "was cut off" if cut_off else "has no text"
             raise SearchEnded(
-                f"the reflection model {why}, {_MAX_EMPTY} times in a row: raise "
+                f"the reflection model's answer {why}, {_MAX_EMPTY} times in a row: raise "
                 "reflection.max_tokens, or choose another model"
             )
         raise ValueError("the reflection model's answer has no complete prompt")

@@ -1,7 +1,7 @@
 """The report card of a loss: its scores in small experiments, beside the cards of other losses.
 
 sweeps/report_card.yaml is the sweep that runs the experiments. Each file of sweeps/row is a row of
-the card. Every row except `basic` makes one thing harder, at the levels easy and hard.
+the card. Every row except `basic` adds one difficulty, at the levels easy and hard.
 docs/report-card.md explains the numbers.
 """
 
@@ -26,7 +26,7 @@ from rl.runtime.start_record import read_record
 from rl.runtime.sweep_folder import DONE, JobRecord
 from rl.runtime.text import key_of
 
-LADDER_ROW = "basic"  # the first row, whose jobs try several learning rates (the ladder)
+LADDER_ROW = "basic"  # the first row, whose jobs try the learning rates of card.ladder
 Row: TypeAlias = dict[str, Any]  # the node `card` of a file of sweeps/row, with title, levels, ...
 VARIED = ("row", "card.level", "seed", "optim.learning_rate")  # keys in which a card's jobs differ
 

@@ -248,6 +248,6 @@ def _notes(results: Sequence[ArmResult]) -> list[str]:
         names.setdefault(result.undecided_if, []).append(result.arm.name)
     names.pop("")
     return [
-        f"No decision about {', '.join(arms)}, because it would not hold if {assumption}."
+        f"No decision about {', '.join(arms)}, because the result would change if {assumption}."
         for assumption, arms in names.items()
     ]

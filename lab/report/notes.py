@@ -46,7 +46,7 @@ def _notes_on_scores(scoring: Scoring) -> Iterator[str]:
             "easier or harder."
         )
     if scoring.measure == TRAINING:
-        text = "Compared by training reward, which every run measured on different examples"
+        text = "Compared by training reward (each run measures it on its own examples)"
         if scoring.why_training:
             yield f"{text}, because {scoring.why_training}."
         else:

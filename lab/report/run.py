@@ -42,7 +42,7 @@ class Curve:
     def columns(self) -> tuple[Floats, ...]:
         return self.steps, self.seconds, self.tokens, self.scores
 
-    def at(self, points: Any) -> "Curve":
+    def select(self, points: Any) -> "Curve":
         """Return a curve with only the given points. `points` are indices or a mask."""
         return Curve(*(column[points] for column in self.columns))
 
@@ -79,7 +79,7 @@ class Run:
     # file of user code -> hashes of its versions in this run, oldest first
     code: dict[str, tuple[str, ...]] = field(default_factory=dict)
     command: str = ""  # the command that resumes the run
-    grown: int = 0  # number of earlier commands that had added jobs to the sweep
+    grown: int = 0  # number of commands that added jobs before the one that added this run
     unscored_share: float = 0.0  # share of unscored rollouts in the last LAST_STEPS steps
     selects_examples: bool = False  # whether order or buffer chose examples by earlier rewards
 
@@ -116,7 +116,7 @@ class Run:
 def read_run(
     folder: RunFolder | None, overrides: Sequence[str], error: str | None, num_judged: int
 ) -> Run:
-    """Return a run with its last `num_judged` evaluations. Other arguments: fields of FoundRun."""
+    """Return a run, with its last `num_judged` evaluations. Other arguments: see lab/runs.py."""
     meaningful = tuple(sorted(_make_readable(x) for x in overrides if key_of(x) not in RUN_KEYS))
     seeds = [_make_readable(x.partition("=")[2]) for x in overrides if key_of(x) == "seed"]
     seed = seeds[-1] if seeds else None
@@ -226,4 +226,4 @@ def _sums_before(rows: Sequence[Row], name: str) -> Floats:
 
 def _curve(rows: Sequence[Row], name: str, seconds: Floats, tokens: Floats) -> Curve:
     steps, scores = (np.array([row.get(key) for row in rows], float) for key in ("step", name))
-    return Curve(steps, seconds[:-1], tokens[:-1], scores).at(np.isfinite(scores))
+    return Curve(steps, seconds[:-1], tokens[:-1], scores).select(np.isfinite(scores))

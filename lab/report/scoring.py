@@ -78,7 +78,7 @@ def score_arms(arms: Sequence[Arm], baseline: Arm, num_judged: int) -> Scoring:
                 rows.append((run, table))
         if rows:
             kept.append((arm, rows))
-    every = [run for _, rows in kept for run, _ in rows]
+    runs = [run for _, rows in kept for run, _ in rows]
     tables = [table for _, rows in kept for _, table in rows]
     questions = tuple(sorted(reference.intersection(*tables)))
     if not any(arm is baseline for arm, _ in kept):
@@ -88,7 +88,7 @@ def score_arms(arms: Sequence[Arm], baseline: Arm, num_judged: int) -> Scoring:
         return _score_by_training_reward(arms, "no evaluation question has a score in every run")
     lost = {run for run, why in left_out if why == _MOSTLY_UNSCORED}
     scored = tuple(_scored_arm(*one, questions, lost, num_judged) for one in kept)
-    judged = _versions_in_words(every, num_judged)
+    judged = _versions_in_words(runs, num_judged)
     return Scoring(HELD_OUT, judged, scored, tuple(left_out), num_judged, questions)
 
 

@@ -2,7 +2,7 @@
 
     d_k, V_k    difference to the baseline after k seeds, and its variance (statistics.py)
     interval    d_k +- (delta / 2 + V_k log(2 / alpha) / delta)     delta: the smallest effect
-    alpha       ERROR divided by the number of open arms, as in the step-down test of Holm (1979)
+    alpha       ERROR (statistics.py) divided by the number of open arms, as in Holm's test (1979)
 
 An arm may be judged after every seed. Each judgement is called a look. The first decision about an
 arm is final. An arm without a decision is open. docs/report.md has the rule.
@@ -19,9 +19,9 @@ The hypotheses difference = 0 and |difference| >= delta exclude each other, so e
 one test. The chance of any false decision about any arm is therefore ERROR at most.
 
 V_k is estimated, so the half width is the one at which Student's t has the tail probability that a
-normal d_k has at the formula's half width. Few seeds cannot estimate very small tails, so this
-probability is at least alpha / (10 k (k + 1)). This lower limit adds at most alpha / 30 to the
-chance of a false decision, which benchmarks/sequential.py measures.
+normal d_k has at the formula's half width. Few seeds cannot estimate very small tails, so a lower
+tail probability is raised to alpha / (10 k (k + 1)). This adds at most alpha / 30 to the chance of
+a false decision. benchmarks/sequential.py measures this chance.
 """
 
 from collections.abc import Sequence
@@ -37,7 +37,7 @@ from lab.report.power import fewest_seeds
 
 @dataclass(frozen=True)
 class State:
-    """What is known about an arm at the look that decided it, or else at the last look."""
+    """The state of an arm at the look that decided it, or at the last look if it is open."""
 
     difference: st.Interval
     smallest_effect: float
@@ -90,7 +90,7 @@ def decide_arms(
 ) -> list[State]:
     """Return the state of each arm, compared after every seed with the baseline, `scores[at]`.
 
-    `num_unscored` is the number of other arms, which are open because they have no scores yet.
+    `num_unscored` further arms are not in `scores`. They are open, as they have no scores yet.
     """
     gains = [float(one.y.mean() - scores[at].y.mean()) for one in scores]
     states = [State(st.Interval(gain, nan, nan), smallest_effect) for gain in gains]

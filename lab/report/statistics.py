@@ -12,7 +12,7 @@ by Student's quantile divided by the normal quantile (Satterthwaite 1946):
     A   variance between the seeds of an arm: var_s(mean_q y) / S
     C   variance between questions: var_q(m) / Q
         m is mean_s y of the arm. For a difference, mean_s y of the baseline is subtracted
-    R   variance from the noise of single rollouts, in A and in C: var(residual) / (S Q)
+    R   variance from the noise of single rollouts, included in A and in C: var(residual) / (S Q)
 
 docs/report.md explains this method. The seeds of an arm with fewer than FEWEST_SEEDS seeds are not
 resampled. The interval of such an arm lacks the variance between seeds, so its decision is OPEN.

@@ -62,7 +62,7 @@ def remaining_work(sweep: SweepFolder, jobs: Jobs) -> str:
 
 
 def card_of_done_jobs(name: str, sweep: SweepFolder, jobs: Jobs) -> Card:
-    """Return the card of the done jobs that differ from `jobs` only in VARIED and RUN_KEYS."""
+    """Return the card of done jobs that differ from `jobs` only in keys of VARIED and RUN_KEYS."""
     common = [item for item in jobs[0] if key_of(item) not in {*VARIED, *RUN_KEYS}]
     name = " ".join([name, *(item for item in common if key_of(item) != "loss")])
     return card_of(name, sweep.records().values(), common, read_rows(ROWS))

@@ -31,7 +31,7 @@ from rl.runtime.sweep_folder import (
 )
 from rl.runtime.text import printable, say
 
-Start = Callable[[str, bool], float | None]  # run name, whether to resume -> result
+StartRun = Callable[[str, bool], float | None]  # run name, whether to resume -> result
 
 
 def run_job(
@@ -41,9 +41,9 @@ def run_job(
     output_dir: Path,
     run_name: str,
     max_steps: int,
-    start: Start,
+    start: StartRun,
 ) -> float | None:
-    """Run a job unless it is finished, and return the value that the sweeper maximises.
+    """Run a job unless it is finished. Return its result, which a sweeper such as Optuna maximises.
 
     A new run is named `<run_name>-<number of the job>`. `start` starts or resumes the run. If
     `start` raises SystemExit in a launcher's worker process, this function raises RunFailed.

@@ -24,7 +24,7 @@ _PROGRESS_EVERY_S = 60.0
 
 
 @dataclass(frozen=True)
-class Jobs:
+class RecordedJobs:
     records: dict[int, JobRecord]
     started: float  # Unix time of the sweep's latest start
     num_slots: int = 1  # number of jobs that run in parallel
@@ -56,7 +56,7 @@ class Jobs:
         return ", ".join(parts + ([f"about {format_time(left)} left"] if left else []))
 
     def line_of(self, number: int, log: Path | None = None) -> str:
-        """Return a line: the job's state, its error (with `log`) or its result, the progress."""
+        """Return one line: the job's state, its error (and `log`) or result, and the progress."""
         record, position = self.records[number], list(self.records).index(number) + 1
         line = f"{record.state} job {position} of {len(self.records)}: {self.labels[number]}"
         if record.ended and record.state in (FAILED, WAITING):
@@ -66,12 +66,12 @@ class Jobs:
         return f"{line}; {self.progress()}"
 
 
-def read_jobs(sweep: SweepFolder) -> Jobs:
+def read_jobs(sweep: SweepFolder) -> RecordedJobs:
     """Return the jobs of the latest start, or all jobs if the sweeper chooses jobs by results."""
     records, info = sweep.records(), sweep.read_info()
     numbers = set(info.get("jobs") or ())
     kept = {n: record for n, record in records.items() if not numbers or n in numbers}
-    return Jobs(kept, info.get("started") or 0.0, len(info.get("slots") or [None]))
+    return RecordedJobs(kept, info.get("started") or 0.0, len(info.get("slots") or [None]))
 
 
 def start_message(sweep: SweepFolder, command: str) -> str:

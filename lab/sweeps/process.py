@@ -17,8 +17,8 @@ from threading import Thread
 def end_with_process(host: str, pid: int) -> None:
     """Kill this process, a launcher's worker, as soon as the sweep's process `pid` has ended.
 
-    Otherwise the workers of a killed sweep would continue with its jobs. The supervisor's reaper
-    ends the run of a killed worker. Do nothing if the sweep's process runs on another host.
+    Otherwise workers of a killed sweep would continue with its jobs. A worker's reaper ends the
+    worker's run (rl/runtime/child.py). Do nothing if the sweep's process is on another host.
     """
     if host != socket.gethostname():
         return

@@ -31,8 +31,8 @@ class Slot:
 def slots_of(launcher: Mapping[str, Any], cores: Sequence[int], gpus: Sequence[str]) -> list[Slot]:
     """Return the slots for a launcher's jobs on this machine, or [] if no slots are necessary.
 
-    All slots have the same size. Their number is joblib's n_jobs, or as many as submitit_local's
-    cpus_per_task and gpus_per_node allow. The default is one slot per GPU, or per two cores on a
+    All slots have the same size. Their number is n_jobs (joblib), or what cpus_per_task and
+    gpus_per_node allow (submitit_local). The default is one slot per GPU, or per two cores on a
     machine without GPUs. No two slots share a GPU.
     """
     kind = str(launcher.get("_target_")).rpartition(".")[2]

@@ -28,7 +28,7 @@ from rl.runtime.sweep_folder import JobRecord, SweepFolder, identity, labels
 from rl.runtime.text import say
 from rl.terminal.panel import format_time
 
-ASSUMED_SD = 0.02  # assumed standard deviation between seeds (measured in the default run: 0.018)
+ASSUMED_SD = 0.02  # assumed standard deviation of scores between seeds (in the default run: 0.018)
 MOST_FAILURES = 3  # after this many failed jobs, the sweep launches no more jobs
 
 
@@ -108,7 +108,7 @@ class Progress:
     def next_jobs(self, tried: Collection[tuple[str, ...]]) -> Iterator[list[str]]:
         open_arms = [index for index, needed in self.seeds_needed.items() if needed < inf]
         wanted = [0, *open_arms] if open_arms else []
-        if inf in self.seeds_needed.values():  # repeat lost runs of arms that seeds cannot decide
+        if inf in self.seeds_needed.values():  # of arms with inf, rerun only unfinished jobs
             others = {0, *self.seeds_needed} - {*wanted}
             arms = [{*identity(self.arms[index])} for index in others]
             for record in self.sweep.records().values():
@@ -144,7 +144,7 @@ class Progress:
         text += f"; open: {', '.join(f'{names[i]} ({seeds[i]} seeds)' for i in needed)}"
         if inf in needed.values():
             text += (
-                "; more seeds cannot decide all of these arms, but more questions can, and so can "
+                "; more seeds cannot decide some of these arms, but more questions can, and so can "
                 "the missing scores of lost runs and of unscored rollouts"
             )
         if self.is_time_spent:
@@ -155,8 +155,8 @@ class Progress:
         text += f". Probably still needed: {runs:.0f} runs"
         if not each:
             return (
-                f"{text} ({most:.0f} seeds of each arm, if the standard deviation between seeds is "
-                f"{ASSUMED_SD}); their time is known after the first run."
+                f"{text} ({most:.0f} seeds of each arm, if the scores of seeds have the standard "
+                f"deviation {ASSUMED_SD}); their time is known after the first run."
             )
         left = runs * each / min(self.size, runs or 1)
         return f"{text} of {format_time(each)}, {format_time(left)} in total."

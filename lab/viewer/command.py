@@ -21,10 +21,10 @@ Show the rollouts of a run, and what training recorded for every token:
 
     python view.py outputs/run                        in the browser, also while it trains
     python view.py outputs/one outputs/other          the same question in several runs
-    python view.py outputs/sweeps/a-sweep             all of its runs
+    python view.py outputs/sweeps/a-sweep             all runs of a sweep
     python view.py outputs/run step=120 export=page.html      one file to mail
 
-    port=8000                the port; without it a free one is chosen
+    port=8000                the port of the viewer; by default a free port
     step=120                 only this training step, or this version of an evaluated policy
     source=  env=            only training or evaluation; only this environment
 """
@@ -80,7 +80,7 @@ def _view(words: Sequence[str], console: Console) -> None:
     from lab.viewer.index import RunIndex  # not at the top, because the import takes a second
 
     indexes = {name: RunIndex(run) for name, run in runs.items()}
-    with console.status("reading"):
+    with console.status("reading the runs"):
         for index in indexes.values():
             index.refresh()
     filters = {name: options[name] for name in FILTERS if name in options}

@@ -1,9 +1,9 @@
 """Read the tokens of one rollout: sampled values, training record, and reasons for zero gradients.
 
 pi is the trained policy's probability of a token, old is pi before the step's first update, and mu
-is vLLM's probability. This module adds two columns. If the step has old logprobs, `ratio` is
-pi / old and `mismatch` is log old - log mu, else they are pi / mu and log pi - log mu. If an
-earlier policy version sampled a token, `mismatch` also contains the change by training since then.
+is vLLM's probability. This module adds two columns to the record. If the step has old logprobs,
+`ratio` is pi / old and `mismatch` is log old - log mu, else they are pi / mu and log pi - log mu.
+If an earlier policy version sampled a token, `mismatch` also contains training's change since then.
 docs/token-record.md explains the other columns.
 """
 
@@ -26,7 +26,7 @@ _MAX_LOG_RATIO = 20.0  # the losses clamp log ratios at the same limit
 _METRIC = "metric_"
 NO_RECORD = "this step has no token record: train with record=all or record=sample"
 NOT_TRAINED = "no trainer rank recorded this rollout: the step is unfinished or trained nothing"
-REJECTED = "the rollout was rejected or dropped, so it was not trained on"
+REJECTED = "not trained: the buffer rejected the group, or the rollout was cut off or not scored"
 
 
 def tokens_of(

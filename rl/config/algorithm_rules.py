@@ -1,7 +1,7 @@
 """Check that the chosen components of an algorithm can be combined.
 
-Each function of ALGORITHM_RULES yields one message per problem. It reads constants of components
-(facts.py) and results of the dry call (learned.py), which also exist for users' components.
+Each function of ALGORITHM_RULES yields one message per problem. It reads constants in components
+(facts.py) and facts from calls with made-up values (learned.py), so it checks custom components.
 """
 
 from collections.abc import Callable, Iterator
@@ -97,12 +97,12 @@ def negative_reward_problems(config: Config, learned: Learned) -> Iterator[str]:
     truncation, advantage = config["truncation"]["_target_"], config["advantage"]["_target_"]
     # With normalise_each, penalties lower advantages instead of rewards (rl/rollouts/credit.py).
     on_rewards = not value_of(config, "reward.normalise_each")
-    lowered = {
+    lowers_rewards = {
         truncation: on_rewards and learned.truncation_lowers_rewards,
         "reward.length_penalty": on_rewards and bool(value_of(config, "reward.length_penalty")),
         "kl.place=reward": config["kl"]["beta"] > 0 and config["kl"]["place"] == "reward",
     }
-    for what, is_on in lowered.items():
+    for what, is_on in lowers_rewards.items():
         if is_on and learned.advantage_refuses_negative:
             yield (
                 f"{advantage} needs rewards >= 0, but {what} can make them negative: use "
@@ -160,16 +160,16 @@ def batch_source_problems(config: Config, learned: Learned) -> Iterator[str]:
             f"{loss} assumes that the current policy sampled the batch, but buffer.replay_share="
             f"{replayed} adds rollouts of earlier policies: use loss=cispo, or buffer=fifo"
         )
-    shown = value_of(config, "buffer.demonstration_share")
-    if shown and not learned.takes_any_text and not learned.reads({"source"}):
+    demonstrated = value_of(config, "buffer.demonstration_share")
+    if demonstrated and not learned.takes_any_text and not learned.reads({"source"}):
         yield (
             f"{loss} needs rollouts that the policy sampled, but buffer.demonstration_share="
-            f"{shown} adds text that no policy sampled: use loss=sft_and_rl, or buffer=fifo"
+            f"{demonstrated} adds text that no policy sampled: use loss=sft_and_rl, or buffer=fifo"
         )
-    if shown and not learned.correction_is_neutral:
+    if demonstrated and not learned.correction_is_neutral:
         yield (
             f"{correction} needs the logprobs of the policy that sampled the text, which the "
-            f"demonstrations of buffer.demonstration_share={shown} lack: use correction=none"
+            f"demonstrations of buffer.demonstration_share={demonstrated} lack: use correction=none"
         )
 
 

@@ -36,7 +36,7 @@ class InvalidValue(ValueError):
 
 
 class Nested:
-    """The type that annotations evaluate to for nodes. msgspec checks a `Nested()` per node."""
+    """The type of a node in an evaluated annotation. msgspec gets a `Nested()` for each node."""
 
     def __class_getitem__(cls, _item: Any) -> type:
         return cls  # so that Callable[[int], str] evaluates to Nested

@@ -33,7 +33,7 @@ def is_external(inference: Config | None) -> bool:
 
 
 def needs_reference(config: Config) -> bool:
-    """Return whether the run loads a reference: for a KL penalty, or as a teacher."""
+    """Return whether the run uses a reference: for a KL penalty, or as a teacher."""
     node = config["reference"]
     kind = node["_target_"]
     is_teacher = not fact(kind, "is_policy", False) or node.get("sees_hint", False)
@@ -59,7 +59,7 @@ def sees_hint(config: Config, env: str) -> bool:
 
 def fact(target: str, name: str, default: Any) -> Any:
     """Return the constant `name` of a class, or of a function's file; if missing, `default`."""
-    # As in Python's __mro__, a class that several bases share comes after the last of them.
+    # As in Python's __mro__, a base that several classes share comes after these classes.
     order = reversed(dict.fromkeys(reversed(_with_bases(*definition_of(target)))))
     values = (_constant(*each, name) for each in order)
     return next((value for value in values if value is not None), default)

@@ -12,7 +12,7 @@ from rl.runtime.given_files import load_yaml
 
 
 def initial_checkpoint(config: Mapping[str, Any]) -> Path | None:
-    """Return the checkpoint of `init_from`, if set. Raise ValueError if there is no usable one."""
+    """Return the checkpoint that `init_from` names, if set. Raise ValueError if it is unusable."""
     if (name := config.get("init_from")) is None:
         return None
     path, colon, step = name.rpartition(":")

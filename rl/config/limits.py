@@ -1,4 +1,4 @@
-"""Check that some options are below others; refuse DeepSpeed and vLLM keys set by other options.
+"""Check that some options are below others. Refuse DeepSpeed and vLLM keys that other options set.
 
 The constant ORDERED = ("clip_low", "clip_high") in the file of a function, or in a class, means
 that the value of clip_low must be below the value of clip_high.
@@ -40,7 +40,7 @@ def sampling_limits(config: Config) -> list[tuple[str, Mapping[str, Any]]]:
     return [("sampler", config["sampler"]), *((f"env.sampling.{k}", v) for k, v in limits.items())]
 
 
-DECIDED_ELSEWHERE = {
+DECIDED_ELSEWHERE = {  # path -> key that the user must not set -> the option that sets the key
     "deepspeed": {
         "train_batch_size": "batch_size",
         "train_micro_batch_size_per_gpu": "trainer.tokens_per_micro_batch",

@@ -105,8 +105,8 @@ class InferenceNode(CoreNode):
         return replica_names(len(self.urls) if self.urls is not None else self.replicas or 1)
 
 
-def replica_names(number: int) -> list[str]:
-    return ["inference"] if number == 1 else [f"inference{i}" for i in range(number)]
+def replica_names(num_replicas: int) -> list[str]:
+    return ["inference"] if num_replicas == 1 else [f"inference{i}" for i in range(num_replicas)]
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,4 +1,4 @@
-"""Read the maximum number of positions of a model, or of the base model of an adapter."""
+"""Read max_position_embeddings of a model folder; for an adapter, that of its base model."""
 
 from contextlib import suppress
 from pathlib import Path

@@ -24,13 +24,13 @@ def zero_stage_problems(config: Config) -> Iterator[str]:
         device = value_of(config, path)
         if device not in (None, "none") and stage != 3:
             yield (
-                f"{path}={device} under ZeRO stage {stage} loses gradients or is ignored: use "
+                f"{path}={device} needs ZeRO stage 3, but the stage is {stage}: use "
                 f"deepspeed={choice}"
             )
     if stage == 3 and value_of(config, "trainer.compile"):
         yield (
-            "trainer.compile=true compiles whole layers, and ZeRO stage 3 gathers weights inside "
-            "them: use deepspeed=zero2, or trainer.compile=false"
+            "trainer.compile=true cannot compile layers in which ZeRO stage 3 gathers weights: "
+            "use deepspeed=zero2, or trainer.compile=false"
         )
 
 

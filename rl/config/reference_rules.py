@@ -61,8 +61,8 @@ def each_reference_problems(config: Config, learned: Learned) -> Iterator[str]:
         may_be_policy = is_hinted or fact(loss, "stays_near_reference", False)
         if learned.reads(REFERENCE) and fact(kind, "is_policy", False) and not may_be_policy:
             yield (
-                f"{loss} learns from a teacher, and {path}=initial is the policy itself: use "
-                f"{key}=model {path}.path=<the teacher>, or {path}.sees_hint=true"
+                f"{loss} learns from a teacher, but {path}=initial is the policy before training: "
+                f"use {key}=model {path}.path=<the teacher>, or {path}.sees_hint=true"
             )
         if node.get("refresh_every") and fact(config["adapter"]["_target_"], "freezes_base", False):
             yield (
@@ -105,8 +105,8 @@ def teacher_problems(config: Config, learned: Learned) -> Iterator[str]:
     distinct = {number.rpartition("=")[2] for number in numbers}
     if len(distinct) > 1 and learned.compares_distributions:
         yield (
-            f"{' and '.join(sorted(numbers))} differ, but the loss needs equally many tokens from "
-            "each teacher: set equal values"
+            f"{' and '.join(sorted(numbers))} differ, but the loss needs the same number of "
+            "candidate tokens from each teacher: set equal values"
         )
 
 

@@ -20,10 +20,10 @@ from rl.runtime.folder import RunFolder
 from rl.runtime.given_files import load_yaml
 from rl.runtime.text import START_KEYS
 
-# Options that may change at a resume, because they do not affect how a step changes the policy.
+# Options that may change at a resume. Only max_steps affects updates, through optim.schedule.
 MAY_CHANGE = (
     *START_KEYS,
-    *("output_dir", "learned", "init_optimizer"),  # none of them affects a resumed run
+    *("output_dir", "learned", "init_optimizer"),  # location, derived facts, first start
     "max_steps",
     "max_time",
     "stop_when",
@@ -63,7 +63,7 @@ def run_folder_problems(config: Config) -> Iterator[str]:
             'without ".."'
         )
     elif not name.isprintable():
-        yield f"run_name={name!r} contains control characters: choose another run_name"
+        yield f"run_name={name!r} contains unprintable characters: choose another run_name"
     elif saved.is_file() and not run_folder.has_results():
         return  # the new run may replace an earlier one that has no results
     elif saved.is_file() and not resume:

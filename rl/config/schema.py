@@ -61,7 +61,7 @@ def as_config_error() -> Iterator[None]:
 class Settings:
     """The base class of the settings of train.yaml, evaluate.yaml and optimize_prompt.yaml."""
 
-    TYPED: ClassVar[Mapping[str, Any]]  # top-level key -> class of its typed node
+    TYPED: ClassVar[Mapping[str, Any]]  # top-level key -> class that holds its node
     output_dir: str
     run_name: str
 

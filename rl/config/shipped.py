@@ -1,4 +1,4 @@
-"""The folder with the files that are not Python packages: conf/, sweeps/, models/, train.py."""
+"""The folder that contains conf/, sweeps/, models/, train.py and the other entry points."""
 
 from rl.runtime.commit import REPO
 

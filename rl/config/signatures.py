@@ -19,7 +19,7 @@ from functools import cache
 from importlib.machinery import ModuleSpec, PathFinder
 from pathlib import Path
 
-_MIN_SIMILARITY = 1.2  # do not suggest less similar words; equal words have similarity 2
+_MIN_SIMILARITY = 1.2  # minimum similarity of a suggestion; equal words have similarity 2
 Definition = ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef
 
 
@@ -92,11 +92,11 @@ def spec_of(name: str) -> ModuleSpec | None:
 
 
 def find_definition(
-    module: Module, name: str, seen: frozenset[str] = frozenset(), below: ast.stmt | None = None
+    module: Module, name: str, seen: frozenset[str] = frozenset(), subclass: ast.stmt | None = None
 ) -> Found | None:
     """Return the module and statement that define what `module` calls `name`; follow imports.
 
-    `below`: a class whose base is looked up. A class may have the name of its imported base.
+    `subclass`: the class whose base is looked up; skipped, as it may have its base's name.
     """
     if f"{module.name}:{name}" in seen:  # star imports may be circular
         return None
@@ -110,7 +110,7 @@ def find_definition(
                 | ast.ClassDef(name=defined)
                 | ast.Assign(targets=[ast.Name(id=defined)])
                 | ast.AnnAssign(target=ast.Name(id=defined))
-            ) if defined == name and statement is not below:
+            ) if defined == name and statement is not subclass:
                 return module, statement
     for origin in _import_origins(module, head):
         parts = [*origin.split("."), *(rest.split(".") if rest else [])]
@@ -209,7 +209,7 @@ def bases(module: Module, definition: ast.ClassDef) -> Iterator[tuple[Module, as
     for base in definition.bases:
         while isinstance(base, ast.Subscript):  # Base[T] becomes Base
             base = base.value
-        found = find_definition(module, ast.unparse(base), below=definition)
+        found = find_definition(module, ast.unparse(base), subclass=definition)
         if found and isinstance(found[1], ast.ClassDef):
             yield found[0], found[1]
 

@@ -93,7 +93,7 @@ class DryCall:
         return learned
 
     def files(self, number: int = 0) -> list[str]:
-        """Return the files that the child imported, without libraries; may raise ConfigError."""
+        """Return the child's `own_files` (learn.py); raise ConfigError if there are problems."""
         self.learned(number)
         return (self._answers[number] or {})["files"]
 

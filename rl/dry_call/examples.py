@@ -85,7 +85,7 @@ def check_order(report: Report, node: Any, pools: list[Pool]) -> None:
 def check_strategy(
     report: Report, node: Any, group_size: int, env: Any, pools: Sequence[Pool]
 ) -> None:
-    """Dry-call a strategy with made-up rewards. Check that it can play the first examples."""
+    """Dry-call a strategy with made-up rewards. Check that it suits each pool's first example."""
     made, rollouts = build(node), []
     with report.calling("strategy", made, "attempts with made-up rewards"):
         made().num_first(group_size)
@@ -149,7 +149,7 @@ def _read_pools(node: Any) -> tuple[list[str], list[Pool] | None]:
                     raise
                 found[0] = []
                 return
-        # Draw a demonstration, so that the environment imports all files that the cache must know.
+        # Draw a demonstration, because `own_files` (learn.py) lists only files that are imported.
         with suppress(Exception):
             next(env.demonstrations(Random(0)), None)
 

@@ -85,7 +85,7 @@ def _build_components(report: Report, config: Config) -> dict[str, Any]:
     called["kl.estimator"] = config["kl"]["estimator"]
     if "estimator" in config["critic"]:
         called |= {f"critic.{name}": config["critic"][name] for name in ("estimator", "loss")}
-    # Import `others` to report errors. Skip targets in rl/, which import slowly and are tested.
+    # Build `others` to report their errors. Skip targets in rl/: they import slowly and are tested.
     others = (
         *("env", "order", "strategy", "buffer", "client"),
         *("logger", "optim", "reference", "critic"),

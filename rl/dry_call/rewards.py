@@ -52,7 +52,7 @@ def check_advantage(report: Report, advantage: Any, group_size: int) -> dict[str
             _EXAMPLE, rollouts, [Credit(reward) for reward in rewards], {"reward": 1.0}
         )
 
-    # Begin with 1.0: in a group of one, a reward of 0 would equal the reward minus the mean, 0.
+    # Begin with 1.0, because a lone reward 0 equals itself minus the mean (advantage_is_reward).
     ordinary: list[float | None] = [(1.0, 0.0, 0.5)[i % 3] for i in range(group_size)]
     cases: dict[str, list[float | None]] = {
         f"the rewards {ordinary[:3]} of a group": ordinary,
@@ -159,7 +159,7 @@ def check_aggregation(report: Report, aggregation: Any) -> dict[str, bool]:
 
 
 def _require_numbers(result: Any, given: list[Any], part: str = "", unit: str = "rollout") -> None:
-    """Raise BadResult unless `result` has a finite number per item of `given`, or `part` of it."""
+    """Require a finite number per item of `given`; with `part`, one per element of each item."""
     is_list = isinstance(result, Sequence | np.ndarray)
     if not is_list or len(result) != len(given):
         kind = "lists" if part else "numbers"

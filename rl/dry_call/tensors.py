@@ -125,7 +125,7 @@ def check_loss(report: Report, loss: Any, num_updates: int) -> tuple[set[str], b
 
 
 def with_statistics(loss: Any, tokens: Tokens) -> Any:
-    """Return the loss, bound to its `statistics(tokens)` if any. These must be sums over tokens."""
+    """Return the loss, with the sums of its method `statistics`, if any, bound as an argument."""
     if not hasattr(loss, "statistics"):
         return loss
     with torch._C.DisableTorchFunctionSubclass():  # a copy is not a use, so record nothing
@@ -150,7 +150,7 @@ def with_statistics(loss: Any, tokens: Tokens) -> Any:
 
 
 def check_token_loss(report: Report, result: Any, leaves: list[Tensor]) -> None:
-    """Raise BadResult unless `result` is a TokenLoss [8] with finite gradients for `leaves`."""
+    """Raise BadResult unless `result` is a TokenLoss of 8 finite numbers with finite gradients."""
     if not isinstance(result, TokenLoss):
         raise BadResult(
             f"returned {_describe(result)}: return TokenLoss(loss, metrics) of losses/tokens.py"

@@ -99,8 +99,8 @@ class Evaluator:
         settings = player.schedules.apply(self.settings, "evaluation", version)
         sampler = replace(player.sampler, temperature=settings.temperature)
         chat = player.chat.with_cache_of(sampler, version)
-        training = {"hinted_envs": frozenset(), "strategy": Independent()}
-        return replace(player, sampler=sampler, chat=chat, **training)
+        plain = {"hinted_envs": frozenset(), "strategy": Independent()}
+        return replace(player, sampler=sampler, chat=chat, **plain)
 
 
 def evaluator_of(

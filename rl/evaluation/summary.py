@@ -165,7 +165,7 @@ def pass_at_k(groups: RewardGroups, k: int, threshold: float) -> float:
 
     Groups with fewer than k rewards are left out.
     """
-    # Unbiased estimator of arXiv:2107.03374, which draws k rollouts without replacement.
+    # Unbiased estimator for k rollouts drawn without replacement (arXiv:2107.03374).
     chances = [
         1 - math.comb(len(group) - passed, k) / math.comb(len(group), k)
         for group in groups

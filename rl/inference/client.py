@@ -30,7 +30,7 @@ _RETRIES = 3
 _RETRY_DELAY_S = 0.5  # seconds before the first retry; doubled before each further retry
 _KEEP_ALIVE_S = 2.0  # close idle connections before vLLM closes them, which it does after 5 s
 # After this many failed requests in a row, counted over all replicas, the run ends. After this many
-# in a row to one replica, while others answer, the run stops using only that replica.
+# in a row to one replica, while others answer, the run drops that replica.
 _MAX_FAILURES = 32
 _CONNECT_S = 10.0  # seconds to wait for a TCP connection; a host that is down never answers
 

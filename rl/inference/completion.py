@@ -28,7 +28,7 @@ class AttemptFailed(Exception):
 
 @dataclass(frozen=True)
 class Completion:
-    """A completion, sampled or given. P: tokens of the prompt, N: tokens of the completion."""
+    """A completion, sampled, given (prefix.py) or both. P: prompt tokens, N: completion tokens."""
 
     token_ids: list[int]  # [N] given tokens, if any, then sampled ones with the stop token
     logprobs: list[float]  # [N] logprob under the distribution that vLLM sampled from; 0 if unknown

@@ -87,8 +87,8 @@ def _why_unusable(http: httpx.Client, model: Path, max_seq_len: int) -> str | No
     longest = served["policy"]["max_model_len"]
     if longest < max_seq_len:
         return (
-            f"accepts {longest} tokens, fewer than model.max_seq_len={max_seq_len}: start it with "
-            f"--max-model-len {max_seq_len}, or set model.max_seq_len={longest}"
+            f"accepts {longest} tokens, fewer than max_seq_len={max_seq_len}: start it with "
+            f"--max-model-len {max_seq_len}, or set max_seq_len={longest}"
         )
     for route in _REQUIRED_ROUTES:
         # These routes accept only POST, so a GET changes nothing. A missing route answers 404.

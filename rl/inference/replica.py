@@ -14,7 +14,7 @@ class Replica:
 
     name: str  # the process name: inference, or inference0, inference1, ...
     address: Address
-    incarnation: int = 0  # number of restarts before this start
+    incarnation: int = 0  # number of restarts so far
     key: str | None = field(default=None, repr=False)  # key that vLLM requires on a TCP port
 
     @property

@@ -47,7 +47,7 @@ class RequestGroup:
         # The wait needs no deadline, because the supervisor ends the run if the restart fails.
         while not self.router.routes:
             if self.router.ends:
-                raise RequestFailed("the run ends, and no vLLM answers")
+                raise RequestFailed("no vLLM answers, and the run is already ending")
             with WAITING.get()():
                 await self.router.serving.wait()
         return self.choose_route()
@@ -114,7 +114,7 @@ class Router:
             self.serving.set()
 
     def lose(self, route: Route, why: str) -> bool:
-        """Stop using a replica. If it is the last and nothing restarts it, only return False."""
+        """Stop using a replica. If it is the last and no supervisor restarts it, return False."""
         if route.lost:
             return True
         if not self.restarted and self._routes.keys() <= {route.replica.name}:

@@ -89,7 +89,7 @@ class VLLMRoutes:
         self._post("/update_weight_version", {"new_version": str(version)})
 
     def load_adapter(self, name: str, folder: Path) -> None:
-        """Load the LoRA adapter of a folder into vLLM. Requests with model=`name` use it."""
+        """Load the LoRA adapter from a folder into vLLM. Requests with model=`name` use it."""
         adapter = {"lora_name": name, "lora_path": str(folder)}
         if not self._try_post("/v1/load_lora_adapter", adapter):  # `name` was already loaded
             self._try_post("/v1/unload_lora_adapter", adapter)
@@ -173,7 +173,7 @@ def is_healthy(replica: Replica) -> bool:
 
 
 def prefix_cache_counts(replica: Replica) -> tuple[float, float] | None:
-    """Return how many prompt tokens vLLM has received, and how many of them its cache contained."""
+    """Return numbers of prompt tokens: (received, found in vLLM's cache); None if unreachable."""
     try:
         with http_client(replica, _HEALTH_TIMEOUT_S) as client:
             text = client.get("/metrics").raise_for_status().text

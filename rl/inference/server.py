@@ -39,7 +39,7 @@ _ONLY_TRUE = {
     *("headless", "grpc"),
 }
 
-# Variable that our commands set for vLLM. Our plugin changes vLLM's start only if it is set.
+# We set this environment variable for vLLM. Our plugin changes vLLM's start only if it is set.
 STARTED_BY_RUN = "OFFBYONE_VLLM"
 
 
@@ -161,7 +161,7 @@ def vllm_command(
     run_folder: RunFolder,
     replica: Replica,
     policy: ServedPolicy,
-    place: Mapping[str, str] | None = None,  # environment variables: GPUs, threads
+    device_env: Mapping[str, str] | None = None,  # environment variables: GPUs, threads
 ) -> tuple[list[str], dict[str, str]]:
     """Return the command line and the environment variables of a vLLM that serves a run's model."""
     model = run_folder.initial_model()
@@ -173,7 +173,7 @@ def vllm_command(
     env = {
         **run_folder.private.environment(),
         **server.environment(adapter=policy.adapter, key_file=key_file),
-        **(place or _thread_limit()),
+        **(device_env or _thread_limit()),
     }
     return command, env
 
@@ -194,12 +194,12 @@ def served_policy(run: Run, run_folder: RunFolder, seed: int) -> ServedPolicy:
 
 
 def replica_command(
-    run: Run, run_folder: RunFolder, replica: Replica, place: Mapping[str, str] | None = None
+    run: Run, run_folder: RunFolder, replica: Replica, device_env: Mapping[str, str] | None = None
 ) -> tuple[list[str], dict[str, str]]:
     # Each replica and each restart gets another seed, so that no two sample the same tokens.
     seed = run.seed + run.inference.names.index(replica.name) + 1000 * replica.incarnation
     policy = served_policy(run, run_folder, seed)
-    return vllm_command(build(run.inference)(), run_folder, replica, policy, place)
+    return vllm_command(build(run.inference)(), run_folder, replica, policy, device_env)
 
 
 @contextmanager

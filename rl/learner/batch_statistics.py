@@ -19,7 +19,7 @@ from rl.learner.objective import Objective, with_outputs
 
 
 def reads_statistics(objective: Objective) -> bool:
-    """Return whether the loss reads statistics that `with_statistics` has not passed to it yet."""
+    """Return whether the loss still needs the statistics that `with_statistics` passes to it."""
     return hasattr(objective.token_loss, "statistics")
 
 

@@ -70,8 +70,8 @@ def start_engine(
     # In stage 0 DeepSpeed refuses data_types, which only the other stages need.
     is_split = config.get("zero_optimization", {}).get("stage", 0) > 0
     sums = {"data_types": {"grad_accum_dtype": "fp32"}} if half and is_split else {}
-    # `deepspeed.initialize` may take a step to allocate the optimizer's state. With learning rate 0
-    # this step changes no weight.
+    # `deepspeed.initialize` may take an optimizer step to allocate the optimizer's state. With
+    # learning rate 0 this step changes no weight.
     set_rate(optimizer, 0.0)
     engine: Any
     engine, *_ = deepspeed.initialize(
@@ -88,7 +88,7 @@ def start_engine(
         for parameter in external:  # make ZeRO-3 gather it before each pass of `module`
             deepspeed.zero.register_external_parameter(module, parameter)
     if stage == 0 and half:
-        # `deepspeed.initialize` has taken a step. Adam's bias correction must not count it.
+        # `deepspeed.initialize` took an optimizer step. Adam's bias correction must not count it.
         engine.optimizer.state.clear()
     elif stage == 0:
         # Replace DeepSpeed's function, which reports no norm and keeps non-finite gradients.

@@ -51,13 +51,13 @@ class Learner:
     """Policy, objective, reference and critic on one rank. All ranks call each method together."""
 
     def __init__(self, run: Run, run_folder: RunFolder, ranks: Ranks) -> None:
-        self._run, self._ranks, self._model = run, ranks, run_folder.initial_model()
+        self._run, self._ranks, self._model_folder = run, ranks, run_folder.initial_model()
         self._settings = run.trainer
         head_dtype = run.model.head_dtype
         self._head_dtype: torch.dtype | None = getattr(torch, head_dtype) if head_dtype else None
         self._kl: KLPenalty = build(run.kl)()
         self._beta = self._kl.beta
-        model = load_for_training(run, self._model)
+        model = load_for_training(run, self._model_folder)
         self.policy = Policy(
             model,
             build(run.optim)(),
@@ -71,7 +71,7 @@ class Learner:
             head_dtype=self._head_dtype,
         )
         if run.init_optimizer and not run_folder.complete_checkpoints():
-            self.policy.load(self._model.parent)  # the checkpoint that contains this model
+            self.policy.load(self._model_folder.parent)  # the checkpoint that contains this model
         self._reference = self._load_reference()
         self._critic = self._load_critic()
         # The plan of a batch counts a shared prefix once if every model computes it once.
@@ -98,7 +98,7 @@ class Learner:
             return None
         setting = ReferenceSetting(
             policy=self.policy,
-            model=self._model,
+            model=self._model_folder,
             dtype=getattr(torch, self._run.model.dtype),
             temperature=self._run.sampler.temperature,
             logprob_chunk=self._settings.logprob_chunk,
@@ -113,7 +113,7 @@ class Learner:
 
     def _load_critic(self) -> Critic | None:
         setting = CriticSettings(
-            lambda: load_for_training(self._run, self._model),
+            lambda: load_for_training(self._run, self._model_folder),
             self._ranks,
             self._run.deepspeed,
             self._run.max_steps,

@@ -86,7 +86,7 @@ class PolicyModule(nn.Module):
         targets = token_ids[:, 1:][mask[:, 1:]]  # [N]
         if candidates is not None:
             targets = torch.cat([targets.unsqueeze(-1), candidates], -1)  # [N, 1+K]
-        # Never call `head`: under ZeRO-3 a call is collective, and ranks differ in chunk count.
+        # Never call `head`: under ZeRO-3 a call is collective, but ranks have unequal chunk counts.
         head, dtype = self.head, self._head_dtype or before.dtype
         logprobs, entropy = OutputHead.apply(
             before,

@@ -85,7 +85,7 @@ class Batch(Tokens):
 def with_outputs(
     tokens: Tokens, logprobs: Tensor, entropies: Tensor, candidate_logprobs: Tensor | None = None
 ) -> Tokens:
-    """Return the tokens with the outputs of a forward pass, as the token loss reads them."""
+    """Return the tokens with the outputs of a forward pass, of which entropies are detached."""
     return replace(
         tokens,
         logprobs=logprobs,
@@ -107,8 +107,8 @@ def _to_tensor(values: np.ndarray) -> Tensor:
 @dataclass(frozen=True)
 class Objective:
     token_loss: TokenLossFunction
-    # It applies if the batch has old logprobs. Else the token loss has the ratio pi / mu, which
-    # already corrects the difference between trainer and vLLM.
+    # The correction applies if the batch has old logprobs. Else the token loss has the ratio
+    # pi / mu, which already corrects the difference between trainer and vLLM.
     correction: CorrectionFunction | None = None
     kl: KLPenalty | None = None
     entropy_bonus: float = 0.0

@@ -16,7 +16,7 @@ from rl.learner.objective import Batch
 Observer = Callable[[int, int, Mapping[str, Tensor]], None]
 """(index of the update, index of the micro-batch on this rank, numbers [N] by name) -> None"""
 
-_NAMED = ("entropy", "correction")
+_UNPREFIXED = ("entropy", "correction")  # metrics recorded without the prefix metric_
 _DERIVED = ("kl_to_rollout",)  # not recorded, because it follows from the columns pi and mu
 
 
@@ -36,7 +36,7 @@ def observation(
         "pi": logprobs,
         "old": batch.old_logprobs,
         "ref": batch.ref_logprobs,
-        **{name: metrics.get(name) for name in _NAMED},
+        **{name: metrics.get(name) for name in _UNPREFIXED},
         "advantage": batch.advantages,
         "weight": batch.token_weights,
         "loss": loss,
@@ -47,7 +47,7 @@ def observation(
             f"metric_{name}": values
             for name, values in metrics.items()
             # Leave out a metric that is one number for all tokens.
-            if name not in (*_NAMED, *_DERIVED) and values.shape == logprobs.shape
+            if name not in (*_UNPREFIXED, *_DERIVED) and values.shape == logprobs.shape
         },
     }
     return {name: each.detach() for name, each in values.items() if each is not None}

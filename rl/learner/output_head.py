@@ -120,7 +120,7 @@ def most_likely(
 ) -> tuple[Tensor, Tensor]:
     """Return the most likely tokens [N, K] after hidden states [N, H], and their logprobs [N, K].
 
-    Leave out ids >= `vocabulary`, because a teacher may have more tokens than the policy.
+    Leave out ids >= `vocabulary`, the policy's number of tokens, because a teacher may have more.
     """
     weight = head.weight.to(dtype)
     best = [

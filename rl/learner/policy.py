@@ -85,7 +85,7 @@ class Policy:
         batch: RankBatch,
         objective: Objective,
         *,
-        batches: Sequence[Batch] | None = None,  # from preparation.py; None: made from `batch`
+        batches: Sequence[Batch] | None = None,  # from preparation.py, or None to convert `batch`
         updates: int = 1,
         beta: float = 0.0,  # weight of the KL penalty
         observer: Observer | None = None,  # receives each token's logprob, loss and gradient
@@ -139,7 +139,7 @@ class Policy:
             # zero on all ranks, skip the backward pass through the model.
             leaves = [output.detach().requires_grad_() for output in outputs]
             logprobs, entropies, *candidates = leaves
-            # With only one micro-batch, compute the statistics of the batch from its outputs.
+            # With one micro-batch per rank, compute the batch's statistics from these outputs.
             if reads_statistics(objective):
                 objective = with_statistics(objective, [with_outputs(batch, *leaves)])
             loss, metrics = objective.per_token(batch, logprobs, entropies, beta, *candidates)
@@ -186,7 +186,7 @@ class Policy:
 
     @torch.no_grad()
     def base_scores(self, rows: Rows, top_k: int = 0) -> Logprobs:
-        """Return logprobs of `rows` without adapter, and `top_k` likeliest tokens. Collective."""
+        """Return the base model's logprobs of `rows` and `top_k` likeliest tokens. Collective."""
         likeliest = (top_k, self.vocabulary) if top_k else None
         with without_adapter(self.engine.module.model):
             temperature = self._temperature_of(rows)
@@ -245,6 +245,7 @@ class Policy:
     def export(self, folder: Path, source: Path, *, merged: bool = False) -> None:
         """Write the model, or its adapter if not `merged`, and `source`'s tokenizer. Collective."""
         model = self.engine.module.model
+        # The folder of a new tiny model has no weights, so an adapter would lack its base model.
         only_adapter = self.has_adapter and not merged and holds_weights(source)
         weights = self.adapter_weights() if only_adapter else self.weights()
         if not self.ranks.first:

@@ -28,13 +28,13 @@ from rl.records import Ints, RankBatch
 
 @dataclass(frozen=True)
 class Preparation:
-    """A callable that adds advantages, old and reference logprobs to a batch. Collective."""
+    """Callable that adds old logprobs, reference logprobs and advantages to a batch. Collective."""
 
     policy: Policy
     reference: Reference | None  # None if no loss or penalty reads a reference
     keeps_old: bool  # whether a batch gets several updates, which need the old logprobs
     kl: KLPenalty
-    compared: bool  # whether advantages and penalties are relative to the mean of the group
+    compared: bool  # whether advantages compare rollouts; if so, penalties are centred by group
     critic: Critic | None = None
     schedules: Schedules = NO_SCHEDULES
     for_statistics: bool = False  # whether a loss reads batch statistics, which may need entropies
@@ -111,7 +111,7 @@ def _reference_rows(batch: Batch) -> Rows:
 def relative_penalties(
     sums: np.ndarray,  # [R] beta times the divergence, summed over a rollout's tokens
     counted: np.ndarray,  # [R] True for trained rollouts that have a reward
-    group_ids: Ints | None,  # [R] or None if the advantage has no baseline
+    group_ids: Ints | None,  # [R] or None if the advantage compares no rollouts
 ) -> np.ndarray:
     """Return each rollout's penalty [R], minus the mean of its group if `group_ids` is given.
 

@@ -31,7 +31,7 @@ class Ranks:
         """Connect to the other ranks, and return this rank.
 
         Ranks of one host connect through the file `rendezvous`, because another run could take
-        their port. If `rendezvous` is None, they connect through MASTER_ADDR and MASTER_PORT.
+        their port. If `rendezvous` is None, ranks connect through MASTER_ADDR and MASTER_PORT.
         """
         rank, world = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
         # The supervisor sets DS_ACCELERATOR to cuda or cpu.

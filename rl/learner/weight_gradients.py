@@ -40,7 +40,7 @@ def weight_gradient(grads: Tensor, inputs: Tensor, total: Tensor | None = None) 
 
 
 def linear(inputs: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-    """Return inputs [..., I] times weight [O, I] transposed, in the dtype of the inputs."""
+    """Return inputs [..., I] times weight [O, I] transposed, plus bias, in the inputs' dtype."""
     return _LinearFunction.apply(inputs, weight, bias)
 
 
@@ -50,7 +50,7 @@ class _LinearFunction(torch.autograd.Function):
         of_inputs, of_weight, _ = ctx.needs_input_grad
         # Do not keep the inputs for a frozen weight (LoRA), because it needs no gradient.
         ctx.save_for_backward(inputs if of_weight else None, weight if of_inputs else None)
-        # Cast in this function, because autograd's gradient of a cast would be rounded.
+        # Cast here, because autograd would round the gradients of weights that the caller casts.
         bias = None if bias is None else bias.to(inputs.dtype)
         return nn.functional.linear(inputs, weight.to(inputs.dtype), bias)
 

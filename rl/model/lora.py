@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 _NAME = "default"  # the adapter's name in peft
-_SAVED = f".modules_to_save.{_NAME}."  # in the names of peft's trained copies of modules
+_SAVED = f".modules_to_save.{_NAME}."  # marks a trained copy of a module in peft's names of weights
 _EXPERT_MATRICES = frozenset({"gate_proj", "up_proj", "down_proj", "w1", "w2", "w3"})
 
 

@@ -59,7 +59,7 @@ def check_length(local: Path, max_seq_len: int, group: str) -> None:
 
 
 def local_folder(path: str, revision: str | None, group: str, *, config_only: bool = False) -> Path:
-    """Return the folder of the model `path`, after a download if it is a name on the hub.
+    """Return the folder of the model `path`. Download the model if `path` is its hub name.
 
     Raise ValueError if the model or a file is missing or damaged. Messages name the config `group`.
     """
@@ -108,7 +108,7 @@ def _download(path: str, revision: str | None, group: str, patterns: list[str]) 
 
 
 def check_files(folder: Path) -> None:
-    """Raise ValueError if a file is missing, damaged, or (except weights) a link to elsewhere."""
+    """Raise ValueError if a file is missing or damaged, or if config or tokenizer link outside."""
     for name, remedy in (
         ("config.json", "save the model there with save_pretrained(folder)"),
         ("tokenizer.json", "save the fast tokenizer there with save_pretrained(folder)"),

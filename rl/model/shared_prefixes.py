@@ -37,7 +37,7 @@ log = logging.getLogger(__name__)
 _NAME = "shared_prefixes"
 _MIN_SHARED_TOKENS = 256  # sharing fewer tokens saves less than an attention mask costs
 _EXACT_LAYERS = {"full_attention", "sliding_attention"}
-_CHECKED = np.array([[1, 2, 3, 4, *ends] for ends in ((5, 6, 7, 8), (5, 6, 8, 7), (9, 9, 9, 9))])
+_TEST_ROWS = np.array([[1, 2, 3, 4, *ends] for ends in ((5, 6, 7, 8), (5, 6, 8, 7), (9, 9, 9, 9))])
 
 
 @dataclass(frozen=True, eq=False)
@@ -193,7 +193,7 @@ def _obstacle(model: PreTrainedModel) -> str:
 
 @torch.no_grad()
 def _states_of_test_rows(model: PreTrainedModel) -> Tensor:
-    token_ids = torch.from_numpy(_CHECKED).to(model.device)
+    token_ids = torch.from_numpy(_TEST_ROWS).to(model.device)
     mask = torch.ones_like(token_ids, dtype=torch.bool)
     return states_before(model.base_model, token_ids, mask)
 

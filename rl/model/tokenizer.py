@@ -101,7 +101,7 @@ def load_renderer(
         ) from error
     never_drops = name == "qwen3" and "<think>" not in (chat_template(folder) or "<think>")
     if keep_thinking or never_drops:
-        # If thinking is kept, later prompts contain all sampled tokens: a rollout stays one row.
+        # If thinking is kept, later prompts contain all sampled tokens, so a rollout stays one row.
         config = config.model_copy(update={"thinking_retention": "all"})
     try:
         renderer = create_renderer(tokenizer, config)

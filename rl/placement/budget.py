@@ -24,7 +24,7 @@ _REMEDIES = (
     "trainer.gradient_checkpointing=true or adapter=lora. If ranks or replicas share a machine's "
     "memory, lower trainer.ranks or inference.replicas. On GPUs, use "
     "deepspeed=zero3_offload_optimizer, or raise inference.tensor_parallel_size, or trainer.ranks "
-    "with deepspeed=zero3. `python plan.py` shows what each option saves"
+    "with deepspeed=zero3. `python plan.py` estimates the memory with other options"
 )
 
 
@@ -69,7 +69,7 @@ def _with_vllm_memory(run: Run, plan: Plan, shape: Shape, hosts: Sequence[Host])
 def gpu_excess(
     processes: Sequence[ProcessMemory], hosts: Sequence[Host], run: Run, share: float = 1.0
 ) -> Iterator[str]:
-    """Yield a message for each GPU whose memory is smaller than `share` times the estimate."""
+    """Yield a message for each GPU whose usable memory is below `share` times the estimate."""
     for place in dict.fromkeys(process.place for process in processes):
         if (size := hosts[place.host].device_memory) is None:
             continue

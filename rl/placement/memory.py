@@ -31,8 +31,7 @@ _ALLOCATED_ON_CPU, _ALLOCATED_ON_GPU = 1.6, 1.15  # allocated bytes per byte of 
 
 _VLLM_RUNTIME = 1.2 * GIB  # host memory of vLLM's API server and engine on a CPU
 _VLLM_PER_WORKER = 0.6 * GIB  # host memory of each tensor-parallel worker on a CPU
-# On a CPU, vLLM's weights need this many times their size, because a push leaves repacked copies.
-_VLLM_WEIGHTS_ON_CPU = 1.3
+_VLLM_WEIGHTS_ON_CPU = 1.3  # bytes per byte of weights, because a push leaves repacked copies
 _VLLM_CUDA_RUNTIME = 1.5 * GIB  # GPU memory: CUDA context, CUDA graphs, largest forward pass
 _VLLM_CUDA_HOST = 4.0 * GIB  # host memory of vLLM on a GPU
 _VLLM_UTILIZATION = 0.92  # vLLM 0.32's default fraction of a GPU's memory
@@ -179,7 +178,7 @@ def _max_tokens(run: Run, ranks: int) -> int:
 
 def _activation_bytes(run: Run, shape: Shape, ranks: int, on_gpu: bool) -> float:
     half, frozen = bytes_per_number(run) == 2, run.adapter.freezes_base
-    # (half precision, base weights frozen) -> bytes per token and layer for each unit of `widths`
+    # (half precision, base frozen) -> for each of `widths`: bytes per token, layer and element
     coefficients = {
         (True, False): (16.0, 8.0, 10.5, 10.25),
         (True, True): (12.0, 8.0, 8.5, 8.25),

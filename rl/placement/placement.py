@@ -46,6 +46,8 @@ class Place:
 
 @dataclass(frozen=True, kw_only=True)
 class Plan:
+    """The host, GPUs and threads of each vLLM replica and trainer rank of a run."""
+
     inference: tuple[Place, ...]  # vLLM's replicas, or empty if the run starts no vLLM
     ranks: tuple[Place, ...]
     idle: tuple[Device, ...] = ()  # GPUs that no process uses

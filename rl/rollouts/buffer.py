@@ -83,4 +83,4 @@ class FifoBuffer:
         return drawn
 
     def undo_draw(self) -> None:
-        """Undo what the newest `draw` stored for checkpoints, if no step trains its batch."""
+        """Undo the newest `draw` in the state for checkpoints, because no step trains the batch."""

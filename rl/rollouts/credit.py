@@ -165,10 +165,10 @@ class GroupCredit:
     def _set_compared(self, credits: Sequence[Credit]) -> list[Credit]:
         """Return the credits with `compared`: the numbers that the advantage compares in the group.
 
-        They are () if it compares none, and None stands for the rewards or the advantages per turn.
-        But an advantage may compare something else, such as lengths: then equal rewards get
-        advantages other than 0, or different rewards get only 0. In these cases, and for advantages
-        per token, they are the smallest and the largest advantage of the rollout.
+        `compared` is () if the advantage compares nothing. None stands for the rewards, or for the
+        advantages per turn. An advantage may compare something else, such as lengths. Then equal
+        rewards get advantages other than 0, or different rewards get only 0. In these cases, and
+        for advantages per token, `compared` is the rollout's smallest and largest advantage.
         """
         if not self.compares:
             return [replace(credit, compared=()) for credit in credits]

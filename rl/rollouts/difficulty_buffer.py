@@ -10,7 +10,7 @@ from rl.rollouts.compared import compared_columns
 
 
 class DifficultyBuffer(FifoBuffer):
-    ORDERED: ClassVar[tuple[str, ...]] = ("min_reward", "max_reward")
+    ORDERED: ClassVar[tuple[str, ...]] = ("min_reward", "max_reward")  # must ascend
 
     def __init__(
         self,
@@ -48,6 +48,6 @@ def _spread(numbers: Sequence[float]) -> float:
     return max(numbers) - min(numbers) if numbers else 0.0
 
 
-def _variance(rewards: Sequence[float]) -> float:
-    mean = sum(rewards) / max(len(rewards), 1)
-    return sum((reward - mean) ** 2 for reward in rewards) / max(len(rewards), 1)
+def _variance(numbers: Sequence[float]) -> float:
+    mean = sum(numbers) / max(len(numbers), 1)
+    return sum((number - mean) ** 2 for number in numbers) / max(len(numbers), 1)

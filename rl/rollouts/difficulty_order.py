@@ -27,7 +27,7 @@ _Queue = OrderedDict[int, None]  # positions of examples, first the one played l
 class DifficultyOrder(ExampleOrder):
     """Draws an environment of a mixture by its weight, then one of its three queues by weight."""
 
-    ORDERED: ClassVar[tuple[str, ...]] = ("hard_threshold", "easy_threshold")
+    ORDERED: ClassVar[tuple[str, ...]] = ("hard_threshold", "easy_threshold")  # must ascend
 
     def __init__(
         self,
@@ -76,7 +76,7 @@ class DifficultyOrder(ExampleOrder):
         return "hard" if mean <= self.hard_threshold else "normal"
 
     def state(self) -> dict[str, Any]:
-        """Return each queue's played examples. `load` orders the others by the seed."""
+        """Return each queue's played examples. `load` shuffles unplayed examples by the seed."""
         played = [
             {
                 level: list(queue)[unplayed if level == "normal" else 0 :]

@@ -1,4 +1,4 @@
-"""Starts groups as the policy advances and returns complete batches.
+"""Starts groups as vLLM gets new weights, and returns complete batches.
 
     publish(v) ---> admission: started < (v + 1 + max_staleness) * new_per_step + rejected
                        |  start group i with the next example; at most max_concurrent rollouts run
@@ -64,7 +64,7 @@ class Dispatcher:
     max_concurrent: int
     state: DispatcherState
     step: int = 0
-    version: LiveVersion = field(default_factory=LiveVersion)  # set by `publish`, read by the chat
+    version: LiveVersion = field(default_factory=LiveVersion)  # version in vLLM, set by `publish`
     on_rejected: Callable[[Group], None] = lambda _: None  # called with each rejected group
     stateful: Mapping[str, Stateful] = field(default_factory=dict)  # objects whose states are saved
 

@@ -23,7 +23,7 @@ Serve = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
 
 @asynccontextmanager
 async def open_server(run_folder: RunFolder, serve: Serve, host: str | None) -> AsyncIterator[None]:
-    """Accept ranks during the `with` block: by TCP on `host`, or on a Unix socket if it is None."""
+    """Accept ranks during the block: by TCP on `host`, or on a Unix socket if `host` is None."""
     if host is None:
         server = await asyncio.start_unix_server(serve, run_folder.private.rollouts_socket)
     else:
@@ -42,7 +42,7 @@ async def open_server(run_folder: RunFolder, serve: Serve, host: str | None) -> 
         yield
     finally:
         # Do not call wait_closed(). Since Python 3.12.1 it waits until the ranks disconnect, but
-        # after an error the ranks wait until this process ends.
+        # after an error a rank may wait for an answer until this process ends.
         server.close()
 
 

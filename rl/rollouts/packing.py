@@ -1,7 +1,7 @@
 """Distributes rows over the ranks and packs them into micro-batches.
 
-Without shared prefixes, a micro-batch holds rows of similar length, which need little padding. The
-padding counts as tokens. With shared prefixes (docs/architecture.md), the trainer computes once the
+Without shared prefixes, a micro-batch holds rows of similar length, because its limit of tokens
+includes padding. With shared prefixes (docs/architecture.md), the trainer computes once the
 beginning that several rows of a micro-batch share. So rows with equal beginnings stay together, and
 tokens that a row shares with the previous row count less (`_pack_by_prefix`).
 """

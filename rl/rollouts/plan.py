@@ -62,7 +62,7 @@ def weighted_row(
 
 
 def _per_token(row: TrainingRow, numbers: Sequence[float] | Floats) -> Floats:
-    """Return one value per token, from one number for the row or one per turn or completion token.
+    """Return one value per token. `numbers`: one for the row, or one per turn or completion token.
 
     A number for the row applies to all tokens. Otherwise tokens outside completions get 0.
     """

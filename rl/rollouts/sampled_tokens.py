@@ -1,4 +1,4 @@
-"""Chooses the rollouts whose tokens are recorded, and writes the tokens' values from sampling.
+"""Chooses the rollouts whose tokens are recorded. Writes the values that sampling gave the tokens.
 
 The trainer ranks write the values that training computes for the same tokens. They find the chosen
 rollouts in `RankBatch.record_ids`. rl/runtime/token_files.py describes the files.
@@ -62,7 +62,7 @@ class TokenRecord:
 
 
 def _recorded_values(row: TrainingRow, name: str) -> np.ndarray:
-    """Return a column of a row. Float columns are NaN for tokens that no policy sampled."""
+    """Return the row's column `name`. Floats are NaN for tokens that no policy sampled."""
     values = getattr(row, name)
     if not np.issubdtype(values.dtype, np.floating):
         return values

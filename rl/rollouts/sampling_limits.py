@@ -10,7 +10,7 @@ from rl.wire import NoMoreBatches
 
 # RolloutsFailed is raised if this many successive groups (one batch, if larger) have no score:
 _MAX_UNSCORABLE_GROUPS = 16
-# Return NoMoreBatches when the consecutive rejected groups would fill this many batches:
+# Sampling ends when the consecutive rejected groups would fill this many batches:
 _MAX_REJECTED_BATCHES = 8
 
 

@@ -63,14 +63,14 @@ class RolloutService:
         self._rejected: list[Group] = []
         self._failure: asyncio.Future[BaseException] = asyncio.Future()  # `report` raises it
         self._unreported: Answer | None = None  # answer to the ranks if the failure has no report
-        self._num_ranks = 0  # number of connected ranks
+        self._num_connections = 0  # number of open connections of ranks
         dispatcher.on_rejected = self._rejected.append
 
     def accept_ranks(self, host: str | None = None) -> AbstractAsyncContextManager[None]:
         return open_server(self._run_folder, self.serve, host)
 
     async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        self._num_ranks += 1
+        self._num_connections += 1
         try:
             with suppress(asyncio.IncompleteReadError, ConnectionError):  # the rank disconnected
                 while True:
@@ -80,7 +80,7 @@ class RolloutService:
                     writer.write(HEADER.pack(len(answer)) + answer)
                     await writer.drain()
         finally:
-            self._num_ranks -= 1
+            self._num_connections -= 1
             writer.close()
 
     async def _answer(self, call: Call) -> Answer:
@@ -245,7 +245,7 @@ class RolloutService:
                     self._replicas.router.end()
             await asyncio.wait([self._failure], timeout=0.25)
         deadline = time.monotonic() + self._run.trainer.wait_timeout
-        while self._num_ranks and time.monotonic() < deadline:
+        while self._num_connections and time.monotonic() < deadline:
             await asyncio.sleep(0.1)
         raise self._failure.result()
 

@@ -142,7 +142,7 @@ def visible_gpus(devices: Path = Path("/dev")) -> list[str]:
     uuids = [gpu.uuid for gpu in gpus_of_driver()]
 
     def is_known(name: str) -> bool:
-        # `gpus_of_driver` omits a partitioned GPU, but CUDA accepts its name.
+        # With partitions, accept any UUID, because `gpus_of_driver` omits partitioned GPUs.
         if name.startswith("GPU-") and uuids and not any(u.startswith("MIG-") for u in uuids):
             return any(uuid.startswith(name) for uuid in uuids)
         return name.startswith(("GPU-", "MIG-")) or (name.isdigit() and int(name) < len(names))
@@ -156,7 +156,7 @@ def visible_cpus() -> list[int]:
 
 
 def core_of(cpu: int) -> int:
-    """Return the lowest logical CPU of the same physical core, which serves as the core's id."""
+    """Return the id of the CPU's physical core: the number of the core's lowest logical CPU."""
     path = Path(f"/sys/devices/system/cpu/cpu{cpu}/topology/thread_siblings_list")
     try:
         return int(path.read_text().replace("-", ",").split(",")[0])

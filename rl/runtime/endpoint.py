@@ -1,4 +1,4 @@
-"""Endpoint files: the address and the number of restarts of each server of a run.
+"""Endpoint files: the address, number of restarts and process id of each server of a run.
 
 Each server has one endpoint file. Only the supervisor starts processes, so a process that finds a
 broken server writes a second file, which asks the supervisor to restart the server.

@@ -20,7 +20,7 @@ _NUMBERED = re.compile(r"\.?(?:step|version)_([0-9]+)")
 class ResumePoint:
     """The checkpoint that a resumed run starts from."""
 
-    step: int  # number of the next training step and version of the saved policy
+    step: int  # the next training step, which equals the saved policy's version
     folder: Path
     rollouts: dict[str, Any]  # saved state of the rollouts process
 
@@ -29,7 +29,7 @@ class ResumePoint:
 class RunFolder:
     path: Path
 
-    lock = Inside("lock")  # the supervisor locks this file and writes its process id into it
+    lock = Inside("lock")  # the process using the folder locks this file and writes its id into it
     config = Inside("config.yaml")  # the resolved configuration
     overrides = Inside("overrides.yaml")  # the user's command, its overrides and the commit
     versions = Inside("versions.json")  # the version of every installed package
@@ -117,7 +117,7 @@ class RunFolder:
 
     @property
     def started_from(self) -> str:
-        """The checkpoint used as initial model, such as "first, step 5"; "" for other models."""
+        """The checkpoint used as initial model, as "<run name>, step 5"; "" for other models."""
         with suppress(OSError, ValueError):
             _, run, folder, checkpoint, _ = str(self.initial_model()).rsplit("/", 4)
             if folder == self.checkpoints.name:
@@ -160,7 +160,7 @@ class RunFolder:
         """Return whether a run has left results, not only the files of a failed start."""
         was_logged = self.metrics.is_file() and self.metrics.stat().st_size > 0
         was_evaluated = (self.path / "summary.json").is_file()  # evaluate.py writes this file
-        was_searched = self.evaluated.is_file()  # optimize_prompt.py writes this file
+        was_searched = self.evaluated.is_file()  # optimize_prompt.py writes no summary.json
         is_saved = any(self.checkpoints.glob("step_*"))
         return was_logged or was_evaluated or was_searched or is_saved
 
@@ -227,7 +227,7 @@ def drop_steps_from(run_folder: RunFolder, step: int) -> None:
         with dropped.open("ab") as file:
             file.write(path.read_bytes())
         path.unlink()
-    # If the run stops before it repeats these steps, their old results must not be shown.
+    # Otherwise the viewer would show old results if the run stops before it repeats these steps.
     for path in [*_files_from(run_folder.tokens, step), *_files_from(run_folder.evaluations, step)]:
         path.unlink()
 

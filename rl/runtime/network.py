@@ -13,7 +13,7 @@ from rl.runtime.failure import RunFailed
 
 _SIOCGIFADDR = 0x8915  # number of Linux's ioctl request for an interface's IPv4 address
 
-# This environment variable has the address on which the rollouts process listens for other hosts.
+# Environment variable with the address on which the rollouts process listens for other hosts.
 LISTEN_VARIABLE = "OFFBYONE_ADDRESS"
 
 

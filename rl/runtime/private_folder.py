@@ -85,7 +85,7 @@ class PrivateFolder:
     def environment(self) -> dict[str, str]:
         """Return the environment variables that place temporary files in this folder.
 
-        PyTorch's compiled code is in the user's cache instead, because later runs reuse the code.
+        They place PyTorch's compiled code in the user's cache, because later runs reuse the code.
         PyTorch's default is /tmp, where another user could write code that this run then executes.
         Precompiled headers are disabled, because each run would build them again, which takes 5 s.
         """

@@ -29,7 +29,7 @@ class Stopped(SystemExit):
         return Stopped, (self.number, self.code)
 
     def raise_signal_again(self) -> None:
-        """Send the signal to the handler that ours replaced: submitit's requeues the job."""
+        """Send the signal to the handler before ours: submitit's handler requeues the job."""
         if self.number is not None and callable(signal.getsignal(self.number)):
             signal.raise_signal(self.number)
 
@@ -38,7 +38,7 @@ class StopRequest:
     """Signal handler: set `asked` at the first signal if `waits`, else raise KeyboardInterrupt."""
 
     def __init__(self) -> None:
-        self.waits = self.asked = False
+        self.waits = self.asked = False  # waits: whether the supervisor acts on `asked`
         self.number: int | None = None  # the number of the first signal
 
     def __call__(self, number: int, *_: object) -> None:

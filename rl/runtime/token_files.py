@@ -115,7 +115,7 @@ def _read_rows(run_folder: RunFolder, step: int, id: str | None) -> list[Recorde
                 if len(values) != mask.sum():
                     raise UnusableFile(
                         f"{path} has {len(values)} values of {name} for row {key[1]} of rollout "
-                        f"{key[0]}, which has {mask.sum()} sampled tokens: the files come "
+                        f"{key[0]}, but this row has {mask.sum()} sampled tokens: the files come "
                         "from different runs, so delete the files of this step"
                     )
                 by_token[name] = np.full(len(mask), np.nan, np.float32)

@@ -154,8 +154,7 @@ def completion_ids(renderer: Renderer, message: Any) -> list[int]:
     """Return the tokens that the policy would have sampled for `message`.
 
     The stop token is included unless the message is `cut_off`. The message is rendered after an
-    empty question instead of its earlier turns, because its tokens do not depend on earlier turns
-    in any chat format.
+    empty question, because the tokens of a turn do not depend on earlier turns in any chat format.
     """
     question: Any = {"role": "user", "content": ""}
     prompt = renderer.render_ids([question], add_generation_prompt=True)

@@ -40,7 +40,7 @@ log = logging.getLogger(__name__)
 
 # Result of `rewards_by_name`: name -> reward, and name -> rewards of the turns.
 Scores = tuple[dict[str, float], dict[str, tuple[float, ...]]]
-_Played = tuple[Rollout, Speaker]  # a rollout, and the speaker with its episode and rows
+_Played = tuple[Rollout, Speaker]  # a rollout, and the speaker of its first role
 
 
 @dataclass
@@ -53,13 +53,13 @@ class Player:
     strategy: Strategy = field(default_factory=Independent)
     schedules: Schedules = NO_SCHEDULES
     policy_version: int = 0
-    hinted_envs: frozenset[str] = frozenset()  # names of environments whose reference sees hints
+    hinted_envs: frozenset[str] = frozenset()  # names of envs whose reference model sees hints
     _logged: set[str] = field(default_factory=set)  # errors that have been logged
-    _checked: set[str] = field(default_factory=set)  # "env role" whose reward names were checked
+    _checked: set[str] = field(default_factory=set)  # "<env> <role>" with checked reward names
     _env_slots: dict[str, asyncio.Semaphore] = field(default_factory=dict)  # key: env.name
 
     def at_version(self, version: int) -> Self:
-        """Set `env`'s options of `version`. Return a copy with the sampler options of `version`."""
+        """Apply the schedules of `version` to `env`, and to the sampler of the returned copy."""
         self.schedules.apply(self.env, "env", version)
         options = self.schedules.options("sampler", version)
         return replace(self, sampler=replace(self.sampler, **options), policy_version=version)
@@ -156,7 +156,7 @@ class Player:
                 return rollout, first
             # The retry samples a new first turn, because the failed attempt has used `opening`.
             retries += 1
-            start = replace(start, opening=None, seeds=replace(start.seeds, attempt=retries))
+            start = replace(start, opening=None, seeds=replace(start.seeds, retries=retries))
 
     def _log_once(self, env: Environment, error: str) -> None:
         """Log an error when it first occurs, because metrics count it only after a whole batch."""
@@ -194,7 +194,7 @@ class Player:
                     episode.stop_reason = await self._play_turns(start, episode, first.rows)
                 scores = [await self._score(env, each.episode) for each in first.speakers]
                 if len(scores) > 1 and env.scores_groups:
-                    raise EnvironmentFailed("score_group allows only one role: use score instead")
+                    raise EnvironmentFailed("score_group allows one role per episode: use score")
         except TimeoutError:
             episode.stop_reason = StopReason.TIMEOUT
             error = f"a rollout exceeded sampler.rollout_timeout={self.sampler.rollout_timeout:g} s"
@@ -237,7 +237,7 @@ class Player:
             turn_limit=self.sampler.max_tokens,
             blocked_time=self.watchdog.pop_blocked_seconds() if self.watchdog else 0.0,
             role=episode.role,
-            retries=start.seeds.attempt,
+            retries=start.seeds.retries,
         )
         # If the environment has `score_group`, FinishedGroup sets the reward later.
         if not error and not env.scores_groups:

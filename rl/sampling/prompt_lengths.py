@@ -1,7 +1,7 @@
 """Replaces examples whose prompts leave no tokens for a completion.
 
 A rollout whose prompt fills max_seq_len has no token to train. So FittingExamples counts the tokens
-of a prompt when its example is drawn, and uses another one of the pool if the prompt is too long.
+of a prompt when its example is drawn, and returns another example if the prompt is too long.
 The choice depends only on the example's index, so a resumed run makes the same choice.
 """
 

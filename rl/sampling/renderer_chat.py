@@ -206,7 +206,7 @@ class RendererClient:
             if setting.is_multi_turn and await rewrites_history(chat, renderer):
                 choices = "extend (keep thinking, one row) or fork (drop thinking, several rows)"
                 report_rewriting(self.on_rewrite, choices)
-                # on_rewrite=fork needs no code here, because row_builder.py begins the new rows.
+                # If on_rewrite=fork, row_builder.py begins the new rows.
                 if self.on_rewrite == "extend":
                     await self._keep_thinking(chat, setting)
             yield chat

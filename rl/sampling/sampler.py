@@ -39,7 +39,7 @@ class PolicySampler:
         parse_stops(self.stop, "sampler.stop")
 
     def non_default_parameters(self) -> dict[str, Any]:
-        """Return the options of a request, without neutral ones that OpenAI's API may reject."""
+        """Return a request's options. Omit neutral values, whose keys OpenAI's API may reject."""
         pairs = ((name, getattr(self, name)) for name in NEUTRAL_SAMPLING)
         changed = {name: value for name, value in pairs if value != NEUTRAL_SAMPLING[name]}
         stop = {"stop": list(self.stop)} if self.stop else {}
@@ -70,13 +70,13 @@ class RequestSeeds:
     seed: int | None  # seed of the run; None: requests have no seed (`sampler.seeded`)
     group: int = 0
     rollout: int = 0  # number of the attempt in its group
-    attempt: int = 0  # number of failed tries before this one
+    retries: int = 0  # number of failed tries before this one
     _turns: int = field(default=0, init=False)
 
     def next(self) -> int | None:
         if self.seed is None:
             return None
-        key = f"{self.seed}:{self.group}:{self.rollout}:{self.attempt}:{self._turns}"
+        key = f"{self.seed}:{self.group}:{self.rollout}:{self.retries}:{self._turns}"
         self._turns += 1
         # Use 7 bytes, so that seed + j stays within the 63 bits that vLLM accepts.
         return int.from_bytes(blake2b(key.encode(), digest_size=7).digest(), "big")

@@ -24,7 +24,7 @@ from rl.sampling.sampler import RequestSeeds
 
 @dataclass
 class Speaker:
-    """Callable that samples the turns of an episode. It adds those of its first role to `rows`."""
+    """Callable that samples an episode's turns. `rows` gets those of the first role to speak."""
 
     chat: Chat
     rows: RowBuilder
@@ -37,7 +37,7 @@ class Speaker:
     # (conversation, prompt, completion) of the newest turn; None before the first turn
     _last: tuple[list[Message], Prompt, Completion] | None = None
     _failure: GenerationError | None = field(default=None, repr=False)
-    # role -> speaker, of the roles that have spoken; this speaker belongs to the first role
+    # role -> speaker, for roles that have spoken. The first role's speaker is `self`.
     _roles: "dict[str, Speaker]" = field(default_factory=dict, repr=False)
 
     async def __call__(

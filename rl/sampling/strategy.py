@@ -19,7 +19,7 @@ class StartedGroup:
 
 
 class PlayOne(Protocol):
-    """A callable that plays an example once, which is an attempt of the group."""
+    """A callable that plays an example once. Each call is one attempt of the group."""
 
     async def __call__(
         self,
@@ -33,7 +33,7 @@ class PlayOne(Protocol):
         """Play an attempt, with retries after errors. If the errors persist, `reward` is None.
 
         Args:
-            example: the group's example, or another one of its environment.
+            example: the group's example, or another example of the same environment.
             seed: the number of the attempt in the group, which no other attempt may have.
             prefix: tokens with which the attempt begins: a Prefix (`prefix_of`), a list, or a text.
             prefix_trains: whether the prefix is trained.
@@ -47,7 +47,7 @@ class Strategy:
     """Base class of strategies. A strategy's constructor takes its YAML options as keywords.
 
     Attributes:
-        reads_rewards: whether `play` reads rewards. Environments with score_group are then refused.
+        reads_rewards: whether `play` reads rewards. The check then refuses envs with score_group.
         fixed_size: whether `play` always returns either `size` rollouts or none.
         needs_hints: whether every example needs a hint.
         begins_turns: whether `play` passes a `prefix`. The check then requires sampler.stop=[].
@@ -88,7 +88,7 @@ async def play_attempts(
 async def play_strategy(
     strategy: Strategy, group: StartedGroup, play_one: PlayOne, size: int
 ) -> tuple[Rollout, ...]:
-    """Return a strategy's rollouts. Raise ValueError if a seed repeats or the count is wrong."""
+    """Return a strategy's rollouts. Raise ValueError if a seed repeats or their number is wrong."""
     name, seeds = type(strategy).__name__, set[int]()
 
     async def play_new_seed(example: Example, *, seed: int, **given: Any) -> Rollout:

@@ -29,7 +29,7 @@ class TokensChat(RendererChat):
     """A chat whose prompts vLLM renders and whose completions `renderer` parses."""
 
     render_error: ClassVar[type[Exception]] = ValueError
-    on_rewrite: Literal["fork", "refuse"] | None = None  # client.on_rewrite; None: one turn
+    on_rewrite: Literal["fork", "refuse"] | None = None  # of the client; None: one-turn episodes
     template_options: Mapping[str, Any] | None = None  # variables of the chat template
     # Empty, or the task that tests the template. Copies of the chat share this list.
     # `connect` cannot run the test, because vLLM may still be starting or lack the LoRA adapter.
@@ -52,7 +52,7 @@ class TokensChat(RendererChat):
         return None
 
     async def first_prompt(self, messages: list[Message], tools: ToolSpecs | None) -> Prompt:
-        assert self.requests is not None, "call generate() within group()"
+        assert self.requests is not None, "call first_prompt() within group()"
         token_ids = await self.requests.tokenize(messages, tools, self.template_options)
         return Prompt(messages, tools, token_ids)
 

@@ -40,7 +40,7 @@ class TranscriptSampler(ImitationSampler):
             )
 
     def conversations(self, env: Environment, rng: Random) -> Iterator[list[Message]]:
-        """Yield random conversations endlessly: of `env` or no environment, if any, else of all."""
+        """Yield forever random conversations of `env` or no environment. If none exist, use all."""
         known = read_conversations(self.path, self.min_reward)  # cached by the constructor
         own = [messages for name, messages in known if name in ("", env.name)] or [
             messages for _, messages in known

@@ -41,7 +41,7 @@ class Watchdog:
         self._ended.set()
 
     def pop_blocked_seconds(self) -> float:
-        """Return how many seconds the current task was reported to block. Reset them to 0."""
+        """Return for how many seconds the current task blocked the loop. Reset them to 0."""
         task = asyncio.current_task()
         return self._blocked.pop(task, 0.0) if task is not None else 0.0
 

@@ -1,8 +1,8 @@
 """Start the child processes of one run and watch them until the trainer has finished.
 
 The supervisor starts the ranks without torchrun, which would be one more process that imports
-torch. Each rank has its own log. Ranks of one host connect through a file, because another program
-could take a chosen TCP port before rank 0 listens on it.
+torch. Each rank has its own log. If all ranks are on one host, they connect through a file, because
+another program could take a chosen TCP port before rank 0 listens on it.
 """
 
 import os
@@ -136,13 +136,13 @@ class Children:
                 self._raise_if_reported()  # ranks end with status 0 even if sampling has failed
                 return
             if self._replicas:  # check vLLM first, because ranks and rollouts fail if it ends
-                gone = self._replicas.check_and_restart(may_restart=begun and not asked)
-                if gone is not None:
+                fatal = self._replicas.check_and_restart(may_restart=begun and not asked)
+                if fatal is not None:
                     if begun:
                         if self._stop_and_save(tick) and asked:
                             return  # no error, because the signal to stop also ended vLLM
-                        self._raise_if_reported("trainer")  # first the error of a rank
-                    self._raise_failure_with_log(*gone)
+                        self._raise_if_reported("trainer")  # a rank's error comes first
+                    self._raise_failure_with_log(*fatal)
             # A rank may end with status 0 before the other ranks. Any other early end is an error.
             early = {n: s for n, s in ended.items() if not (n.startswith("trainer") and s == 0)}
             if early:

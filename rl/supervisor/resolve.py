@@ -4,7 +4,7 @@ check        validates keys, types, ranges, rules        rl/config/check.py
 Run.of       creates typed nodes                         rl/config/nodes.py
 placement    assigns devices and threads to processes    rl/placement/placement.py
 with_plan    sets process counts and vLLM's flags        rl/placement/settings.py
-for_model    sets vLLM's memory from the model's sizes   rl/placement/budget.py
+fit_model    sets vLLM's memory from the model's sizes   rl/placement/budget.py
 """
 
 from collections.abc import Mapping, Sequence
@@ -33,7 +33,7 @@ class Resolved:
     plan: Plan  # devices and threads of each process
     machines: Sequence[Host]  # hosts; if cluster=ray and none are given, one imaginary host
 
-    def for_model(self, sizes: Shape | None) -> tuple[Self, str]:
+    def fit_model(self, sizes: Shape | None) -> tuple[Self, str]:
         """Return (copy with vLLM's memory set for a model of these sizes, text of the plan)."""
         if sizes and sizes.expert and self.run.adapter.freezes_base:
             with as_config_error():
@@ -58,7 +58,7 @@ def resolve(config: Mapping[str, Any], machines: Sequence[Host] | None = None) -
 
 
 def assign_devices(run: Run, machines: Sequence[Host] | None = None) -> Resolved:
-    """Assign devices to the processes of a checked run. Raise ConfigError for too few devices."""
+    """Assign devices to the processes of a checked run. Raise ConfigError if devices do not fit."""
     if run.trainer.debug:
         run = run.with_values({"trainer.ranks": 1})
     if run.cluster.spans_hosts:

@@ -94,7 +94,7 @@ def supervise(
         known = config | {"trainer": {**config["trainer"], "ranks": run.trainer.ranks}}
         if problems := list(run_folder_problems(known)):
             raise ConfigError(problems)
-        # If this run was started before but finished no step, delete the old model and warm start.
+        # If an earlier start of this run finished no step, delete its model and warm-start folder.
         if run_folder.overrides.is_file() and not run_folder.has_results():
             run_folder.clear_preparations(keep=run.model.path)
         record = {"overrides": overrides, "command": list(command)}
@@ -244,7 +244,7 @@ class _Launch:
         """Start all processes and watch them until they end. `is_main`: False for a warm start."""
         run_folder, stop = self.run_folder, self.stop
         sizes = read_sizes(model)
-        resolved, page = resolved.for_model(sizes)
+        resolved, page = resolved.fit_model(sizes)
         run, plan = resolved.run, resolved.plan
         if sizes and not run.adapter.freezes_base:
             self.limit.expect_checkpoint(sizes.parameters)

@@ -28,7 +28,7 @@ _ROOT = Path(__file__).parents[2]
 # Options of an environment's data that may name a folder or a file pattern. Other options may
 # look like a pattern by chance, such as the operators "*" and "/" of env=arithmetic.
 _DATA_KEYS = ("path", "eval_path", "corpus", "questions")
-_MOST_PATHS = 100_000  # more paths are refused, because checking them takes long
+_MOST_PATHS = 100_000  # limit per option, because checking many paths takes long
 _LIBRARIES = ("torch", "transformers", "deepspeed", "renderers")
 
 

@@ -32,7 +32,7 @@ STATISTICS = (  # (label, metric, number format); the panel shows three per line
     ("mean length", "rollout/mean_length", ",.1f"),
     ("truncated", "rollout/truncated", ".1%"),
     ("staleness", "staleness/mean", ".2f"),
-    ("at most", "staleness/max", ".0f"),
+    ("max staleness", "staleness/max", ".0f"),
     ("mismatch", "mismatch/mean_abs", ".5f"),
 )
 ALARMS = {  # metric -> warning that the panel shows if the metric is not 0

@@ -139,7 +139,7 @@ def final_summary(folder: RunFolder) -> str:
         if values := column(rows, name):
             lines.append((name, f"{values[0]:.3f} -> {values[-1]:.3f}"))
     if failed := mean_of(rows, "rollout/errors"):
-        lines.append(("failed", f"{failed:.1%} of the rollouts (error in rollouts/*.jsonl)"))
+        lines.append(("failed", f"{failed:.1%} of the rollouts (errors: rollouts/*.jsonl)"))
     if shares := time_shares(rows):
         lines.append(("time", shares))
     lines.append(("files", f"{folder}/  metrics.jsonl, rollouts/, logs/"))

@@ -18,7 +18,7 @@ _METRICS = (
     "rollout/untrained",
 )
 _MESSAGES = {  # heading of docs/troubleshooting.md -> message
-    "no spread": "{spread:.0%} of the groups have equal rewards, so they teach nothing: use easier "
+    "no spread": "{equal:.0%} of the groups have equal rewards, so they teach nothing: use easier "
     "or harder examples, a larger group_size, or buffer=difficulty",
     "instability": "the mean reward fell from {best:.2f} to {reward:.2f}: lower "
     "optim.learning_rate, raise batch_size, or add kl=k3, and start from an earlier checkpoint",
@@ -72,12 +72,12 @@ class Alarms:
         if len(self._rows) < WINDOW:
             return {}
         means = [mean_of(self._rows, name) or 0.0 for name in _METRICS]
-        reward, entropy, truncated, spread, untrained = means
+        reward, entropy, truncated, equal, untrained = means
         early = self._early = self._early or memory
         best = self._best = max(self._best, reward)
         first = self._first = self._first or entropy  # the first mean that is not 0
         found = {
-            "no spread": self._needs_spread and spread >= 0.9,
+            "no spread": self._needs_spread and equal >= 0.9,
             "instability": reward < best / 2 and best > 0.05,
             "entropy": 0 < entropy < first / 20 and reward < 0.8 * best,
             "length": truncated >= 0.5,
@@ -85,7 +85,7 @@ class Alarms:
             "memory": memory > max(1.5 * early, early + 1),
         }
         values = {"best": best, "first": first, "reward": reward, "entropy": entropy}
-        values |= {"spread": spread, "truncated": truncated, "untrained": untrained}
+        values |= {"equal": equal, "truncated": truncated, "untrained": untrained}
         values |= {"early": early, "memory": memory}
         new = [heading for heading in self._not_logged if found[heading]]
         return {heading: self._not_logged.pop(heading).format(**values) for heading in new}

@@ -15,7 +15,7 @@ log = logging.getLogger(__name__)
 
 
 def warn_of_missing_metric(run: Run, run_folder: RunFolder) -> None:
-    """Warn if no metric has the name in stop_when. Do not fail, because a later step may log it."""
+    """Only warn if stop_when names an unknown metric, because a later step may log that metric."""
     if run.stop_when is None:
         return
     metric = StopWhen.of(run.stop_when).metric

@@ -50,7 +50,7 @@ class TrainingRun:
             self.status.set("waiting for vLLM to start, because it shares the GPU")
             Receivers(run_folder, self.run.inference, timeout=self.settings.wait_timeout).wait()
         others = " and joining the other ranks" if int(os.environ["WORLD_SIZE"]) > 1 else ""
-        self.status.set(f"starting DeepSpeed{others} (its first start compiles for minutes)")
+        self.status.set(f"starting DeepSpeed{others} (the first time, compiling takes minutes)")
         # If num_threads is null, OMP_NUM_THREADS from the environment applies.
         if self.settings.num_threads:
             torch.set_num_threads(self.settings.num_threads)
@@ -113,7 +113,7 @@ class TrainingRun:
                 self._end_early(step + 1, NoMoreBatches(end, stopped=True), rollouts)
                 return
             # Save after writing the metrics line, because a run that resumes from this checkpoint
-            # does not write it again. The next step's metrics include the checkpoint's time.
+            # does not write that line again. The next step's metrics include the checkpoint's time.
             began, watch = time.monotonic(), Stopwatch(self.status)
             with watch.phase("checkpoint", f"writing {self._checkpoint_name(step + 1)}"):
                 self._save_if_due(step + 1, rollouts)

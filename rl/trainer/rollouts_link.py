@@ -74,7 +74,7 @@ class RolloutsLink:
     def evaluation(self, version: int) -> dict[str, float]:
         """Wait for the evaluation of a version. Return its metrics, or {} if none is due.
 
-        All ranks must call this, because a rank that went on would time out in a collective.
+        All ranks must call this. A rank that did not would wait for the others and time out.
         """
         late = (
             f"the evaluation of version {version} took longer than trainer.wait_timeout="
@@ -83,7 +83,7 @@ class RolloutsLink:
         return self._call(Call(what="evaluation", version=version), dict, late)
 
     def record_all(self, step: int) -> tuple[str, ...]:
-        """Make the rollouts process record all tokens of a step's batch. Return all rollout ids."""
+        """Make the rollouts process record all tokens of a step's batch. Return its rollout ids."""
         call = Call(what="record_all", rank=self._rank, step=step)
         return tuple(self._call(call, list, self._no_answer))
 

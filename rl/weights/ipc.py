@@ -28,7 +28,7 @@ _HANDLE_TYPES = (int, str, int, int, str, int, str, bool)
 def decode(handle: list[Any]) -> tuple[Any, ...]:
     """Return the values of a handle from a request. Raise RuntimeError if a type is wrong."""
     if tuple(map(type, handle)) != _HANDLE_TYPES:
-        raise RuntimeError(f"sync=ipc: {handle} is not a handle of CUDA's memory")
+        raise RuntimeError(f"sync=ipc: {handle} is no CUDA memory handle")
     return tuple(b64decode(one) if isinstance(one, str) else one for one in handle)
 
 
@@ -56,7 +56,7 @@ class IpcReader(Reader):
 
 @dataclass(kw_only=True)
 class IpcSender(PackedSender):
-    """The sender through the memory of the trainer's GPU (conf/sync/ipc.yaml)."""
+    """Sends weights through the memory of the trainer's GPU (conf/sync/ipc.yaml)."""
 
     reader: ClassVar[type[Reader]] = IpcReader
     one_host: ClassVar[bool] = True

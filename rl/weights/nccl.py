@@ -2,7 +2,7 @@
 
 vLLM 0.32's NCCLWeightTransferEngine drops each buffer after loading it, so nothing is left to
 compare the model with. Only rank 0 would import NCCLTrainerWeightTransferEngine, which takes 3 to
-12 s, disables cuDNN's attention and changes inductor. vLLM's StatelessProcessGroup unpickles what
+12 s, disables cuDNN's attention and patches inductor. vLLM's StatelessProcessGroup unpickles what
 it reads from a port. So trainer and workers call NCCL themselves, as vLLM's PyNcclCommunicator
 does. The trainer's request to vLLM contains the id of the group.
 """
@@ -125,5 +125,5 @@ class NcclSender(GroupSender, PackedSender):
 
     def leave(self, name: str) -> None:
         if group := self._groups.pop(name, None):
-            with suppress(RuntimeError):  # which would replace the error that ends the push
+            with suppress(RuntimeError):  # an error of `close` would hide that of the push
                 group.close()

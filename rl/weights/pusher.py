@@ -59,14 +59,14 @@ class WeightPusher:
         weights = self._sender.collect(policy)
         if not policy.ranks.first:
             return
-        packed = self._sender.pack(weights)
-        if must_differ and packed == self._last:
+        fingerprint = self._sender.pack(weights)
+        if must_differ and fingerprint == self._last:
             raise RunFailed(
                 f"the optimizer step before version {version} changed no weight in "
                 f"{next(iter(weights.values())).dtype}: raise optim.learning_rate, or use "
                 "model.dtype=float32"
             )
-        self._last, self._version = packed, version
+        self._last, self._version = fingerprint, version
         receivers = list(self._receivers.values())
         if not receivers:
             raise NoReceiver("no vLLM answers its health check: see logs/inference*.log")

@@ -25,7 +25,7 @@ class FileReader(Reader):
 
 @dataclass(kw_only=True)
 class ShmSender(Sender):
-    """The sender through shared memory (conf/sync/shm.yaml)."""
+    """Sends weights through shared memory (conf/sync/shm.yaml)."""
 
     reader: ClassVar[type[Reader]] = FileReader
     one_host: ClassVar[bool] = True

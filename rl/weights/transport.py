@@ -78,7 +78,7 @@ class Sender:
         self._timeout, self._file, self._fingerprint = timeout, MemoryFile(), ""
 
     def collect(self, policy: "Policy") -> Weights:
-        """On rank 0, return the weights to push. All ranks must call it.
+        """On rank 0, return the weights to push. All ranks must call this method.
 
         The next call overwrites weights that came from a GPU. Clone weights to keep them.
         """

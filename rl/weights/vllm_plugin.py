@@ -123,7 +123,7 @@ class WholeWeightsEngine(_Engine):
             # The reload has emptied the weights that it repacked. Repack the others.
             if hasattr(layer, "cpu_linear") and weight is not None and weight.numel() > 0:
                 dispatch_cpu_unquantized_gemm(layer, remove_weight=False)
-            # vLLM 0.32 repacks experts only at its start, so repack them after a reload here.
+            # vLLM 0.32 repacks experts only at its start, so repack them after each reload.
             if current_platform.is_cpu() and hasattr(layer, "w13_weight"):
                 method: Any = layer.quant_method
                 method.moe_kernel.fused_experts.process_weights_after_loading(layer)

@@ -282,7 +282,7 @@ MUTATIONS = (
     Mutation(
         "pusher: must_differ is ignored",
         "rl/weights/pusher.py",
-        "if must_differ and packed == self._last:",
+        "if must_differ and fingerprint == self._last:",
         "if False:",
     ),
     Mutation(

@@ -44,7 +44,7 @@ class Endpoint:
     sees_hint: bool
 
     def start(self, setting: ReferenceSetting) -> Reference:
-        assert setting.temperature == 1, "refused by rl/config/reference_rules.py"
+        assert setting.temperature == 1, "rl/config/reference_rules.py refuses other temperatures"
         top_k = setting.num_candidates(self.top_k)
         remote = _RemoteTeacher(self, top_k, setting.vocabulary, setting.policy.ranks)
         remote.require_fit(setting.model, setting.max_seq_len)
@@ -123,12 +123,12 @@ class _RemoteTeacher(Reference):
                 await asyncio.gather(*tasks, return_exceptions=True)
 
     async def _request(
-        self, client: HttpClient, token_ids: list[int], places: list[int]
+        self, client: HttpClient, token_ids: list[int], scored: list[int]
     ) -> Logprobs:
-        if not places:
+        if not scored:
             return self._read([], [])
         # Cut the row after its last completion token, because later tokens need no score.
-        prompt = token_ids[: places[-1] + 1]
+        prompt = token_ids[: scored[-1] + 1]
         body = {"model": self._endpoint.model, "prompt": prompt, "max_tokens": 1}
         try:
             text = await client.post(self._url, {**body, "prompt_logprobs": self._top_k})
@@ -144,7 +144,7 @@ class _RemoteTeacher(Reference):
         try:
             entries = json.loads(text)["choices"][0].get("prompt_logprobs")
             if entries:
-                return self._read([entries[i] for i in places], [token_ids[i] for i in places])
+                return self._read([entries[i] for i in scored], [token_ids[i] for i in scored])
         except (LookupError, TypeError, AttributeError, ValueError) as error:
             raise RunFailed(
                 f"{self._where} did not send the prompt_logprobs of each token, but {text[:200]!r} "

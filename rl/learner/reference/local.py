@@ -49,8 +49,7 @@ class InitialPolicy:
 class FrozenModel:
     """A frozen reference from a local folder or the hub (conf/reference/model.yaml)."""
 
-    # The model must have the policy's tokenizer. The supervisor checks this at the start.
-    same_tokens: ClassVar[bool] = True
+    same_tokens: ClassVar[bool] = True  # makes the supervisor require the policy's tokenizer
 
     path: str
     revision: str | None

@@ -48,8 +48,7 @@ class ReferenceSetting:
     seed: int
     vocabulary: int  # size of the policy's vocabulary
     reads_candidates: bool = False  # whether the loss reads the top_k most likely tokens
-    # dtype of the policy's output head, or None for the model's dtype
-    head_dtype: torch.dtype | None = None
+    head_dtype: torch.dtype | None = None  # of the output head; None means the model's dtype
     share_prefixes: bool = False  # whether equal beginnings of rows are computed once
 
     def num_candidates(self, top_k: int) -> int:
@@ -67,7 +66,7 @@ class NoReference:
     has_logprobs: ClassVar[bool] = False
 
     def start(self, setting: ReferenceSetting) -> Reference:  # noqa: ARG002 (the shared signature)
-        raise AssertionError("rl/config/reference_rules.py refuses runs that need a reference")
+        raise AssertionError("reference_rules.py refuses reference=none if a reference is needed")
 
 
 def join_scores(scores: Sequence[Logprobs], transform: Callable[[Tensor], Tensor]) -> Logprobs:

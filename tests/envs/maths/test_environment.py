@@ -9,11 +9,11 @@ import pytest
 from envs.episode import Episode, Example
 from envs.maths.environment import Maths
 from envs.maths.grading import Grader
-from envs.maths.questions import Question, Questions
+from envs.maths.questions import Question, QuestionSource
 from envs.maths.word_problems import WordProblems
 
 
-class Given(Questions):
+class Given(QuestionSource):
     """A source with the same questions in both splits."""
 
     def __init__(self, *questions):

@@ -74,8 +74,8 @@ def test_the_folder_of_an_adapter_selects_its_base_model_and_the_adapter(tmp_pat
     [
         ([], "model.path has no value: set model.path=..."),
         (["client=messages", "client.model=m"], "client.url has no value"),
-        (["model=tiny"], "an evaluation trains nothing, so it needs a trained model"),
-        ([*HUB, "sampler=demonstrations"], "an evaluation samples from the policy"),
+        (["model=tiny"], "this program trains nothing, so it needs a trained model"),
+        ([*HUB, "sampler=demonstrations"], "this program samples from the policy"),
         ([*HUB, "num_examples=0"], "num_examples=0, but it must be >= 1"),
         ([*HUB, "split=test"], 'split is "test"'),
         ([*HUB, "adapter_path=/nowhere"], "adapter_path=/nowhere contains no adapter_config.json"),
@@ -89,7 +89,7 @@ def test_the_folder_of_an_adapter_selects_its_base_model_and_the_adapter(tmp_pat
             "inference=external is only for training: to use a server that already runs, set "
             "client=messages client.url=",
         ),
-        ([*HUB, "inference.replicas=2"], "inference.replicas=2, but an evaluation starts one vLLM"),
+        ([*HUB, "inference.replicas=2"], "inference.replicas=2, but only train.py starts several"),
         (
             [*HUB, "model.head_dtype=float32", "+inference.args.hf_overrides={a: 1}"],
             "model.head_dtype=float32 and inference.args.hf_overrides exclude each other",

@@ -99,7 +99,7 @@ def test_the_command_prints_a_table_and_writes_a_page(tmp_path, capsys):
     rows = [line.split() for line in screen.splitlines() if line.startswith(("as rec", "loss="))]
     assert [row[0] for row in rows[:3]] == ["as", "loss=gspo", "loss=dapo"]
     assert rows[0][3:5] == ["1.0000", "1"]
-    assert "; ignored changes: buffer, truncation" in screen
+    assert "; the comparison ignores its buffer, truncation" in screen
     assert screen.count("the tokens whose gradients differ most:") == 2
     page = (tmp_path / "losses.html").read_text()
     assert page.count("<h2>") == 2

@@ -201,15 +201,14 @@ def test_a_teacher_of_ours_is_served_as_a_policy_with_its_own_options(endpoint, 
 
 @pytest.mark.parametrize(
     ("answer", "why"),
-    [("<think>well</think>", "returned no text"), (f"{PROPOSALS[-1]} Or…", "was cut off")],
+    [("<think>well</think>", "has no text"), (f"{PROPOSALS[-1]} Or…", "was cut off")],
 )
 def test_four_unusable_answers_of_the_teacher_end_the_search(answer, why, endpoint, tmp_path):
     endpoint.proposals = (answer,)
     with pytest.raises(RunFailed) as caught:
         search(endpoint, tmp_path, max_calls=400)
-    assert f"the reflection model {why}, 4 times in a row: raise reflection.max_tokens" in str(
-        caught.value
-    )
+    said = f"the reflection model's answer {why}, 4 times in a row: raise reflection.max_tokens"
+    assert said in str(caught.value)
     assert len(endpoint.teacher_asked) == 4
     assert len(endpoint.policy_asked) == 10 + 2 * 3
 

@@ -39,7 +39,7 @@ def test_a_remote_policy_needs_no_vllm_and_a_teacher_of_ours_one(tmp_path: Path)
     [
         ([*HUB, "max_calls=0"], "max_calls=0, but it must be >= 1"),
         ([*HUB, "reflection.timeout=0"], "reflection.timeout=0, but it must be > 0"),
-        ([*HUB, "sampler=demonstrations"], "an evaluation samples from the policy"),
+        ([*HUB, "sampler=demonstrations"], "this program samples from the policy"),
         ([*HUB, "+reflection.url=x"], "reflection.url is not a key of lab.prompts.teacher.Reflect"),
         (
             [*HUB, "reflection.api_key_variable=sk-123"],

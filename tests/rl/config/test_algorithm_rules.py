@@ -131,7 +131,7 @@ REFUSED: dict[str, tuple[Changes, str]] = {
     "different numbers of candidates": (
         several("forward_kl_topk", reverse=MODEL, arithmetic={**MODEL, "top_k": 4}),
         "reference.teachers.arithmetic.top_k=4 and reference.teachers.reverse-text.top_k=16 "
-        "differ, but the loss needs equally many tokens from each teacher: set equal values",
+        "differ, but the loss needs the same number of candidate tokens from each teacher",
     ),
     "one teacher at another temperature": (
         {**BOTH, "sampler.temperature": 0.7},
@@ -140,7 +140,7 @@ REFUSED: dict[str, tuple[Changes, str]] = {
     ),
     "the policy as one teacher": (
         several(reverse=MODEL, arithmetic=INITIAL),
-        "reference.teachers.arithmetic=initial is the policy itself",
+        "reference.teachers.arithmetic=initial is the policy before training",
     ),
     "no reference as one teacher": (
         several(reverse=MODEL, arithmetic=chosen("reference", "none")),

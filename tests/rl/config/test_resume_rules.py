@@ -174,7 +174,7 @@ def test_a_run_has_a_folder_of_its_own_below_output_dir(name: str, config: dict[
 @pytest.mark.parametrize("name", ["a\x1b[2J", "a\nb", "a\ud800"])
 def test_a_name_with_control_characters_is_refused(name: str, config: dict[str, Any]) -> None:
     problem = only_problem(changed(config, {"run_name": name}))
-    assert problem.startswith(f"run_name={name!r} contains control characters")
+    assert problem.startswith(f"run_name={name!r} contains unprintable characters")
 
 
 @pytest.mark.parametrize(

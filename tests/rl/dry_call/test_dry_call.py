@@ -227,7 +227,7 @@ def test_a_loss_with_statistics_and_whole_groups_may_learn_near_the_initial_poli
     check_learned(config, learned)
     other = STATISTICS.format(body=SUMS).replace("stays_near", "runs_from")
     config = own("loss", other, "Mine")
-    with pytest.raises(ConfigError, match="reference=initial is the policy itself"):
+    with pytest.raises(ConfigError, match="reference=initial is the policy before training"):
         check_learned(config, learn(config))
 
 

@@ -140,7 +140,7 @@ def vllm(model: Path, **routes: str) -> web.Application:
         ({}, None),
         ({"models": json.dumps({"data": [{"id": "llama"}]})}, "serves llama, but no model"),
         ({"models": json.dumps({"data": [{"id": "policy", "max_model_len": 9}]})},
-         "accepts 9 tokens, fewer than model.max_seq_len=64"),
+         "accepts 9 tokens, fewer than max_seq_len=64"),
         ({"models": "[]"}, "cannot be used as a vLLM"),
         ({"without": "/init_weight_transfer_engine"}, "has no route /init_weight_transfer_engine"),
         ({"tokenize": json.dumps({"tokens": [1, 2]})}, "has another tokenizer than"),

@@ -244,7 +244,7 @@ async def test_requests_wait_for_the_restart_of_the_only_replica_and_pause_their
         last = asyncio.create_task(ask(client))
         await asyncio.sleep(0.1)
         router.end()
-        with pytest.raises(RequestFailed, match="the run ends, and no vLLM answers"):
+        with pytest.raises(RequestFailed, match="no vLLM answers, and the run is already ending"):
             await last
     for vllm in (before, after):
         await vllm.runner.cleanup()

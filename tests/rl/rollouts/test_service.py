@@ -130,7 +130,7 @@ async def test_the_plan_counts_distinct_tokens_if_the_trainer_computes_only_thes
 
 async def ended(served: RolloutService, call: Call) -> tuple[Answer, BaseException | None]:
     """Return the answer to a rank, and the error that ends the process once the rank has saved."""
-    served._num_ranks = 1
+    served._num_connections = 1
     reporting = asyncio.ensure_future(served.report())
     answer = await asyncio.wait_for(served._answer(call), 5)
     assert first_failure(served._run_folder)
@@ -138,7 +138,7 @@ async def ended(served: RolloutService, call: Call) -> tuple[Answer, BaseExcepti
     assert unpack(state.value, DispatcherState).next_index == 1
     await asyncio.sleep(0.3)
     assert not reporting.done()
-    served._num_ranks = 0  # the rank has closed its connection
+    served._num_connections = 0  # the rank has closed its connection
     (error,) = await asyncio.wait_for(asyncio.gather(reporting, return_exceptions=True), 5)
     return answer, error
 
@@ -342,7 +342,7 @@ async def test_the_ranks_can_save_before_an_error_ends_this_process(failing, tmp
         served._dispatcher.run = fail
     else:
         served._evaluator = SimpleNamespace(run=fail)
-    served._num_ranks = 1
+    served._num_connections = 1
     reporting = asyncio.ensure_future(served.report())
     await asyncio.wait_for(served.sample(), 5)
     (end,) = await asked(served, Call(what="next_batch", rank=0, step=0))
@@ -350,7 +350,7 @@ async def test_the_ranks_can_save_before_an_error_ends_this_process(failing, tmp
     assert first_failure(served._run_folder)["message"] == "vLLM is gone"
     await asyncio.sleep(0.3)
     assert not reporting.done()  # the rank saves and asks for the state of this process
-    served._num_ranks = 0  # it has closed its connection
+    served._num_connections = 0  # it has closed its connection
     with pytest.raises(ExceptionGroup):
         await asyncio.wait_for(reporting, 5)
 

@@ -164,7 +164,7 @@ def test_only_plain_data_of_the_right_types_is_a_handle():
     right = [0, "AAEC", 8, 0, "bmFtZQ==", 1, "AA==", True]
     assert decode(right) == (0, b"\0\1\2", 8, 0, b"name", 1, b"\0", True)
     for position, value in ((0, True), (1, 5), (2, "8"), (7, 1), (3, None)):
-        with pytest.raises(RuntimeError, match="is not a handle of CUDA's memory"):
+        with pytest.raises(RuntimeError, match="is no CUDA memory handle"):
             decode([*right[:position], value, *right[position + 1 :]])
     with pytest.raises(RuntimeError, match="is not a handle"):
         decode(right[:-1])
