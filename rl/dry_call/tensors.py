@@ -25,7 +25,7 @@ RUN_METRICS = frozenset(
         *("kl_to_rollout", "kl_divergence", "kl_beta", "kl_penalty", "correction"),
         *("reward", "shaped_reward", "tokens", "policy_version", "reference_retries"),
         *("value_mean", "return_mean", "explained_variance", "critic_learning_rate"),
-        *("critic_grad_norm", "critic_skipped", "nonfinite_steps"),
+        *("critic_grad_norm", "critic_skipped"),
         *("value_loss", "zero_gradient_fraction"),
     )
 )

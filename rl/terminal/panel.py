@@ -37,7 +37,6 @@ STATISTICS = (  # (label, metric, number format); the panel shows three per line
 )
 ALARMS = {  # metric -> warning that the panel shows if the metric is not 0
     "train/skipped": "step skipped: loss or gradient not finite",
-    "train/nonfinite_steps": "{:.0f} steps skipped: gradient not finite",
     "rollout/errors": "{:.1%} of rollouts failed",
 }
 
