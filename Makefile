@@ -21,8 +21,11 @@ STAMP := .venv/.installed-$(DEVICE)
 # Filter pip's output to the useful lines; sed -u prints each line at once.
 QUIET := 2>&1 | sed -u -E -e '/^WARNING: Location|^Looking in|^Processing|already satisfied|^  Using cached/d' \
     -e '/\.metadata|^  (Preparing|Getting|Installing|Building|Checking)|^  Created wheel|^  Stored in/d' -e 's/^(.{100}).+/\1.../'
-# Python compiles a module at its first import, which is faster than to compile all modules of all packages here.
-PIP := $(BIN)/python -m pip install --disable-pip-version-check --progress-bar off --no-deps --no-build-isolation --no-compile
+# Python compiles a module at its first import, which is faster than to compile all modules of all packages here. With
+# PYTHONDONTWRITEBYTECODE each process would compile PyTorch and vLLM again, so pip compiles all, and recipes ignore it.
+COMPILE := $(if $(PYTHONDONTWRITEBYTECODE),--compile,--no-compile)
+unexport PYTHONDONTWRITEBYTECODE
+PIP := $(BIN)/python -m pip install --disable-pip-version-check --progress-bar off --no-deps --no-build-isolation $(COMPILE)
 # The registry's torch links to these libraries, also on a machine without a GPU.
 CUDA_LIBRARIES := ^nvidia-(cublas|cuda-(cupti|nvrtc|runtime)|cudnn-cu13|cufft|cufile|curand|cusolver|cusparse)==|$\
 ^nvidia-(cusparselt-cu13|nccl-cu13|nvjitlink|nvshmem-cu13|nvtx)==

@@ -50,7 +50,7 @@ class HttpClient:
     max_concurrent: int
     max_mib: int  # maximum size of an answer in MiB
     api_key_variable: str | None = None  # environment variable with the API key
-    retry_wait: float = 0.5  # maximum seconds before the first retry; doubles with each retry
+    retry_wait: float = 0.5  # seconds; the random wait is at most this, doubled with each retry
     num_retries: int = field(default=0, init=False)  # total number of retries
     _loop: asyncio.AbstractEventLoop | None = field(default=None, init=False)
 

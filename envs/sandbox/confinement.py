@@ -181,7 +181,7 @@ def apply_seccomp() -> None:
     """Install the filter of system calls, which nothing can remove. Raise OSError if this fails."""
     machine = platform.machine()
     if machine not in MACHINES:
-        raise OSError(f"no list of system calls for {machine}: use {' or '.join(MACHINES)}")
+        raise OSError(f"the sandbox supports {' and '.join(MACHINES)}, but not {machine}")
     program = _seccomp_program(machine)
     code = ctypes.create_string_buffer(program, len(program))
     pointer = struct.pack("HxxxxxxQ", len(program) // 8, ctypes.addressof(code))

@@ -55,7 +55,7 @@ class ClassicAdapter:
         if output["error"]:
             raise RuntimeError(f"the rollout ended in an error: {output['error']!r}")
         stop = _STOPS.get(output["stop_condition"] or "")
-        # If the last turn is truncated or the only one, its stop reason says more than MAX_TURNS.
+        # With a truncated turn or max_turns=1, the last turn's reason says more than MAX_TURNS.
         prefer_last = output["is_truncated"] or getattr(self._env, "max_turns", 1) == 1
         return Outcome(
             reward=float(output["reward"]),

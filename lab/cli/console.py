@@ -49,7 +49,7 @@ def main() -> None:
     elif command in FUNCTIONS:
         print(import_module(FUNCTIONS[command][0]).main(arguments))  # noqa: T201
     elif command in ENTRY_POINTS:
-        refuse_foreign_packages()
+        exit_if_shadowed()
         script = SHIPPED / f"{command.replace('-', '_')}.py"
         sys.argv = [str(script), *arguments]
         runpy.run_path(str(script), run_name="__main__")
@@ -57,7 +57,7 @@ def main() -> None:
         sys.exit(f"offbyone has no command {command}\n{usage()}")
 
 
-def refuse_foreign_packages() -> None:
+def exit_if_shadowed() -> None:
     root = Path(__file__).parents[2]
     for name in _PACKAGES:
         module = import_module(name)

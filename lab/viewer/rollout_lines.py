@@ -120,6 +120,6 @@ def _row(line: RolloutLine, file: SourceFile, start: int, size: int, places: Cou
 
 
 def _hash_of(env: str, opening: list[str]) -> int:
-    """Return a hash of `env` and the opening messages. It is equal in all steps and runs."""
+    """Return a hash that identifies `env` and the opening messages in all steps and runs."""
     digest = xxhash.xxh3_64_intdigest("\0".join([env, *opening]).encode("utf-8", "replace"))
     return digest >> (64 - _EXACT_BITS)

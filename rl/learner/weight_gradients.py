@@ -50,7 +50,7 @@ class _LinearFunction(torch.autograd.Function):
         of_inputs, of_weight, _ = ctx.needs_input_grad
         # Do not keep the inputs for a frozen weight (LoRA), because it needs no gradient.
         ctx.save_for_backward(inputs if of_weight else None, weight if of_inputs else None)
-        # Cast here, because autograd would round the gradients of weights that the caller casts.
+        # Cast here: if the caller cast the weights, autograd would round their gradients.
         bias = None if bias is None else bias.to(inputs.dtype)
         return nn.functional.linear(inputs, weight.to(inputs.dtype), bias)
 

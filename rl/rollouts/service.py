@@ -84,9 +84,9 @@ class RolloutService:
             writer.close()
 
     async def _answer(self, call: Call) -> Answer:
-        """Return the answer to a call; after an error, one that lets the rank save a checkpoint.
+        """Answer a rank's call. If it fails, return an answer after which the rank saves and ends.
 
-        Raise the error if the rank cannot go on without the value.
+        Raise the error if the rank cannot save without the result.
         """
         try:
             return Answer(value=msgspec.Raw(pack(await self._call_result(call))))

@@ -55,7 +55,7 @@ class Player:
     policy_version: int = 0
     hinted_envs: frozenset[str] = frozenset()  # names of envs whose reference model sees hints
     _logged: set[str] = field(default_factory=set)  # errors that have been logged
-    _checked: set[str] = field(default_factory=set)  # "<env> <role>" with checked reward names
+    _checked: set[str] = field(default_factory=set)  # "<env> <role>" whose names were checked
     _env_slots: dict[str, asyncio.Semaphore] = field(default_factory=dict)  # key: env.name
 
     def at_version(self, version: int) -> Self:

@@ -15,7 +15,7 @@ from rl.runtime.files import write_atomically
 from rl.runtime.folder import RunFolder
 from rl.runtime.metrics import finite_float, read_metrics
 
-_LONGEST_NAME = 55  # wandb allows 64 characters, and the id has a 9-character suffix
+_LONGEST_NAME = 55  # a wandb id has at most 64: this name and a suffix of 9
 WANDB_TIMEOUT_S = 30.0  # limit for the connection at the start and for the uploads at the end
 
 _LONGEST_TEXT = 4000  # maximum characters in a table cell; rollouts/*.jsonl has the full text
@@ -194,7 +194,7 @@ def _table_row(line: dict[str, Any]) -> dict[str, Any]:
     messages = line["messages"]
     first = next((i for i, m in enumerate(messages) if m["role"] == "assistant"), len(messages))
     numbers = {name: line.get(name) for name in _SHOWN}
-    # Store advantages as text, because a table column must have one type.
+    # Store text, because a table column cannot contain both numbers and lists.
     numbers["advantage"] = json.dumps(numbers["advantage"])
     return {**numbers, "prompt": _as_text(messages[:first]), "answer": _as_text(messages[first:])}
 

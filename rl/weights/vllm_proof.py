@@ -104,11 +104,10 @@ def coverage_line(proof: Mapping[str, bool | None]) -> str:
 
 
 def computes_with(layer: Any, weight: torch.Tensor) -> bool:
-    """Return whether a layer whose repacked weights cannot be read computes with `weight`.
+    """Return whether the layer computes with `weight`, if its repacked weights cannot be read.
 
-    Repack `weight` for the same kernel, and require equal outputs for P inputs. A comparison with
-    another kernel would need a tolerance, which would hide the change of one training step. Half of
-    the inputs are noise, which involves every weight. The other half are one-hot vectors.
+    Repack `weight` for the same kernel, and require equal outputs for the P `probe_inputs`. Another
+    kernel would need a tolerance, which would hide the change of one training step.
     """
     probe = probe_inputs(weight.shape[1]).to(weight)  # [P, in]
     bias = getattr(layer, "bias", None)

@@ -77,7 +77,7 @@ def test_a_folder_that_hides_one_of_our_packages_is_named(tmp_path, monkeypatch)
     (tmp_path / "losses" / "__init__.py").touch()
     monkeypatch.syspath_prepend(str(tmp_path))
     with pytest.raises(SystemExit, match=f"{tmp_path}/losses hides the package losses of offbyone"):
-        console.refuse_foreign_packages()
+        console.exit_if_shadowed()
     sys.modules.pop("losses", None)
 
 
