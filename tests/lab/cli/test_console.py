@@ -28,6 +28,13 @@ def test_an_unknown_command_is_refused(monkeypatch):
         call(monkeypatch, "trian")
 
 
+@pytest.mark.parametrize("command", ["report", "view", "compare-losses"])
+def test_a_command_ends_with_the_status_of_its_program(command, monkeypatch):
+    with pytest.raises(SystemExit) as end:
+        call(monkeypatch, command, "nowhere")
+    assert end.value.code == 2
+
+
 def test_the_version_is_printed(monkeypatch, capsys):
     call(monkeypatch, "--version")
     assert capsys.readouterr().out[0].isdigit()

@@ -19,6 +19,10 @@ from tests.support.launching import train
 HUB = ["model.path=Qwen/Qwen3-0.6B"]
 REMOTE = ["client=messages", "client.url=http://localhost:1/v1", "client.model=name"]
 GROUPS = ("env", "client", "sampler", "inference")
+WARM_START = (
+    "{_target_: rl.supervisor.warm_start.WarmStart, steps: 1, batch_size: 1, learning_rate: 1e-3, "
+    "corruption_rate: 0.0}"
+)
 # Not of an evaluation: nothing is sampled there.
 IMITATE = {"sampler=demonstrations", "sampler=transcripts"}
 
@@ -75,6 +79,8 @@ def test_the_folder_of_an_adapter_selects_its_base_model_and_the_adapter(tmp_pat
         ([], "model.path has no value: set model.path=..."),
         (["client=messages", "client.model=m"], "client.url has no value"),
         (["model=tiny"], "this program trains nothing, so it needs a trained model"),
+        (["model=tiny-words"], "this program trains nothing"),  # random weights
+        ([*HUB, f"model.warm_start={WARM_START}"], "this program trains nothing"),
         ([*HUB, "sampler=demonstrations"], "this program samples from the policy"),
         ([*HUB, "num_examples=0"], "num_examples=0, but it must be >= 1"),
         ([*HUB, "split=test"], 'split is "test"'),

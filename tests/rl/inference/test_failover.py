@@ -166,15 +166,18 @@ async def test_the_death_of_the_last_replica_fails_its_requests(tmp_path):
 
 
 async def test_a_replica_that_fails_every_request_is_lost_if_others_answer(tmp_path):
-    broken = Status(status=404, times=9999)
-    async with cluster(tmp_path, [broken], []) as served, served.client() as client:
-        for i in range(31):
-            with pytest.raises(RequestFailed):
-                await ask(client)  # the first is the least busy, each time
-            served.router.routes[0].num_groups += 1
-            await ask(client)
-            served.router.routes[0].num_groups -= 1
-            assert (i, served.lost) == (i, [])
+    broken = Status(status=404, times=31), Status(status=404, at=32, times=32)
+    async with cluster(tmp_path, broken, []) as served, served.client() as client:
+        for is_followed_by_an_answer in (True, False):
+            for i in range(31):
+                with pytest.raises(RequestFailed):
+                    await ask(client)  # the first is the least busy, each time
+                served.router.routes[0].num_groups += 1
+                await ask(client)
+                served.router.routes[0].num_groups -= 1
+                assert (i, served.lost) == (i, [])
+            if is_followed_by_an_answer:
+                await ask(client)
         with pytest.raises(RequestFailed):
             await ask(client)
         assert served.lost == ["inference0"]

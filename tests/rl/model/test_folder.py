@@ -76,8 +76,11 @@ def test_the_fingerprint_covers_weights_config_and_tokenizer_and_not_the_path(mo
     assert fingerprint(elsewhere) != before
     safetensors(elsewhere / "model.safetensors")
     assert fingerprint(elsewhere) == before
-    (elsewhere / "config.json").write_text('{"a": 1}')
-    assert fingerprint(elsewhere) != before
+    for name in ("config.json", "tokenizer.json"):
+        content = (elsewhere / name).read_text()
+        (elsewhere / name).write_text('{"a": 1}')
+        assert fingerprint(elsewhere) != before, name
+        (elsewhere / name).write_text(content)
 
 
 @pytest.mark.parametrize(
