@@ -149,10 +149,10 @@ def test_a_vllm_that_starts_meanwhile_replaces_the_last(route, rank, vllms):
     assert rank.delivery.updated_replicas().keys() == {"inference1"}
     assert vllms[1].server.version == 2
     assert "refused" in (read_restart_request(rank.folder, "inference0", 0) or "")
-    requests = ServingReplicas(rank.folder, inference(2))
+    requests, updated = ServingReplicas(rank.folder, inference(2)), rank.delivery.updated_replicas()
     for is_restarted in (False, True):
-        requests.publish(rank.delivery.updated_replicas())
+        requests.publish(updated)
         (route,) = requests.router.routes
-        assert (route.replica.name, route.replica.incarnation) == ("inference1", 1)
+        assert {route.replica.name: route.replica.incarnation} == updated
         assert requests.router.is_gone(route.replica, unanswered=False) == is_restarted
         rank.started(vllms[1].receiver.replica)  # the new process has no pushed weights
