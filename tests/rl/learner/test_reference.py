@@ -357,7 +357,7 @@ def test_rows_of_environments_in_any_order_come_back_in_that_order(serve, folder
     torch.testing.assert_close(found[0].logprobs, among[0].logprobs)
     (full,) = frozen(folder).start(setting(folder)).score([rows])
     assert found[0].logprobs[2] == 0
-    assert (found[0].logprobs > full.logprobs).tolist() == [True, True, True, False]
+    assert (found[0].logprobs > full.logprobs + 0.01).tolist() == [True, True, True, False]
 
 
 @pytest.mark.parametrize("shares", [False, True])
