@@ -87,7 +87,7 @@ def test_logprobs_among_the_kept_tokens_are_those_of_vllm(client, launcher):
     result = launcher.run(
         f"limited-{client}",
         *(*SHORT, *LIMITED, f"client={client}", "record=all", "kl=k3", "updates_per_batch=2"),
-        *("evaluation=default", "evaluation.num_examples=2", "evaluation.temperature=0"),
+        *("evaluation=default", "evaluation.num_examples=2", "evaluation.temperature=0.5"),
         warm=COLD,
     )
     assert result.status == 0, result.screen

@@ -127,7 +127,6 @@ def test_requests_are_salted_by_the_version_and_have_the_temperature_of_the_eval
 
 
 def test_an_evaluation_asks_for_no_kept_tokens(tmp_path):
-    # A greedy evaluation keeps one token, and vLLM's logprobs are then those of all tokens.
     client = ScriptedClient("good")
     trainer = Trainer(tmp_path, client, every=2, last=4)
     player = trainer.evaluator.player
