@@ -72,6 +72,8 @@ class TrainingRow(SampledColumns):
     """One training row: exactly the tokens that vLLM read and sampled, or a demonstration's."""
 
     hinted_prompt: Ints | None = None  # prompt with hints, for a reference model that uses hints
+    # The tokens from which each completion token was sampled, -1 for none, if sampling was limited:
+    kept: Ints | None = None  # [num_completion, tokens]
 
     @property
     def length(self) -> int:
@@ -171,6 +173,7 @@ class MicroBatch(SampledColumns, PlannedColumns):
     # The rows with hinted prompts, padded to H tokens, for a reference model that uses hints:
     hinted_token_ids: Ints | None = None  # [B, H]
     hinted_mask: Bools | None = None  # [B, H]
+    kept: Ints | None = None  # `kept` of all rows, concatenated
 
 
 @dataclass(frozen=True, eq=False)

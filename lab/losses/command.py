@@ -15,6 +15,7 @@ from lab.losses.page import write_page
 from lab.losses.recorded import RecordedBatch, recorded_batches, recorded_steps, token_table
 from lab.runs import start_command
 from lab.viewer.token_record import tokenizer_of
+from rl.config.limits import num_returned_tokens
 from rl.config.schema import ConfigError
 from rl.runtime.folder import RunFolder, step_of
 from rl.runtime.metrics import read_metrics
@@ -130,11 +131,14 @@ def _print_steps(
     base = arms[0].run
     is_sharded = base.deepspeed["zero_optimization"]["stage"] > 0 and base.trainer.ranks != 1
     penalised = any("estimator" in a.run.critic or a.run.kl["place"] == "reward" for a in arms)
-    if not found or penalised or is_sharded:
+    # The record lacks the tokens among which the recorded logprobs were computed.
+    is_limited = num_returned_tokens(base.sampler) > 0
+    if not found or penalised or is_sharded or is_limited:
         raise ValueError(
             f"{folder}: step=true needs one rank or no ZeRO, no critic, no KL penalty in the "
-            "reward, and a checkpoint whose next two steps were recorded: train with "
-            "record=all trainer.checkpoint_every=10 max_steps=22 trainer.ranks=1 kl.place=loss"
+            "reward, no sampler.top_k, and a checkpoint whose next two steps were recorded: train "
+            "with record=all trainer.checkpoint_every=10 max_steps=22 trainer.ranks=1 "
+            "kl.place=loss sampler.top_k=-1"
         )
     table = Table(*COLUMNS, box=None, pad_edge=False)
     for row in take_steps(folder, arms, found[-1]):

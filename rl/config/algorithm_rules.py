@@ -8,7 +8,13 @@ from collections.abc import Callable, Iterator
 
 from rl.config.facts import Config, fact, is_imitator
 from rl.config.learned import Learned
-from rl.config.limits import NEUTRAL_SAMPLING, value_of
+from rl.config.limits import (
+    LIMITING_SAMPLING,
+    MAX_TOP_K,
+    NEUTRAL_SAMPLING,
+    num_returned_tokens,
+    value_of,
+)
 from rl.config.reference_rules import REFERENCE_RULES
 
 
@@ -51,16 +57,21 @@ def loss_problems(config: Config, learned: Learned) -> Iterator[str]:
 
 def changed_sampling_problems(config: Config, learned: Learned) -> Iterator[str]:
     loss, sampler = config["loss"]["_target_"], config["sampler"]
-    changed = [
-        f"sampler.{key}={sampler[key]}"
+    changed = {
+        key: f"sampler.{key}={sampler[key]}"
         for key, neutral in NEUTRAL_SAMPLING.items()
         if sampler.get(key, neutral) != neutral
-    ]
+    }
     if not changed or learned.takes_any_text or sampler.get("allow_biased_ratio", False):
         return
+    if num_returned_tokens(sampler):
+        return
+    biased = [text for key, text in changed.items() if key not in LIMITING_SAMPLING]
+    remedy = "remove the option" if biased else f"add sampler.top_k={MAX_TOP_K} or less"
     yield (
-        f"with {' and '.join(changed)} vLLM does not sample the policy's distribution, so {loss} "
-        "is biased: remove the option, or accept the bias with sampler.allow_biased_ratio=true"
+        f"with {' and '.join(biased or changed.values())} vLLM does not sample the policy's "
+        f"distribution, so {loss} is biased: {remedy}, or accept the bias with "
+        "sampler.allow_biased_ratio=true"
     )
 
 

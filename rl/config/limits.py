@@ -18,6 +18,23 @@ NEUTRAL_SAMPLING = {
     "presence_penalty": 0.0,
     "frequency_penalty": 0.0,
 }
+# vLLM can return the tokens from which it samples if these options, and no others, limit them:
+LIMITING_SAMPLING = ("top_p", "top_k", "min_p")
+MAX_TOP_K = 128  # largest sampler.top_k with which vLLM returns them
+
+
+def num_returned_tokens(sampler: Mapping[str, Any]) -> int:
+    """Return how many likely tokens vLLM returns at each position; 0 if the trainer needs none.
+
+    vLLM keeps all tokens whose logit equals the k-th largest, so it returns twice as many as top_k.
+    """
+    top_k = sampler.get("top_k", -1)
+    is_exact = 0 < top_k <= MAX_TOP_K and not any(
+        sampler.get(key, neutral) != neutral
+        for key, neutral in NEUTRAL_SAMPLING.items()
+        if key not in LIMITING_SAMPLING
+    )
+    return 2 * top_k if is_exact and not sampler.get("allow_biased_ratio", False) else 0
 
 
 def bounds_problems(node: Mapping[str, Any], path: str) -> Iterator[str]:

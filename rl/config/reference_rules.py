@@ -4,7 +4,7 @@ from collections.abc import Iterator, Mapping
 
 from rl.config.facts import Config, fact, is_imitator, references
 from rl.config.learned import REFERENCE, Learned
-from rl.config.limits import value_of
+from rl.config.limits import num_returned_tokens, value_of
 from rl.config.signatures import did_you_mean
 
 
@@ -73,6 +73,12 @@ def each_reference_problems(config: Config, learned: Learned) -> Iterator[str]:
             yield (
                 f"{path}=endpoint returns logprobs at temperature 1, but sampler.temperature="
                 f"{temperature}: set sampler.temperature=1, or use {key}=model"
+            )
+        if fact(kind, "only_temperature_1", False) and num_returned_tokens(config["sampler"]):
+            yield (
+                f"{path}=endpoint returns logprobs among all tokens, but with sampler.top_k="
+                f"{config['sampler']['top_k']} the trainer needs logprobs among those that vLLM "
+                f"kept: use {key}=model, or accept a bias with sampler.allow_biased_ratio=true"
             )
         if is_hinted and is_imitator(config["sampler"]["_target_"]):
             yield (

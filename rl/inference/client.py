@@ -205,16 +205,17 @@ class GroupClient:
             "token_ids": list(prompt_ids),
             "cache_salt": f"{self.client.salt}-v{version}",  # reuse no cache of older weights
             "sampling_params": {
+                "logprobs": 0,  # 0: vLLM returns only the logprob of the sampled token
                 **sampling,
                 "n": n,
-                "logprobs": 0,  # 0: vLLM returns only the logprob of the sampled token
                 "detokenize": bool(sampling.get("stop")),
             },
         }
 
         def read(content: bytes) -> list[Completion]:
             choices = msgspec.json.decode(content, type=GenerateAnswer).choices
-            return [completion_of(choice, list(prompt_ids)) for choice in choices]
+            returns_kept = sampling.get("logprobs", 0) > 0
+            return [completion_of(choice, list(prompt_ids), returns_kept) for choice in choices]
 
         completions = await self.client.request("/inference/v1/generate", body, read, self.group, n)
         if route := self.group.chosen:

@@ -1,5 +1,6 @@
 """The completions that vLLM returns for one prompt, and the errors of failed requests."""
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -7,6 +8,9 @@ from typing import Any
 import msgspec
 
 from rl.runtime.failure import RunFailed
+
+_MASKED = -9999.0  # vLLM's logprob of a token that top_p, top_k or min_p removed
+_MAX_MISSING = 1e-4  # largest probability of the kept tokens that vLLM may leave out
 
 
 class GenerationError(RunFailed):
@@ -38,11 +42,19 @@ class Completion:
     num_untracked_tokens: int = 0  # number of sampled tokens if the server returns no token ids
     stop: str | None = None  # the stop string (sampler.stop) that ended the completion, if any
     num_masked: int = 0  # number of leading tokens that were given and are not trained
+    # [N] the tokens from which each was sampled, if sampling was limited (top_p, top_k, min_p):
+    kept: Sequence[Sequence[int]] = ()
 
 
 # Decoding into these types takes a fifth of the time of decoding into dictionaries.
+class _Likely(msgspec.Struct, gc=False):
+    token_id: int
+    logprob: float
+
+
 class _Logprob(msgspec.Struct, gc=False):
     logprob: float
+    top_logprobs: list[_Likely] = []
 
 
 class _Logprobs(msgspec.Struct, gc=False):
@@ -67,7 +79,7 @@ class GenerateAnswer(msgspec.Struct, gc=False):
     choices: list[Choice]
 
 
-def completion_of(choice: Choice, prompt_ids: list[int]) -> Completion:
+def completion_of(choice: Choice, prompt_ids: list[int], returns_kept: bool = False) -> Completion:
     token_ids = choice.token_ids or []
     content = (choice.logprobs and choice.logprobs.content) or []
     if choice.finish_reason in ("abort", "error"):
@@ -88,7 +100,21 @@ def completion_of(choice: Choice, prompt_ids: list[int]) -> Completion:
         cut_off=choice.finish_reason == "length",
         prompt_ids=prompt_ids,
         stop=choice.stop_reason if isinstance(choice.stop_reason, str) else None,
+        kept=[_kept_tokens(entry.top_logprobs) for entry in content] if returns_kept else (),
     )
+
+
+def _kept_tokens(likely: Sequence[_Likely]) -> list[int]:
+    """Return the tokens that sampling kept. Raise GenerationError if vLLM did not return all."""
+    kept = [each for each in likely if each.logprob > _MASKED]
+    total = math.fsum(math.exp(each.logprob) for each in kept)
+    if total < 1 - _MAX_MISSING:
+        raise GenerationError(
+            f"vLLM sampled from more tokens than the {len(likely)} that it returned, which have "
+            f"only {total:.6f} of the probability, probably because many logits are equal: set "
+            "model.head_dtype=float32, or lower sampler.top_k"
+        )
+    return [each.token_id for each in kept]
 
 
 def scoring_request(token_ids: Sequence[int]) -> dict[str, Any]:

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from rl.config.build import build
+from rl.config.limits import num_returned_tokens
 from rl.config.ranges import PositiveFloat, PositiveInt
 from rl.config.schema import Run
 from rl.config.transport import VLLM_RANKS
@@ -69,6 +70,7 @@ class ServedPolicy:
     seed: int  # vLLM's seed; replicas with equal seeds would sample the same tokens
     adapter: AdapterLimits | None = None  # None if the trainer pushes all weights
     head_dtype: str | None = None  # dtype of the output head, if it differs from `dtype`
+    num_returned_tokens: int = 0  # number of likely tokens that a request asks for
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -96,6 +98,7 @@ class VLLMServer:
             "seed": policy.seed,
             "tensor_parallel_size": self.tensor_parallel_size,
             "logprobs_mode": "processed_logprobs",  # return logprobs after temperature scaling
+            "max_logprobs": policy.num_returned_tokens or None,  # the default is 20
             "enable_scale_out": True,  # add the route that accepts and returns token ids
             "weight_transfer_config": {"backend": "adapter" if adapter else "whole"},
             "enable_lora": adapter is not None,
@@ -190,6 +193,7 @@ def served_policy(run: Run, run_folder: RunFolder, seed: int) -> ServedPolicy:
         seed=seed,
         adapter=limits,
         head_dtype=run.model.head_dtype,
+        num_returned_tokens=num_returned_tokens(run.sampler),
     )
 
 

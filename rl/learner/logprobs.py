@@ -1,6 +1,12 @@
 """A module around the policy that returns logprobs of completion tokens instead of logits.
 
-B: rows, T: padded length, N: completion tokens, H: hidden size, K: candidates of each token.
+With sampler.top_p, top_k or min_p, vLLM samples each token from a set of tokens that it returns.
+The logprobs are then those of the policy within this set, as vLLM's logprobs are:
+
+    log pi(a) = logit(a) - logsumexp of the logits of the kept tokens
+
+B: rows, T: padded length, N: completion tokens, H: hidden size, K: candidates of each token,
+S: largest number of kept tokens.
 """
 
 from dataclasses import dataclass
@@ -23,6 +29,7 @@ class Rows:
     mask: Tensor  # [B, T] bool, N of them True
     envs: tuple[str, ...]  # [B] name of each row's environment, "" for an empty row
     temperatures: Tensor | None = None  # [N, 1], or None if the run has only one temperature
+    kept: Tensor | None = None  # [N, S] the kept tokens, then -1; None if sampling was not limited
 
 
 @dataclass(frozen=True, eq=False)
@@ -76,16 +83,19 @@ class PolicyModule(nn.Module):
         entropies: bool = False,  # return entropies, at the cost of another pass over the logits
         candidates: Tensor | None = None,  # [N, K] additional tokens to score at each position
         top_k: tuple[int, int] | None = None,  # (K, V): also find the K likeliest token ids below V
+        kept: Tensor | None = None,  # [N, S] renormalise logprobs [N] over these tokens, -1 is none
     ) -> tuple[Tensor | None, ...]:
         """Return logprobs [N] and entropies [N] of tokens at which `mask` is True, row by row.
 
         With `candidates`, also return their logprobs [N, K]. With `top_k`, also return the K most
-        likely tokens [N, K] and their logprobs [N, K].
+        likely tokens [N, K] and their logprobs [N, K]. Only the logprobs [N] depend on `kept`;
+        entropies and logprobs of other tokens are those of the full distribution.
         """
         before = states_before(self.model.base_model, token_ids, mask)  # [N, H]
         targets = token_ids[:, 1:][mask[:, 1:]]  # [N]
-        if candidates is not None:
-            targets = torch.cat([targets.unsqueeze(-1), candidates], -1)  # [N, 1+K]
+        also = [each for each in (kept, candidates) if each is not None]
+        if also:  # [N, 1+S+K]; score any token in place of -1
+            targets = torch.cat([targets.unsqueeze(-1), *also], -1).clamp(min=0)
         # Never call `head`: under ZeRO-3 a call is collective, but ranks have unequal chunk counts.
         head, dtype = self.head, self._head_dtype or before.dtype
         logprobs, entropy = OutputHead.apply(
@@ -99,9 +109,27 @@ class PolicyModule(nn.Module):
             entropies,
             self._entropy_gradient,
         )
-        if candidates is not None:
-            return logprobs[:, 0], entropy, logprobs[:, 1:]
+        if also:
+            num_kept = 0 if kept is None else kept.shape[1]
+            own, of_kept, of_candidates = logprobs.split(
+                [1, num_kept, logprobs.shape[1] - 1 - num_kept], -1
+            )
+            logprobs = own.squeeze(-1)
+            if kept is not None:
+                logprobs = logprobs - log_probability(kept, of_kept)
+            if candidates is not None:
+                return logprobs, entropy, of_candidates
         if top_k is not None:
             likeliest = most_likely(head, before, *top_k, temperature, self._chunk, dtype)
             return logprobs, entropy, *likeliest
         return logprobs, entropy
+
+
+def log_probability(kept: Tensor, logprobs: Tensor) -> Tensor:
+    """Return the log of the total probability [N] of the kept tokens, from their logprobs [N, S].
+
+    It is 0, without gradient, for a token that was sampled from all tokens and has only -1.
+    """
+    filled = torch.full_like(logprobs, -torch.inf)
+    filled[:, 0].masked_fill_(kept[:, 0] < 0, 0.0)
+    return torch.where(kept < 0, filled, logprobs).logsumexp(-1)

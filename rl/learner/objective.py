@@ -49,6 +49,7 @@ class Batch(Tokens):
     temperatures: Tensor | None = None  # [N, 1], or None if the run has only one temperature
     value_targets: ValueTargets | None = None  # training targets of the critic
     candidates: Tensor | None = None  # [N, K] most likely tokens of the reference
+    kept: Tensor | None = None  # [N, S] tokens from which each was sampled (rl/learner/logprobs.py)
     scored: bool = False  # whether `logprobs` and `entropies` are those before the first update
 
     @staticmethod
@@ -75,6 +76,8 @@ class Batch(Tokens):
         if micro.hinted_token_ids is not None and micro.hinted_mask is not None:
             tensors["hinted_token_ids"] = _to_tensor(micro.hinted_token_ids)
             tensors["hinted_mask"] = torch.tensor(micro.hinted_mask)
+        if micro.kept is not None:
+            tensors["kept"] = _to_tensor(micro.kept)
         on_device = {name: tensor.to(device) for name, tensor in tensors.items()}
         return Batch(**on_device, num_sequences=len(micro.token_ids), envs=micro.envs)
 

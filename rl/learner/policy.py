@@ -134,6 +134,7 @@ class Policy:
                 *(batch.token_ids, batch.mask, self._temperature_of(batch)),
                 entropies=True,
                 candidates=batch.candidates,
+                kept=batch.kept,
             )
             # First differentiate with respect to the outputs only, which is cheap. If the result is
             # zero on all ranks, skip the backward pass through the model.
@@ -173,12 +174,13 @@ class Policy:
     @torch.no_grad()
     def score(self, batch: Batch) -> Tensor:
         """Return logprobs [N] of a micro-batch at the sampler's temperature. Collective."""
-        return self._score(batch.token_ids, batch.mask, self._temperature_of(batch))[0]
+        temperature = self._temperature_of(batch)
+        return self._score(batch.token_ids, batch.mask, temperature, kept=batch.kept)[0]
 
     @torch.no_grad()
     def with_scores(self, batch: Batch) -> Batch:
         """Return the micro-batch with the current policy's logprobs and entropies. Collective."""
-        options = {"entropies": True, "candidates": batch.candidates}
+        options = {"entropies": True, "candidates": batch.candidates, "kept": batch.kept}
         temperature = self._temperature_of(batch)
         outputs = self._score(batch.token_ids, batch.mask, temperature, **options)
         names = ("logprobs", "entropies", "candidate_logprobs")
@@ -190,7 +192,8 @@ class Policy:
         likeliest = (top_k, self.vocabulary) if top_k else None
         with without_adapter(self.engine.module.model):
             temperature = self._temperature_of(rows)
-            outputs = self._score(rows.token_ids, rows.mask, temperature, top_k=likeliest)
+            options = {"top_k": likeliest, "kept": rows.kept}
+            outputs = self._score(rows.token_ids, rows.mask, temperature, **options)
         return Logprobs(outputs[0], *outputs[2:])
 
     @torch.no_grad()

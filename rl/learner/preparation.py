@@ -104,8 +104,9 @@ class Preparation:
 
 def _reference_rows(batch: Batch) -> Rows:
     if batch.hinted_token_ids is None or batch.hinted_mask is None:
-        return Rows(batch.token_ids, batch.mask, batch.envs, batch.temperatures)
-    return Rows(batch.hinted_token_ids, batch.hinted_mask, batch.envs, batch.temperatures)
+        return Rows(batch.token_ids, batch.mask, batch.envs, batch.temperatures, batch.kept)
+    rows = batch.hinted_token_ids, batch.hinted_mask
+    return Rows(*rows, batch.envs, batch.temperatures, batch.kept)
 
 
 def relative_penalties(

@@ -12,7 +12,16 @@ from typing import Any
 
 import numpy as np
 
-from rl.records import Floats, Group, MicroBatch, PlannedColumns, RankBatch, TrainingRow, columns_of
+from rl.records import (
+    Floats,
+    Group,
+    Ints,
+    MicroBatch,
+    PlannedColumns,
+    RankBatch,
+    TrainingRow,
+    columns_of,
+)
 from rl.rollouts.compared import compared_ids
 from rl.rollouts.packing import pack, pack_groups, split_by_advantage
 
@@ -192,7 +201,21 @@ def _pad(rows: Sequence[WeightedRow]) -> MicroBatch:
         row_numbers=np.array([row.number for row in rows] or [0], np.int32),
         envs=tuple(row.env for row in rows) or ("",),
         **_hinted_prompts(rows),
+        kept=_join_kept(rows),
     )
+
+
+def _join_kept(rows: Sequence[WeightedRow]) -> Ints | None:
+    """Return `kept` of all rows; -1 for tokens of rows without it. None if no row has it."""
+    given = [row.kept for row in rows if row.kept is not None]
+    if not given:
+        return None
+    width = max(kept.shape[1] for kept in given)
+    joined = [np.full((row.num_completion, width), -1, np.int32) for row in rows]
+    for row, kept in zip(rows, joined, strict=True):
+        if row.kept is not None:
+            kept[:, : row.kept.shape[1]] = row.kept
+    return np.concatenate(joined)
 
 
 def _hinted_prompts(rows: Sequence[WeightedRow]) -> dict[str, Any]:

@@ -9,9 +9,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
+from numpy.typing import NDArray
 
 from rl.inference.completion import Completion, RequestFailed
-from rl.records import Rollout
+from rl.records import Rollout, TrainingRow
 from rl.sampling.chat import Chat, Prompt
 
 
@@ -36,6 +37,7 @@ class Prefix:
 
 
 Given = Prefix | Sequence[int] | str
+_BY_TOKEN = ("token_ids", "logprobs", "versions", "kept")  # fields with one value per token
 
 
 def turns_of(rollout: Rollout) -> list[Completion]:
@@ -45,18 +47,26 @@ def turns_of(rollout: Rollout) -> list[Completion]:
         for number in np.unique(row.turns[row.turns >= 0]).tolist():
             (where,) = np.nonzero(row.turns == number)
             token_ids, versions = row.token_ids[where].tolist(), row.token_versions[where].tolist()
-            logprobs = row.rollout_logprobs[where].tolist()
+            logprobs, kept = row.rollout_logprobs[where].tolist(), _kept_by(row, where)
             if -1 in versions:  # given tokens that were not trained have no logprobs
-                logprobs = versions = []
+                logprobs, versions, kept = [], [], ()
             prompt = row.token_ids[: where[0]].tolist()
-            turns[number] = Completion(token_ids, logprobs, versions, False, prompt)
+            turns[number] = Completion(token_ids, logprobs, versions, False, prompt, kept=kept)
     return [turns[number] for number in sorted(turns)]
+
+
+def _kept_by(row: TrainingRow, where: NDArray[np.int64]) -> Sequence[Sequence[int]]:
+    """Return the tokens from which each token at the places `where` was sampled."""
+    if row.kept is None:
+        return ()
+    kept = row.kept[row.completion_mask.cumsum()[where] - 1]
+    return [ids[ids >= 0].tolist() for ids in kept]
 
 
 def prefix_of(rollout: Rollout, turn: int, count: int) -> Prefix:
     """Return all turns of a rollout before `turn`, and the first `count` tokens of `turn`."""
     *complete, last = turns_of(rollout)[: turn + 1]
-    cut = {name: getattr(last, name)[:count] for name in ("token_ids", "logprobs", "versions")}
+    cut = {name: getattr(last, name)[:count] for name in _BY_TOKEN}
     return Prefix((*complete, replace(last, **cut)))
 
 
@@ -93,7 +103,7 @@ async def sample_turn(
         )
     shorter = chat.with_sampler(replace(chat.sampler, max_tokens=left))
     (rest,) = await shorter.generate(begun, 1, seed)
-    joined = {
-        k: getattr(given, k) + getattr(rest, k) for k in ("token_ids", "logprobs", "versions")
-    }
+    if rest.kept and not given.kept:  # given tokens without logprobs are not trained
+        given = replace(given, kept=[()] * count)
+    joined = {name: [*getattr(given, name), *getattr(rest, name)] for name in _BY_TOKEN}
     return replace(rest, **joined, prompt_ids=given.prompt_ids, num_masked=given.num_masked)

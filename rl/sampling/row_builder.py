@@ -23,6 +23,7 @@ class GrowingRow:
         self.prompt_length = 0  # number of tokens of the prompt with which the row began
         self.token_ids: list[int] = []  # the token ids that have been appended
         self._parts: dict[str, list[np.ndarray]] = {name: [] for name in _COLUMNS}
+        self._kept: list[Sequence[int]] = []  # for each sampled token, the tokens to choose from
 
     def extend(self, token_ids: Sequence[int], **values: ArrayLike) -> None:
         """Append tokens. `values`: column -> one value per token. Other columns get fill values."""
@@ -32,8 +33,15 @@ class GrowingRow:
             filled = np.full(len(token_ids), column.fill, column.dtype)
             self._parts[name].append(np.array(given.get(name, filled), column.dtype))
 
-    def extend_sampled(self, token_ids: Sequence[int], turn: int, **values: ArrayLike) -> None:
+    def extend_sampled(
+        self,
+        token_ids: Sequence[int],
+        turn: int,
+        kept: Sequence[Sequence[int]] = (),
+        **values: ArrayLike,
+    ) -> None:
         count = len(token_ids)
+        self._kept += kept or [()] * count
         mask, turns = np.ones(count, np.bool_), np.full(count, turn, np.int32)
         self.extend(token_ids, completion_mask=mask, turns=turns, **values)
 
@@ -43,7 +51,15 @@ class GrowingRow:
             # Append the untrained tokens of a prefix, which follow the prompt (prefix.py).
             first = int(columns["completion_mask"].argmax())
             hinted = np.array([*hinted, *self.token_ids[self.prompt_length : first]], np.int32)
-        return TrainingRow(**columns, hinted_prompt=hinted)
+        return TrainingRow(**columns, hinted_prompt=hinted, kept=self._padded_kept())
+
+    def _padded_kept(self) -> np.ndarray | None:
+        if not any(self._kept):
+            return None
+        padded = np.full((len(self._kept), max(map(len, self._kept))), -1, np.int32)
+        for place, kept in zip(padded, self._kept, strict=True):
+            place[: len(kept)] = kept
+        return padded
 
 
 class RowBuilder:
@@ -69,6 +85,7 @@ class RowBuilder:
         row.extend_sampled(
             completion.token_ids[masked:],
             self._num_turns,
+            completion.kept[masked:],
             rollout_logprobs=completion.logprobs[masked:],
             token_versions=completion.versions[masked:],
         )

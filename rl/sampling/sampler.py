@@ -9,7 +9,7 @@ from msgspec import Meta
 from renderers import Renderer
 
 from envs.options import parse_stops
-from rl.config.limits import NEUTRAL_SAMPLING
+from rl.config.limits import NEUTRAL_SAMPLING, num_returned_tokens
 from rl.config.ranges import NonNegativeInt, PositiveFloat, PositiveInt, Probability
 
 
@@ -47,7 +47,9 @@ class PolicySampler:
 
     def sampling(self, renderer: Renderer) -> dict[str, object]:
         """Return vLLM's sampling parameters, except token limit and seed, which vary by request."""
+        returned = num_returned_tokens(vars(self))
         return {
+            **({"logprobs": returned} if returned else {}),
             "temperature": self.temperature,
             **{name: getattr(self, name) for name in NEUTRAL_SAMPLING},
             "stop_token_ids": renderer.get_stop_token_ids(),

@@ -78,6 +78,46 @@ def tokens_of(folder, step) -> dict:
     return found
 
 
+LIMITED = ["sampler.top_p=0.9", "sampler.top_k=24", "sampler.temperature=0.8"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("client", ["renderer", "tokens"])
+def test_logprobs_among_the_kept_tokens_are_those_of_vllm(client, launcher):
+    result = launcher.run(
+        f"limited-{client}",
+        *(*SHORT, *LIMITED, f"client={client}", "record=all", "kl=k3", "updates_per_batch=2"),
+        *("evaluation=default", "evaluation.num_examples=2", "evaluation.temperature=0.5"),
+        "entropy_bonus=0.1",  # a gradient even if all rewards are equal
+        warm=COLD,
+    )
+    assert result.status == 0, result.screen
+    for step, line in enumerate(result.metrics[:2]):  # the third is the last evaluation
+        assert (line["staleness/max"], line["mismatch/sampled_max_abs"] < 1e-3) == (0, True)
+        sampled, trained = (
+            parquet.read_table(result.folder / "tokens" / f"step_{step:06d}.{who}.parquet")
+            for who in ("rollouts", "trainer.rank0")
+        )
+        mu = {
+            (row["id"], row["row"]): np.array(row["mu"])[row["mask"]] for row in sampled.to_pylist()
+        }
+        for row in trained.to_pylist():
+            np.testing.assert_allclose(row["old"], mu[row["id"], row["row"]], atol=1e-3)
+            # The policy is the reference until its first update.
+            for name, is_equal in (("ref", step == 0), ("pi", row["update"] == 0)):
+                differences = np.abs(np.subtract(row[name], row["old"]))
+                assert differences.max() < 1e-5 if is_equal else differences.max() > 1e-4
+
+
+@pytest.mark.slow
+def test_logprobs_among_all_tokens_are_not_those_of_limited_sampling(launcher):
+    biased = "sampler.allow_biased_ratio=true"
+    result = launcher.run("biased", *SHORT, *LIMITED, biased, warm=COLD)
+    assert result.status == 0, result.screen
+    # vLLM keeps at most 24 of 320 tokens, which are about equally likely before training.
+    assert all(line["mismatch/sampled_mean_abs"] > 1 for line in result.metrics)
+
+
 @pytest.mark.slow
 def test_given_tokens_have_the_logprobs_and_versions_of_the_policy_token_by_token(launcher):
     result = launcher.run(

@@ -96,7 +96,7 @@ class _ReferenceCopy(Reference):
         shared = self._setting.temperature
         temperatures = (shared if r.temperatures is None else r.temperatures for r in batches)
         outputs = (
-            self._module(rows.token_ids, rows.mask, temperature, top_k=top_k)
+            self._module(rows.token_ids, rows.mask, temperature, top_k=top_k, kept=rows.kept)
             for rows, temperature in zip(batches, temperatures, strict=True)
         )
         return [Logprobs(logprobs, *likeliest) for logprobs, _, *likeliest in outputs]

@@ -74,11 +74,10 @@ def _folder_of(folder: Path, i: int) -> Path:
 def _rows_of(name: str, rows: Rows) -> Rows:
     own = [i for i, env in enumerate(rows.envs) if env == name]
     if own:
-        temperatures = rows.temperatures
-        if temperatures is not None:
-            envs = [rows.envs[i] for i in rows.mask.nonzero()[:, 0].tolist()]  # [N]
-            temperatures = temperatures[[env == name for env in envs]]
-        return Rows(rows.token_ids[own], rows.mask[own], (name,) * len(own), temperatures)
+        envs = [rows.envs[i] for i in rows.mask.nonzero()[:, 0].tolist()]  # [N]
+        chosen = [env == name for env in envs]
+        by_token = (x if x is None else x[chosen] for x in (rows.temperatures, rows.kept))
+        return Rows(rows.token_ids[own], rows.mask[own], (name,) * len(own), *by_token)
     return Rows(rows.token_ids[:1, :2], torch.zeros_like(rows.mask[:1, :2]), ("",))
 
 

@@ -72,6 +72,14 @@ def test_a_run_without_a_usable_checkpoint_is_refused(tmp_path, capsys):
     assert "step=true needs one rank" in capsys.readouterr().err
 
 
+def test_a_run_whose_record_lacks_the_kept_tokens_is_refused(tmp_path, capsys):
+    folder = record_run(tmp_path, "sampler.top_k=20")
+    record_run(tmp_path, "sampler.top_k=20", step=STEP + 1)
+    folder.checkpoint(STEP).mkdir(parents=True)
+    assert main([str(tmp_path), "loss=grpo", "step=true"]) == 2
+    assert "no sampler.top_k" in capsys.readouterr().err
+
+
 def test_a_loss_that_compares_distributions_is_not_refused(tmp_path):
     choices = ["loss=jsd_topk", "reference=model", "reference.path=somewhere"]
     _, arm = arms_of(record_run(tmp_path), choices[:1], has_model=True)

@@ -95,6 +95,11 @@ REFUSED: dict[str, tuple[Changes, str]] = {
         {**DISTILL, "reference": ENDPOINT, "sampler.temperature": 0.7},
         "logprobs at temperature 1, but sampler.temperature=0.7: set sampler.temperature=1, or use",
     ),
+    "an endpoint among kept tokens": (
+        {**DISTILL, "reference": ENDPOINT, "sampler.top_k": 20},
+        "among all tokens, but with sampler.top_k=20 the trainer needs logprobs among those that "
+        "vLLM kept: use reference=model, or accept a bias with sampler.allow_biased_ratio=true",
+    ),
     "k1 in the loss": (
         {**IN_REWARD, "kl.place": "loss"},
         "the mean of its gradient is zero: use kl.place=reward, or kl=k3",
@@ -205,7 +210,7 @@ LOSSES = (
     *("rloo", "reinforce", "distill"),  # they assume that the policy sampled its tokens
 )
 SAMPLING = {
-    "top_k": 20,
+    "top_k": 129,
     "min_p": 0.1,
     "repetition_penalty": 1.1,
     "presence_penalty": 0.5,
@@ -238,6 +243,30 @@ def test_learning_from_another_distribution_must_be_accepted(
     assert f"so {target} is biased: " in problem
     assert problem.endswith("accept the bias with sampler.allow_biased_ratio=true")
     check_all(changed(config, {**changes, "sampler.allow_biased_ratio": True}))
+
+
+@pytest.mark.parametrize("loss", LOSSES)
+@pytest.mark.parametrize("limits", [{"top_k": 1}, {"top_k": 128, "top_p": 0.9, "min_p": 0.1}])
+def test_limits_are_exact_if_top_k_bounds_them(
+    loss: str, limits: dict[str, float], config: dict[str, Any]
+) -> None:
+    changes = {
+        "loss": chosen("loss", loss),
+        "aggregation": chosen("aggregation", "sequence_mean"),
+        **{f"sampler.{key}": value for key, value in limits.items()},
+    }
+    if loss == "distill":
+        changes["reference"] = MODEL
+    check_all(changed(config, changes))
+    problem = only_problem(changed(config, {**changes, "sampler.presence_penalty": 0.5}))
+    assert problem.startswith("with sampler.presence_penalty=0.5 vLLM does not sample")
+    assert "remove the option" in problem
+
+
+def test_a_limit_without_top_k_says_how_it_becomes_exact(config: dict[str, Any]) -> None:
+    problem = only_problem(changed(config, {"sampler.top_p": 0.9, "sampler.min_p": 0.1}))
+    assert problem.startswith("with sampler.top_p=0.9 and sampler.min_p=0.1 vLLM does not sample")
+    assert "is biased: add sampler.top_k=128 or less, or accept the bias" in problem
 
 
 def test_hints_are_seen_by_environment_and_only_where_something_reads_them(

@@ -126,6 +126,19 @@ def test_requests_are_salted_by_the_version_and_have_the_temperature_of_the_eval
     assert trainer.player.sampler.temperature == SAMPLER.temperature
 
 
+def test_an_evaluation_asks_for_no_kept_tokens(tmp_path):
+    client = ScriptedClient("good")
+    trainer = Trainer(tmp_path, client, every=2, last=4)
+    player = trainer.evaluator.player
+    limited = replace(SAMPLER, top_k=5)
+    chat = replace(player.chat, sampler=limited)
+    trainer.evaluator.player = replace(player, sampler=limited, chat=chat)
+    run_virtually(trainer.evaluator.player.play_group(0, HELD_OUT[0], 1))
+    run_virtually(trainer.evaluator._player_of(0).play_group(0, HELD_OUT[0], 1))
+    assert [sampling.get("logprobs") for _, sampling, *_ in client.requests] == [10, None]
+    assert [sampling["top_k"] for _, sampling, *_ in client.requests] == [5, 5]
+
+
 def test_tokens_of_another_version_end_the_run(tmp_path):
     class Pushed(ScriptedClient):
         """New weights arrive while a completion is sampled."""

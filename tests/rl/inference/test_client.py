@@ -2,19 +2,22 @@
 
 import asyncio
 import json
+import math
 import subprocess
 import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 from aiohttp import web
 
 from rl.inference import client as module
 from rl.inference.client import RequestTally, VLLMClient
-from rl.inference.completion import GenerationError, RequestFailed
+from rl.inference.completion import Choice, GenerationError, RequestFailed, completion_of
 from rl.sampling.renderer_chat import render
 from tests.support.engine_faults import (
     Abort,
@@ -26,7 +29,7 @@ from tests.support.engine_faults import (
     middleware,
 )
 from tests.support.replicas import router_to
-from tests.support.scripted import HI, IM_END, tiny_model, tiny_renderer
+from tests.support.scripted import HI, IM_END, SAMPLER, tiny_model, tiny_renderer
 from tests.support.scripted_vllm import Engine
 
 PROMPT = render(tiny_renderer(), list(HI))
@@ -86,6 +89,63 @@ async def test_every_token_has_the_version_of_its_own_span(tmp_path):
     assert pushed.versions == [6] * half + [7] * (len(pushed.token_ids) - half)
     assert whole.versions == [7] * len(whole.token_ids)
     assert len(pushed.logprobs) == len(pushed.token_ids)
+
+
+LIKELY = [(5, -0.1), (7, math.log(1 - math.exp(-0.1))), (9, -9999.0)]
+
+
+def choice(*likely: list[tuple[int, float]]) -> Choice:
+    """Return a choice whose tokens are the first of these (token, logprob) lists."""
+    content = [
+        {
+            **dict(zip(("token_id", "logprob"), tokens[0], strict=True)),
+            "top_logprobs": [{"token_id": t, "logprob": p, "rank": 1} for t, p in tokens],
+        }
+        for tokens in likely
+    ]
+    span = {"start": 0, "end": len(likely), "version": "3"}
+    return msgspec.json.decode(
+        json.dumps(
+            {
+                "token_ids": [tokens[0][0] for tokens in likely],
+                "logprobs": {"content": content},
+                "finish_reason": "stop",
+                "weight_versions": [span],
+            }
+        ),
+        type=Choice,
+    )
+
+
+def test_the_kept_tokens_are_those_that_vllm_did_not_mask():
+    found = completion_of(choice(LIKELY, [(4, 0.0), (5, -9999.0)]), [1], returns_kept=True)
+    assert found.kept == [[5, 7], [4]]
+    assert found.token_ids == [5, 4]
+    assert completion_of(choice(LIKELY), [1]).kept == ()
+
+
+def test_a_set_of_which_vllm_returns_only_a_part_ends_the_run():
+    # 1e-4 of the probability may be missing, because float32 logprobs do not add up to 1.
+    almost, part = ([(5, math.log(p)), (7, math.log(0.3))] for p in (0.69995, 0.6998))
+    assert completion_of(choice(almost), [1], returns_kept=True).kept == [[5, 7]]
+    message = "more tokens than the 2 that it returned, which have only 0.999800 of the probability"
+    with pytest.raises(GenerationError, match=f"{message}.*or lower sampler.top_k"):
+        completion_of(choice(part), [1], returns_kept=True)
+
+
+async def test_a_limited_sampler_asks_for_the_kept_tokens(tmp_path):
+    def sampling(**changes: Any) -> Any:
+        return replace(SAMPLER, **changes).sampling(tiny_renderer()).get("logprobs")
+
+    assert (sampling(), sampling(top_p=0.9), sampling(top_k=200)) == (None, None, None)
+    assert sampling(top_k=20, top_p=0.9) == 40
+    assert sampling(top_k=20, presence_penalty=0.5) is None
+    assert sampling(top_k=20, allow_biased_ratio=True) is None
+    async with serving(tmp_path) as vllm, vllm.client() as client:
+        await ask(client)
+        with pytest.raises(GenerationError, match="more tokens than the 0 that it returned"):
+            await ask(client, logprobs=40)
+    assert [body["sampling_params"]["logprobs"] for body in vllm.bodies] == [0, 40]
 
 
 async def test_the_prefix_cache_is_salted_with_the_version(tmp_path):

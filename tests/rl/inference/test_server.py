@@ -148,6 +148,8 @@ def test_vllm_is_told_what_it_must_know_of_the_policy(tmp_path):
     assert told["--max-num-seqs"] == "64"
     assert told["--load-format"] == "dummy"  # the folder holds no weights
     assert "--hf-overrides" not in told
+    assert "--max-logprobs" not in told
+    assert flags(tmp_path, replace(POLICY, num_returned_tokens=40))["--max-logprobs"] == "40"
     told = flags(tmp_path, replace(POLICY, dtype="bfloat16", head_dtype="float32"))
     assert told["--hf-overrides"] == '{"head_dtype": "float32"}'
 

@@ -351,6 +351,13 @@ def test_rows_of_environments_in_any_order_come_back_in_that_order(serve, folder
     alike = PerEnvironment(teachers=dict.fromkeys(("maths", "words"), frozen(folder)))
     found, expected = (one.start(setting(folder)).score([warm]) for one in (alike, frozen(folder)))
     torch.testing.assert_close(found[0].logprobs, expected[0].logprobs)
+    sets = torch.tensor([[2, 7, 9], [3, 8, -1], [5, -1, -1], [-1, -1, -1]])
+    limited = replace(rows, kept=sets)
+    found, among = (one.start(setting(folder)).score([limited]) for one in (alike, frozen(folder)))
+    torch.testing.assert_close(found[0].logprobs, among[0].logprobs)
+    (full,) = frozen(folder).start(setting(folder)).score([rows])
+    assert found[0].logprobs[2] == 0
+    assert (found[0].logprobs > full.logprobs + 0.01).tolist() == [True, True, True, False]
 
 
 @pytest.mark.parametrize("shares", [False, True])

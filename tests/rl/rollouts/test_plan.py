@@ -10,9 +10,11 @@ from hypothesis import strategies as st
 
 from envs.episode import Example, StopReason
 from losses.aggregation import constant_length, prompt_mean, sequence_mean, token_mean
-from rl.records import Credit, Group, Rollout, TrainingRow, columns_of
+from rl.records import Credit, Group, MicroBatch, Rollout, TrainingRow, columns_of
 from rl.rollouts.packing import pack
 from rl.rollouts.plan import WeightedRow, plan, weighted_row, weighted_rows
+from rl.wire import pack as pack_message
+from rl.wire import unpack
 
 BUDGET = 32
 NEVER = 1000
@@ -61,6 +63,36 @@ def planned(lengths: list[int], ranks: int, idle: int = NEVER, *, shared: bool =
 
 def tokens_of(batch) -> int:
     return sum(int((micro.token_ids > 0).sum()) for micro in batch.micro_batches)
+
+
+@given(lengths, st.integers(1, 5), idle, st.booleans())
+@splits
+def test_kept_tokens_follow_their_tokens_in_every_split(lengths, ranks, idle, shared):
+    rows = []
+    for row in weighted(lengths, idle):
+        # Row n has n % 3 kept tokens at each position, or none.
+        count, size = row.num_completion, row.rollout_id % 3
+        own = 1000 * row.rollout_id + np.arange(count, dtype=np.int32)
+        kept = np.stack([own] * size, -1) if size else None
+        rows.append(replace(row, kept=kept))
+    settings = {"step": 4, "ranks": ranks, "tokens_per_micro_batch": BUDGET, "metrics": {}}
+    seen = 0
+    for micro in (
+        m for b in plan(rows, **settings, shares_prefixes=shared) for m in b.micro_batches
+    ):
+        if micro.kept is None:
+            assert not any(number % 3 for number in micro.rollout_ids if number >= 0)
+            continue
+        flat = micro.completion_mask.nonzero()[0]
+        assert len(micro.kept) == len(flat)
+        for place, own in zip(flat, micro.kept, strict=True):
+            number = int(micro.rollout_ids[place])
+            seen += number % 3 > 0
+            assert (own >= 0).sum() == number % 3
+            assert (own[own >= 0] // 1000 == number).all()
+        unpacked = unpack(pack_message(micro), MicroBatch)
+        np.testing.assert_array_equal(unpacked.kept, micro.kept)
+    assert seen == sum(row.num_completion for row in rows if row.rollout_id % 3)
 
 
 @given(lengths, st.integers(1, 5), idle, st.booleans())

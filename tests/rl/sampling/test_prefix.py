@@ -151,6 +151,30 @@ def test_a_branch_keeps_logprobs_and_versions_of_the_attempt_that_sampled_them(t
     assert len(client.requests) == 3  # complete turns are not sampled
 
 
+class Limited(ScoringClient):
+    """Keep each sampled token and the one above it, as top_k=2 may."""
+
+    def _next(self, prompt, max_tokens, version):
+        found = super()._next(prompt, max_tokens, version)
+        return replace(found, kept=[[token, token + 1] for token in found.token_ids])
+
+
+@pytest.mark.parametrize("trains", [True, False])
+def test_a_branch_keeps_the_tokens_from_which_its_own_were_sampled(trains):
+    async def ask(group, play_one):
+        root = await play_one(group.example, seed=0)
+        given = prefix_of(root, 1, 3)
+        branch = await play_one(group.example, seed=1, prefix=given, prefix_trains=trains)
+        text = await play_one(group.example, seed=2, prefix="ab")
+        return [root, branch, text]
+
+    env = ScriptedEnv(replies=("more",), max_turns=2)
+    for rollout in played(ask, Limited("one", "good", "!"), env):
+        (row,) = rollout.rows
+        own = row.token_ids[row.completion_mask]
+        assert row.kept.tolist() == [[token, token + 1] for token in own]
+
+
 def test_if_the_environment_answers_otherwise_later_turns_are_sampled():
     class Fickle(ScriptedEnv):
         replies_given = 0

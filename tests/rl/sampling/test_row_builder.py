@@ -35,6 +35,19 @@ def test_versions_and_logprobs_stand_at_the_tokens_they_belong_to():
     assert row.token_versions.tolist() == [-1, -1, 5, 5, -1, 6]
 
 
+def test_kept_tokens_stand_at_the_tokens_that_were_sampled_from_them():
+    rows = RowBuilder()
+    begun = Completion([3, 4], [0, -1], [-1, 5], False, [1, 2], num_masked=1, kept=[[], [4]])
+    rows.add_turn(begun)
+    rows.add_turn(Completion([6, 7], [-1, -1], [5, 5], False, [1, 2, 3, 4, 5], kept=[[6, 8], [7]]))
+    rows.add_turn(Completion([2], [-1], [6], False, [9]))
+    first, fork = rows.freeze()
+    assert first.token_ids[first.completion_mask].tolist() == [4, 6, 7]
+    assert first.kept.tolist() == [[4, -1], [6, 8], [7, -1]]
+    assert first.kept.dtype == np.int32
+    assert fork.kept is None
+
+
 def test_a_row_has_the_types_that_travel():
     (row,) = played(([1], [2])).freeze()
 
