@@ -12,6 +12,6 @@ from losses.tokens import TokenLoss, Tokens
 def distill(tokens: Tokens) -> TokenLoss:
     """Return the loss [N]. The metric reverse_kl [N] = log pi - log ref estimates KL(pi || ref)."""
     if tokens.ref_logprobs is None:
-        raise ValueError("loss=distill needs a teacher: use reference=model or endpoint")
+        raise ValueError("loss=distill needs a teacher: use reference=model, endpoint or per_env")
     reverse_kl = (tokens.logprobs - tokens.ref_logprobs).detach()  # [N]
     return TokenLoss(reverse_kl * tokens.logprobs, {"reverse_kl": reverse_kl})

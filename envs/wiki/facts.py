@@ -65,10 +65,11 @@ def made_up_corpus(rng: Random) -> tuple[list[Page], list[Question]]:
         columns = {name: [row[name] for row in real if row[name]] for name in real[0]}
         rows = [_invented_row(kind, columns, rng) for _ in range(NUM_INVENTED_ROWS)]
         tables[kind] = rows
-    names = Counter(name for rows in tables.values() for row in rows for name in _titles(row))
-    # Drop rows with a repeated name: titles must differ, and each question must have one answer.
+    found = [(kind, row) for kind, rows in tables.items() for row in rows]
+    names = Counter(name for kind, row in found for name in _identifiers(kind, row))
+    # Drop rows with a repeated identifier: titles must differ, and a question has one answer.
     unique = {
-        kind: [row for row in rows if all(names[name] == 1 for name in _titles(row))]
+        kind: [row for row in rows if all(names[name] == 1 for name in _identifiers(kind, row))]
         for kind, rows in tables.items()
     }
     return _make_pages(unique), _make_questions(unique)
@@ -85,8 +86,8 @@ def _invented_row(kind: str, columns: Mapping[str, list[str]], rng: Random) -> R
     return row | {"symbol": symbol, "number": str(rng.randrange(1, 100))}
 
 
-def _titles(row: Row) -> list[str]:
-    return [row[column] for column in ("country", "capital", "element") if column in row]
+def _identifiers(kind: str, row: Row) -> list[str]:
+    return [row[kind], *(row[column] for column, fact in FACTS[kind].items() if fact.unique)]
 
 
 def invent_name(known: tuple[str, ...], rng: Random) -> str:

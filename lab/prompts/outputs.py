@@ -8,6 +8,7 @@ metadata.json           the configuration and the summary
 
 import hashlib
 import json
+import math
 import shlex
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -51,7 +52,8 @@ class Candidate:
 
 def index_of_best(candidates: Sequence[Candidate]) -> int:
     """Return the index of the candidate with the highest mean score (in a tie: the oldest)."""
-    return max(range(len(candidates)), key=lambda index: candidates[index].mean)
+    means = [-math.inf if math.isnan(one.mean) else one.mean for one in candidates]
+    return means.index(max(means))
 
 
 def gain(candidates: Sequence[Candidate]) -> tuple[float, float]:

@@ -70,23 +70,23 @@ def gpu_excess(
     processes: Sequence[ProcessMemory], hosts: Sequence[Host], run: Run, share: float = 1.0
 ) -> Iterator[str]:
     """Yield a message for each GPU whose usable memory is below `share` times the estimate."""
-    for place in dict.fromkeys(process.place for process in processes):
-        if (size := hosts[place.host].device_memory) is None:
+    used = [(place.host, gpu) for place in (p.place for p in processes) for gpu in place.devices]
+    for host, device in dict.fromkeys(used):
+        if (size := hosts[host].device_memory) is None:
             continue
-        for device in place.devices:
-            needs = {
-                process.name: process.need
-                for process in processes
-                if process.place.host == place.host and device in process.place.devices
-            }
-            taken = sum(need.on_device for need in needs.values())
-            limit = size * utilization(run.inference.args) if set(needs) == {"vLLM"} else size
-            if share * taken > limit:
-                sums = "; ".join(format_sum(name, need.device) for name, need in needs.items())
-                yield (
-                    f"GPU {device} has {gib(limit)} GiB for {' and '.join(needs)}, but "
-                    f"{gib(taken)} GiB are needed: {sums}"
-                )
+        needs = {
+            process.name: process.need
+            for process in processes
+            if process.place.host == host and device in process.place.devices
+        }
+        taken = sum(need.on_device for need in needs.values())
+        limit = size * utilization(run.inference.args) if set(needs) == {"vLLM"} else size
+        if share * taken > limit:
+            sums = "; ".join(format_sum(name, need.device) for name, need in needs.items())
+            yield (
+                f"GPU {device} has {gib(limit)} GiB for {' and '.join(needs)}, but "
+                f"{gib(taken)} GiB are needed: {sums}"
+            )
 
 
 def _problems(processes: Sequence[ProcessMemory], hosts: Sequence[Host], run: Run) -> Iterator[str]:

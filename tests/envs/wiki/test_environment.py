@@ -143,6 +143,12 @@ def test_demonstrations_are_about_entities_that_do_not_exist_and_are_different_e
     assert all(messages[-1]["role"] == "assistant" for messages in told)
 
 
+def test_every_question_about_a_made_up_corpus_has_one_answer():
+    for seed in range(300):
+        questions = {(q.text, q.answer) for q in made_up_corpus(Random(seed))[1]}
+        assert len(questions) == len({text for text, _ in questions})
+
+
 def test_your_own_corpus_comes_from_two_files(tmp_path, monkeypatch):
     monkeypatch.setenv("HOME", str(tmp_path))
     corpus, questions = tmp_path / "pages.jsonl", tmp_path / "questions.jsonl"

@@ -33,6 +33,7 @@ def test_one_example_has_no_standard_error_and_no_gain_is_none():
 def test_a_prompt_that_is_no_better_replaces_none():
     assert index_of_best(candidates([0.5, 0.5], [1.0, 0.0])) == 0
     assert index_of_best(candidates([0.5, 0.5], [1.0, 0.5], [0.5, 1.0])) == 1
+    assert index_of_best(candidates([None, None], [0.0, None], [None, None])) == 1
 
 
 def test_the_frontier_names_who_is_best_at_each_example_and_leaves_out_what_nobody_scored(tmp_path):
