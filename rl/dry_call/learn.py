@@ -125,7 +125,7 @@ def _make_answer(config: Config) -> dict[str, Any]:
 
 
 def _raise_timeout(*_: object) -> None:
-    raise TimeoutError(f"a configuration took over {LIMIT_S} s to check: make slow components faster")
+    raise TimeoutError(f"a configuration's dry call took over {LIMIT_S} s: make components faster")
 
 
 def main(configs: Sequence[Config], answer: Path) -> None:
