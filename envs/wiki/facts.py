@@ -30,7 +30,7 @@ class Fact:
 
     section: str
     sentence: str  # template with {title} and {value}
-    unique: bool = False  # whether each value is on one page only and so identifies that page
+    unique: bool = False  # whether each value identifies one row of the shipped table
 
 
 FACTS = {
@@ -66,7 +66,7 @@ def made_up_corpus(rng: Random) -> tuple[list[Page], list[Question]]:
         rows = [_invented_row(kind, columns, rng) for _ in range(NUM_INVENTED_ROWS)]
         tables[kind] = rows
     names = Counter(name for rows in tables.values() for row in rows for name in _titles(row))
-    # Drop rows with a repeated name: titles must differ, and each question must have one answer.
+    # Drop rows with a repeated name, because each title must identify one page.
     unique = {
         kind: [row for row in rows if all(names[name] == 1 for name in _titles(row))]
         for kind, rows in tables.items()
