@@ -1,4 +1,4 @@
-"""Makes griffe, which reads the docstrings for docs/api.md, read comments of fields, too."""
+"""An extension of griffe, so that docs/api.md shows the comments of fields, too."""
 
 from typing import Any
 
@@ -6,7 +6,7 @@ import griffe
 
 
 class FieldComments(griffe.Extension):
-    """Adds public fields, with their comments, to class docstrings that list no attributes."""
+    """Add public fields and their comments to class docstrings that list no attributes."""
 
     def on_class_members(self, *, cls: griffe.Class, **_: Any) -> None:
         public = [a for name, a in cls.attributes.items() if name[0] != "_" and not a.docstring]

@@ -5,7 +5,7 @@
     rewards                                      functions that read the agent's files and output
 
 All episodes share the endpoint. Each episode has its own API key, so the endpoint can tell them
-apart. The agent is not confined: it can do on this machine all that the run can do.
+apart. The agent is not confined: it may do on this machine all that the run's user may do.
 """
 
 import asyncio
@@ -29,7 +29,7 @@ from envs.rewards import answers_of, exact
 
 _PROMPT = "{prompt}"
 _KEPT_BYTES = 1 << 16  # maximum bytes read from the end of the output, or from the start of a file
-_KILL_ROUNDS = 250  # times 0.02 s is 5 s, which the kernel may need to end a process
+_KILL_ROUNDS = 250  # times 0.02 s is 5 s: the kernel may need this long to end a process
 _INHERITED = ("PATH", "LANG", "TZ")  # the agent inherits only these; other variables may be secret
 
 
@@ -121,7 +121,7 @@ class Agent(Composed):
 
 
 async def _kill_all(key: str) -> None:
-    """Kill an episode's processes, which have `key` in their environment. Wait at most 5 s."""
+    """Kill the processes with an episode's `key` in their environment. Give up after 5 s."""
     for _ in range(_KILL_ROUNDS):
         alive = False
         for path in Path("/proc").glob("[0-9]*/environ"):

@@ -84,10 +84,10 @@ class AlphabetSort(Environment):
         return [_question(names, episode.turns)] if episode.turns < len(names) else None
 
     async def score(self, episode: Episode) -> dict[str, list[float]]:
-        """Return each turn's rewards, divided by the number of turns, so that they sum to 0..1.
+        """Return each turn's rewards divided by the number of turns, so each reward sums to 0..1.
 
         Before the division, `exact` is 1 if the list is correct, else 0. `similarity` is the
-        similarity (0..1) to the correct list, to the power of similarity_power.
+        similarity (0..1) to the correct list, raised to the power similarity_power.
         """
         answers = _answers(episode.example.info["names"])
         turns = [m["content"] or "" for m in episode.messages if m["role"] == "assistant"]

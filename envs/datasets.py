@@ -22,7 +22,7 @@ from envs.loading import LazyExamples, load_rows, read_json_lines, require_reach
 from envs.messages import user
 from envs.options import check_at_least
 
-_CHECKED_BYTES = 100_000_000  # the check before a run skips files larger than this in total
+_CHECKED_BYTES = 100_000_000  # files with more bytes in total are not checked before a run
 
 Rows = Any  # a list of mappings or a datasets.Dataset; both support len(rows) and rows[i]
 EVAL, TRAIN = "eval", "train"
@@ -103,7 +103,7 @@ class Dataset:
 
 @dataclass(frozen=True)
 class _Examples(LazyExamples):
-    """A sequence that builds each example on access, because all examples may exceed memory."""
+    """A sequence that builds each example on access, because all together may exceed memory."""
 
     dataset: Dataset
     rows: Rows

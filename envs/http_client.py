@@ -25,7 +25,7 @@ class HttpError(Exception):
     """The error of a request without a usable answer.
 
     The message is, for example, "answered 503: busy, 3 times in a row". `status` is 0 if no answer
-    came. `retry_after` (seconds) is NaN without the header Retry-After.
+    came. `retry_after` (seconds) is NaN unless the header Retry-After has a number.
     """
 
     def __init__(
@@ -121,7 +121,7 @@ class HttpClient:
             key = os.environ.get(self.api_key_variable or "", "")
             headers = {"Accept-Encoding": "identity", "Content-Type": "application/json"}
             headers |= {"Authorization": f"Bearer {key}"} if key else {}
-            # Redirects are not followed, because another server must not get the key.
+            # Do not follow redirects, because another server must not get the request.
             self._http = httpx.AsyncClient(
                 timeout=None,  # asyncio.timeout limits the whole request
                 headers=headers,
@@ -132,7 +132,7 @@ class HttpClient:
         return self._http, self._slots
 
     def _seconds_before_retry(self, retry_after: float, attempt: int) -> float:
-        """Return `retry_after`, or a random wait if it is NaN, so that retries spread out."""
+        """Return `retry_after`, or a random wait (to spread retries) if it is NaN; at most 60 s."""
         if math.isnan(retry_after):
             retry_after = self.retry_wait * 2.0 ** min(attempt, 10) * _RANDOM.uniform(0.5, 1)
         return min(max(retry_after, 0.0), _LONGEST_WAIT_S)

@@ -85,7 +85,7 @@ class Environment:
         tool_timeout: maximum seconds of one tool call.
         describe_tools: whether the prompt contains the tools' schemas. A policy that was trained
             with the tools may not need the schemas.
-        max_concurrent: maximum number of parallel episodes; None: the sampler's limit applies.
+        max_concurrent: maximum number of parallel episodes; None: only the sampler's limit applies.
         system_prompt: replaces the environment's own system message; None: no change.
         sampling: sampler options for this environment alone: max_tokens, stop, rollout_timeout.
         holds_conversation: True if `play` controls the whole conversation. rl/sampling/player.py
@@ -114,7 +114,7 @@ class Environment:
         """Set the options common to all environments, except those that the constructor takes.
 
         YAML (`env.<option>`) or the command line (`+env.<option>=...`) gives the values. None
-        keeps the class's value. `system_prompt` is a text or a file (envs/options.py).
+        keeps the current value. `system_prompt` is a text or a file (envs/options.py).
         Raise ValueError if a value is invalid.
         """
         check_at_least(1, max_turns=max_turns, max_concurrent=max_concurrent)

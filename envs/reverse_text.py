@@ -2,8 +2,8 @@
 
     reverse: cat   ->   tac
 
-Words are distinct random strings of a-z, drawn with fixed seeds. The run's seed changes only their
-order. The eval words depend only on the lengths and on num_eval, and never occur in training.
+The examples are distinct random words of a-z, drawn with fixed seeds. The run's seed changes only
+their order. Eval words depend only on the lengths and on num_eval, and never occur in training.
 """
 
 from collections.abc import Iterator, Mapping
@@ -19,7 +19,7 @@ from envs.protocol import Environment, check_weights
 
 REWARDS = ("exact", "similarity")
 BASE = len(ascii_lowercase)
-_MAX_NUMBERED_LENGTH = 13  # longer words are drawn by letter: len(range(26**14)) overflows
+_MAX_NUMBERED_LENGTH = 13  # longer words are drawn letter by letter: len(range(26**14)) overflows
 
 
 @dataclass(kw_only=True, eq=False)

@@ -35,7 +35,7 @@ NUMBER = re.compile(
 def normalise(text: str) -> str:
     """Return text in the form that SQuAD compares: lower case, no punctuation, no articles.
 
-    The result has no minus signs, so compare numbers with `number_match`.
+    The result has no "-" and no ".", so compare numbers with `number_match`.
     """
     return " ".join(_ARTICLES.sub(" ", text.lower().translate(_DROPPED)).split())
 
@@ -88,8 +88,8 @@ async def token_f1(episode: Episode) -> float:
 async def contains(episode: Episode) -> float:
     """Return 1 if the policy's text contains an answer as whole normalised words, else 0.
 
-    An answer of only articles and punctuation, such as "A", is ignored, because most English text
-    contains it. Use exact_match for such answers.
+    An answer of only articles and punctuation, such as "A", is ignored, because `normalise` leaves
+    nothing of it. Use exact_match for such answers.
     """
     text = f" {normalise(final_text(episode))} "
     phrases = (normalise(answer) for answer in answers_of(episode))

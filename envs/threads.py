@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
-MAX_THREADS = 64  # maximum number of threads, including those that hang
+MAX_THREADS = 64  # maximum threads per event loop, including those that hang
 
 
 @dataclass

@@ -11,9 +11,9 @@ The signature and the docstring become the schema. A parameter named `episode` i
 It receives the `Episode`, whose `memory` keeps state between calls. A tool may be a coroutine
 function. A plain function runs in a thread.
 
-After a mistake of the policy (a malformed call, a wrong name, wrong arguments, a `ToolError` of the
-tool), the answer is an error message for the policy. Any other exception is an error of the
-environment, and the rollout fails.
+After a mistake of the policy (a malformed call, a wrong name, wrong arguments, a `ToolError`) or a
+timeout, the answer is an error message for the policy. Any other exception of the tool is an error
+of the environment, and the rollout fails.
 """
 
 import asyncio
@@ -43,7 +43,7 @@ def unwrap(function: Function) -> Function:
 
 
 def call_parameters(function: Function) -> dict[str, inspect.Parameter]:
-    """Return the parameters before the `*`, which a call passes. YAML sets those after the `*`."""
+    """Return the parameters before the `*`, which callers pass. YAML sets those after the `*`."""
     parameters = inspect.signature(unwrap(function)).parameters
     kinds = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
     return {name: parameter for name, parameter in parameters.items() if parameter.kind in kinds}

@@ -12,7 +12,7 @@ from envs.messages import Message, assistant, user
 from envs.protocol import check_weights
 from envs.reverse_text import ReverseText
 
-_LONGEST = 32  # mean characters of an answer at which the reward `length` reaches 1
+_LONGEST = 32  # if answers have this many characters on average, the reward `length` is 1
 # Reward name -> probability that the reward is 1 minus `exact` instead of `exact`.
 _FLIPS = {"flipped_10": 0.1, "flipped_30": 0.3}
 _REWARDS = ("exact", "copied", "length", *_FLIPS)
@@ -59,7 +59,7 @@ class Trials(ReverseText):
         return [_question(words[episode.turns])] if episode.turns < self.turns else None
 
     async def score(self, episode: Episode) -> dict[str, float]:
-        """Return the rewards. If the example asks for copies, `kept` is the share of right ones."""
+        """Return the rewards. For an example that asks for copies, `kept` equals `copied`."""
         info = episode.example.info
         said = [str(m.get("content")) for m in episode.messages if m["role"] == "assistant"]
         pairs = list(zip(said, info["words"], strict=False))

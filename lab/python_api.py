@@ -132,7 +132,7 @@ def compose(overrides: Sequence[str] = (), config_name: str = "train") -> Config
 def train(config: Config | Sequence[str]) -> Run:
     """Train until the run ends, and return its results. `config` may be a list of overrides.
 
-    Raise ConfigError if the configuration cannot work, and RunFailed if the run ends early.
+    Raise ConfigError for an unusable configuration, RunFailed if an error or max_time ends the run.
     """
     chosen = config if isinstance(config, Config) else compose(config)
     supervise(

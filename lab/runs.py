@@ -15,7 +15,7 @@ class FoundRun:
     folder: RunFolder | None  # None for a sweep's job before its first start
     overrides: list[str]
     error: str | None = None  # why a sweep's job has no result, None after success
-    grown: int = 0  # number of the command that added the job; 0: the sweep's first command
+    grown: int = 0  # index of the command that added the job, 0 for the sweep's first
 
 
 def runs_at(path: Path) -> list[FoundRun]:

@@ -56,7 +56,7 @@ def rloo(group: ScoredGroup) -> list[float]:
 def max_rl(group: ScoredGroup) -> list[float]:
     """Return (reward - mean) / mean, at most K - 1. arXiv:2602.02710.
 
-    Raise ValueError if a reward is negative, because the mean could then be zero or negative.
+    Raise ValueError if rewards differ and one is negative, because the mean could be <= 0.
     """
 
     def relative(scorable: list[float]) -> list[float]:

@@ -13,7 +13,7 @@ S: rollouts, G: prompts, U: turns that have a token. All are counted in the *glo
 is split into micro-batches, so that the objective and its gradient do not depend on the split. A
 "sequence" of the papers is a whole rollout here. A rollout without tokens (for example after
 truncation=mask) has weight 0 and does not count in S, and a prompt without tokens does not count
-in G. A token that a correction or a loss masks still counts in L. Results [S]: one w per rollout.
+in G. A token masked by a correction or a loss still counts in L. Result: one w per rollout or turn.
 """
 
 from collections import Counter

@@ -9,10 +9,10 @@ PPO bounds the distance of pi from mu, the policy that sampled. If mu is several
 tokens are beyond the bound and have no gradient. Decoupled PPO (AReaL, arXiv:2505.24298) bounds the
 distance from a proximal policy, which is the policy before the update, and corrects for mu by the
 weight w. The logprobs of the proximal policy would need another forward pass. So this loss, like
-A-3PO (arXiv:2512.06547), interpolates between log mu and log pi. As in AReaL's code, `a` divides by
-`staleness + 1`, but A-3PO's paper divides by `staleness`. With staleness 0 the loss is PPO's clip.
-If a batch gets several updates, prox is pi before the first of them. If prox / mu exceeds
-weight_cap, AReaL's code drops the token. Here the token gets the weight weight_cap.
+A-3PO (arXiv:2512.06547), interpolates between log mu and log pi. The weight of log mu, 1 - a, is
+1 / (staleness + 1), as in AReaL's code, but 1 / staleness in A-3PO's paper. With staleness 0 the
+loss is PPO's clip. If a batch gets several updates, prox is pi before the first of them. If
+prox / mu exceeds weight_cap, AReaL's code drops the token. Here its weight is weight_cap.
 """
 
 from typing import Annotated

@@ -4,7 +4,7 @@
     loss_t  = max(-A * ratio_i, -A * clip(ratio_i, 1 - clip_low, 1 + clip_high))   for every t of i
 
 All tokens of a sequence share ratio_i and its gradient, so a sequence is kept or clipped whole.
-ratio_i differs from 1 far less than a token's ratio, so clip_low and clip_high are only about 1e-4.
+ratio_i differs from 1 far less than a token's ratio, so clip_low and clip_high are below 1e-3.
 GSPO needs aggregation=sequence_mean, because with token_mean long sequences would count more. All
 tokens of a sequence must be in one micro-batch. The mean log ratio is clamped, not the log ratio of
 each token. Qwen, arXiv:2507.18071.
@@ -14,7 +14,7 @@ import torch
 
 from losses.tokens import MAX_LOG_RATIO, TokenLoss, Tokens, is_clamped, mean_per_sequence
 
-PER_SEQUENCE = True  # makes rl/config/algorithm_rules.py require aggregation=sequence_mean
+PER_SEQUENCE = True  # so rl/config/algorithm_rules.py refuses unequal weights of sequences
 
 
 def gspo(tokens: Tokens, *, clip_low: float, clip_high: float) -> TokenLoss:

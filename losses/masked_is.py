@@ -14,7 +14,7 @@ ORDERED = ("ratio_low", "ratio_high")  # rl/config/limits.py requires ratio_low 
 
 
 def masked_is(tokens: Tokens, *, ratio_low: float, ratio_high: float) -> TokenLoss:
-    """Return the masked surrogate [N]. Metrics mark dropped tokens: all, and by bound."""
+    """Return the masked surrogate [N]. Metrics are 1 at dropped tokens: all, too low, too high."""
     ratio = ratio_to(tokens.anchor, tokens.logprobs)  # [N]
     low, high = ratio < ratio_low, ratio > ratio_high  # [N], [N]
     keep = ~(low | high)  # [N]

@@ -5,8 +5,8 @@
     with dual_clip, if A < 0:  loss_t = min(loss_t, -A * dual_clip)
 
 A clipped token has no gradient. Without dual_clip the gradient of a token with A < 0 grows with its
-ratio without limit. With dual_clip (> 1) the gradient is 0 if the ratio exceeds dual_clip. clip_low
-and clip_high are distances of the bounds from 1. arXiv:1707.06347. Unequal bounds: DAPO,
+ratio without limit. With dual_clip (> 1) that gradient is 0 if the ratio exceeds dual_clip.
+clip_low and clip_high are distances of the bounds from 1. arXiv:1707.06347. Unequal bounds: DAPO,
 arXiv:2503.14476. Dual clip: arXiv:1912.09729.
 """
 
@@ -25,7 +25,7 @@ def ppo_clip(
     clip_high: float,
     dual_clip: Annotated[float, Meta(gt=1)] | None,
 ) -> TokenLoss:
-    """Return the clipped surrogate [N]. Metrics mark tokens without gradient: all, and by bound."""
+    """Return the clipped surrogate [N]. Metrics mark clipped tokens, all together and by bound."""
     advantages = tokens.advantages
     ratio = ratio_to(tokens.anchor, tokens.logprobs)  # [N]
     clipped = ratio.clamp(1 - clip_low, 1 + clip_high)  # [N]

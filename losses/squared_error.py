@@ -3,9 +3,9 @@
     loss = (V - R)^2 / 2
     with clip:  loss = max((V - R)^2, (V_old + clamp(V - V_old, -clip, clip) - R)^2) / 2
 
-V_old is the value before the step's first update. With clip, a value that moved by more than clip
-towards its return has no gradient. clip is in units of the return. Implementations of PPO use this
-clip, but the paper (arXiv:1707.06347) does not.
+V_old is the value before the step's first update. If V moved by more than clip, it has a gradient
+only if it is farther from R than the clipped value. clip is in units of the return. Implementations
+of PPO use this clip, but the paper (arXiv:1707.06347) does not.
 """
 
 from typing import Annotated

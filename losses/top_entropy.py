@@ -5,7 +5,7 @@
 Few tokens of a chain of thought decide its direction. Training on these tokens alone is at least as
 good as training on all: "Beyond the 80/20 Rule", arXiv:2506.01939. The paper ranks all tokens of a
 batch together. This loss ranks each sequence alone, so the split into micro-batches has no effect.
-Tokens with equal entropies at the limit are all kept. The aggregation also counts dropped tokens.
+Tokens with equal entropies at the limit are all kept. The aggregation counts dropped tokens, too.
 """
 
 from typing import Annotated

@@ -30,7 +30,7 @@ def load(name: str, **options: Any) -> Environment:
 
 
 def load_for_verifiers(name: str, **options: Any) -> Environment:
-    """Return `load(name, **options)`. Raise ValueError if its class overrides `score_group`."""
+    """Return `load(name, **options)`. Raise ValueError if the environment uses `score_group`."""
     env = load(name, **options)
     if env.scores_groups:
         raise ValueError(

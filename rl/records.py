@@ -72,7 +72,7 @@ class TrainingRow(SampledColumns):
     """One training row: exactly the tokens that vLLM read and sampled, or a demonstration's."""
 
     hinted_prompt: Ints | None = None  # prompt with hints, for a reference model that uses hints
-    # The tokens from which each completion token was sampled, -1 for none, if sampling was limited:
+    # With top_p, top_k or min_p, the tokens that each token was sampled from, padded with -1:
     kept: Ints | None = None  # [num_completion, tokens]
 
     @property
@@ -101,7 +101,7 @@ class Rollout:
     tool_errors: int = 0  # number of tool calls whose result was an error
     retries: int = 0  # number of earlier attempts that failed in the environment or in vLLM
     blocked_time: float = 0.0  # seconds in which the environment blocked all other rollouts
-    num_untracked_tokens: int = 0  # number of sampled tokens if vLLM returned no ids, else 0
+    num_untracked_tokens: int = 0  # number of sampled tokens if vLLM sent no token ids, else 0
     turn_limit: int | None = None  # maximum number of tokens of one turn, None if there is no limit
     source: Source = Source.POLICY
     # Reward name -> rewards that the environment gave per turn, one number for each of the `turns`.

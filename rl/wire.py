@@ -31,7 +31,7 @@ class Answer(msgspec.Struct, frozen=True, kw_only=True):
 
     value: msgspec.Raw = msgspec.Raw(b"\xc0")  # the requested record as msgpack
     over: str = ""  # why the rollouts process delivers no more batches; "" if it still does
-    stopped: bool = False  # whether a stop request, and not a failure, ended the batches
+    stopped: bool = False  # whether the ranks then end without an error of their own
 
 
 class NoMoreBatches(Exception):
@@ -39,7 +39,7 @@ class NoMoreBatches(Exception):
 
     def __init__(self, message: str, *, stopped: bool = False) -> None:
         super().__init__(message)
-        self.stopped = stopped  # True if the run ends as intended, False after a failure
+        self.stopped = stopped  # whether the rank ends without an error of its own
 
 
 def _encode(value: object) -> object:

@@ -1,4 +1,4 @@
-r"""Single-turn mathematical questions. Every equivalent form of the answer counts as correct.
+r"""Single-turn mathematical questions. Equivalent forms of the answer count as correct.
 
     Fay has 12 shells. ...            ->   12 + 6 = 18 ... The answer is \boxed{18}
 

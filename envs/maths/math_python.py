@@ -4,7 +4,7 @@ r"""Multi-turn mathematical questions with a Python interpreter as a tool.
       python(code="48213 * 90217")   ->   4349632221
     \boxed{4349632221}
 
-Each episode has its own interpreter, which keeps its variables until the episode ends.
+Each episode has its own interpreter, which keeps its variables between calls.
 """
 
 from dataclasses import dataclass, field

@@ -2,9 +2,9 @@
 
     out of memory     the kernel ends this process before all other processes
     resource limits   limit memory; forbid core dumps, writes to files and child processes
-    capabilities      are all dropped, also those of root
-    Landlock          allows reading only Python's library and system libraries; forbids tracing
-    seccomp           allows a list of system calls: no network, no child or thread, no program,
+    capabilities      are all dropped, even if the user is root
+    Landlock          allows reading only libraries (`readable_paths`); forbids tracing
+    seccomp           allows a list of system calls: no network, no child or thread, no exec,
                       no signal to other processes, no change to any file
 
 No layer needs root, a namespace or a daemon, so all layers work in an unprivileged container and on
@@ -109,7 +109,7 @@ def drop_capabilities() -> None:
 
 
 def apply_landlock(paths: Sequence[str]) -> bool:
-    """Forbid file access, except reading `paths`. Return False if the kernel has no Landlock."""
+    """Forbid file access, except reading `paths`. Return False if Landlock is unavailable."""
     try:
         version = _call("syscall", CREATE_RULESET, None, ctypes.c_size_t(0), 1)
     except OSError as error:

@@ -1,6 +1,6 @@
 """The sandbox's own process, which runs code like an interactive interpreter.
 
-    [4 bytes: length][8 bytes: ticket][text]        one message, in both directions
+    [4 bytes: length][8 bytes: ticket][text]        the format of messages in both directions
 
 Each request has a random ticket, and the answer repeats this ticket. Code that finds the socket can
 forge an answer, but gains nothing, because the caller treats every answer as output of the code and
@@ -21,7 +21,7 @@ from collections import deque
 from envs.sandbox.confinement import confine
 
 HEADER = struct.Struct(">I8s")
-# The ticket of all messages before the first call. Such an answer is an error message or empty.
+# The ticket until the sandbox has started. Until then, answers are error messages or empty.
 READY = bytes(8)
 NAME = "<python>"  # file name of the policy's code in tracebacks
 MAX_FRAMES = 5  # maximum number of traceback frames in the output
@@ -91,7 +91,7 @@ def _traceback_of(error: BaseException) -> str:
         if not internal:
             last.append(trace)
         trace = trace.tb_next
-    if not last:  # The code did not compile.
+    if not last:  # no frame belongs to the code, for example if it did not compile
         return "".join(traceback.format_exception_only(error))
     return "".join(traceback.format_exception(type(error), error, last[0], limit=-MAX_FRAMES))
 

@@ -41,7 +41,7 @@ class Adapter(Protocol):
 
 
 def check_text(env_id: str, rows: Iterable[Row]) -> None:
-    """Raise ValueError if a prompt contains anything except text, such as an image."""
+    """Raise ValueError if a prompt contains an image or anything else that is not text."""
     for message in (message for row in rows for message in row.messages):
         try:
             plain_text(message.get("content"))

@@ -1,7 +1,7 @@
 """The adapter for tasksets of `verifiers.v1`, which are played by a harness (an agent program).
 
 The harness, often a separate process, asks the endpoint in envs/policy_endpoint.py for every
-turn. Each request contains the id of a trace, which is the library's record of an episode.
+turn. Each request contains the id of a trace, the library's record of one agent's episode.
 """
 
 # pyright: reportAttributeAccessIssue=false
@@ -31,8 +31,8 @@ class TasksetAdapter:
     def __init__(self, name: str, args: dict[str, Any]) -> None:
         """Load the environment. `args`: keys of the `env` table in the library's TOML files."""
         self._env = loaders.load_environment(env_config(name, args))
-        # Harnesses and tool servers are processes. 30 of them need minutes to start on two cores,
-        # but they mostly wait for the policy, so each core gets several episodes.
+        # Harnesses and tool servers may be processes. 30 processes need minutes to start on two
+        # cores, but they mostly wait for the policy, so each core gets several episodes.
         self.max_concurrent: int | None = _EPISODES_PER_CORE * len(os.sched_getaffinity(0))
         self._endpoint = PolicyEndpoint()
         self._context: asyncio.Future[vf.ModelContext] | None = None

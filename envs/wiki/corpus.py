@@ -94,7 +94,7 @@ def _sections_of(markdown: str) -> Iterator[tuple[str, str]]:
         if number > end and (match := HEADING.match(line)):
             if text := "\n".join(lines).strip():
                 yield heading, text
-            # Strip the closing # signs here, because a regex for them takes quadratic time.
+            # Strip the closing # signs here, because a regex for them would take quadratic time.
             heading, lines = match[1].rstrip("#").rstrip() or match[1], []
         else:
             lines.append(line)

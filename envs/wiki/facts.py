@@ -30,7 +30,7 @@ class Fact:
 
     section: str
     sentence: str  # template with {title} and {value}
-    unique: bool = False  # whether each value is on one page only and so identifies that page
+    unique: bool = False  # whether each value identifies one row of the shipped table
 
 
 FACTS = {

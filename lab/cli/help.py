@@ -40,7 +40,7 @@ def _dotted_values(node: Mapping[Any, Any], path: str = "") -> Iterator[tuple[st
 
 
 def _comments(folders: list[Path], name: str) -> dict[str, str]:
-    """Return {dotted key: comment above it} of a file and of the same group's files in defaults."""
+    """Return {dotted key: comment above it} of a file and of the group's files that it inherits."""
     path = next((p for p in (f / f"{name}.yaml" for f in folders) if p.is_file()), None)
     if path is None:
         return {}

@@ -69,7 +69,7 @@ class Job:
 
 
 def compose(name: str) -> dict[str, Any]:
-    """Return the configuration `name` of conf/ without the overrides of the command line."""
+    """Return the configuration `name` of conf/ without the run's overrides, such as loss=cispo."""
     return compose_config(HydraConfig.get(), [], name)
 
 
@@ -87,7 +87,7 @@ def compose_config(chosen: Any, overrides: list[str], name: str | None = None) -
 
 @contextmanager
 def as_hydra_config(config: DictConfig) -> Iterator[None]:
-    """Make `${hydra:...}`, which reads a singleton, refer to `config` while the block runs."""
+    """Make the interpolation `${hydra:...}` read from `config` while the block runs."""
     singleton = HydraConfig.instance()
     before = singleton.cfg
     singleton.set_config(config)
@@ -98,7 +98,7 @@ def as_hydra_config(config: DictConfig) -> Iterator[None]:
 
 
 def as_plain_dict(config: DictConfig) -> dict[str, Any]:
-    """Return a run's keys as a dict. Resolve interpolations and the names of endpoints.toml."""
+    """Return a run's keys as a dict. Resolve interpolations and endpoint names (endpoints.toml)."""
     keys = [str(key) for key in config if key != "hydra"]
     try:
         plain = OmegaConf.to_container(OmegaConf.masked_copy(config, keys), resolve=True)
@@ -142,8 +142,8 @@ def as_hydra_task(function: Callable[[Job], float | None]) -> Callable[[DictConf
             )
             return function(job)
 
-        # Append the job number, because jobs that start in the same second share a run_name.
         if sweep is None:
+            # Append the job number, because jobs that start in the same second share a run_name.
             has_name = in_sweep and "run_name" in config
             name = {"run_name": f"{config.run_name}-{chosen.job.num}"} if has_name else {}
             return _start_printing_errors(lambda: start(name), in_sweep)
@@ -256,7 +256,7 @@ def launch(main: Callable[[], object], primary: str = "train", added: Sequence[s
             print("\ninterrupted", file=sys.stderr)  # noqa: T201
         sys.exit(status)
     except RunFailed:
-        sys.exit(FAILED)  # `_start_printing_errors` has printed the error
+        sys.exit(FAILED)  # the error has already been printed
     except Exception as error:
         if wants_traceback:
             raise

@@ -115,7 +115,7 @@ def _earlier_runs(config: DictConfig) -> dict[tuple[str, ...], RunFolder]:
 
 
 def jobs_of(config: DictConfig) -> list[list[str]]:
-    """Return the overrides of each job; [] if the sweeper chooses jobs by earlier results."""
+    """Return the overrides of each job; [] if the configured sweeper is not BasicSweeper."""
     from hydra._internal.core_plugins.basic_sweeper import BasicSweeper
     from hydra.core.override_parser.overrides_parser import OverridesParser
 
@@ -183,7 +183,7 @@ def use_card(config: DictConfig) -> None:
 
 
 def _replace_sweeper(config: DictConfig, subclass: type) -> None:
-    # Hydra creates only its own sweepers, so register our subclass under the configured name.
+    # Hydra creates only sweepers of plugins, so register our subclass under the configured name.
     Plugins.instance().class_name_to_class[str(config.hydra.sweeper._target_)] = subclass
 
 
@@ -234,7 +234,7 @@ class SweepStart(Callback):
             _RESOURCES.enter_context(printing_changes(sweep))
 
     def on_multirun_end(self, config: DictConfig, **kwargs: Any) -> None:  # noqa: ARG002
-        """Unlock the sweep's folder, print how many jobs are unfinished, and write the report."""
+        """Unlock the folder, print how many jobs are unfinished, and write the report or card."""
         atexit.unregister(self.on_multirun_end)
         _RESOURCES.close()
         if (sweep := sweep_of_this_process()) is None:
@@ -279,7 +279,7 @@ def rerun_command(typed: Sequence[str], folder: Path) -> str:
 
 def _prepare_for_parallel_jobs(slots: Sequence[Slot]) -> None:
     # Set OMP_NUM_THREADS so that a job leaves one core of its slot free. Without this, joblib would
-    # set it to the number of all cores. A value that the user has set stays.
+    # set it to the number of cores divided by n_jobs. A value that the user has set stays.
     num_threads = max(len({core_of(cpu) for cpu in slots[0].cores}) - 1, 1)
     os.environ.setdefault("OMP_NUM_THREADS", str(num_threads))
     # Make these signals raise KeyboardInterrupt, because joblib ends workers only on this error.

@@ -33,7 +33,7 @@ _GROUPS = ("model", "env", "sampler", "client", "inference", "reflection")
 
 
 def prepare_settings(config: Mapping[str, Any], check: Callable[[Mapping[str, Any]], P]) -> P:
-    """Return the checked settings with vLLM's flags for this machine, or raise ConfigError."""
+    """Return checked settings with this machine's vLLM flags; raise ConfigError or FolderInUse."""
     folder = Path(str(config.get("output_dir")), str(config.get("run_name")))
     ensure_free(RunFolder(folder))  # checked first, because the other checks take longer
     settings = check(config)

@@ -61,7 +61,7 @@ def evaluate(config: dict[str, Any], *, overrides: list[str]) -> float:
 
 
 def _run_coroutine(work: Coroutine[Any, Any, list[PlayedExample]]) -> list[PlayedExample]:
-    """Return the result of `work`, from a new thread if this one has an event loop (a notebook)."""
+    """Return the result of `work`. Use a new thread if an event loop already runs (a notebook)."""
     try:
         asyncio.get_running_loop()
     except RuntimeError:

@@ -11,7 +11,7 @@ from rich.text import Text
 from rl.evaluation.summary import Summary
 from rl.runtime.text import printable
 
-# Outside these bounds of pass@1, all rollouts of a group usually have the same reward.
+# Outside these bounds of pass@1, all rollouts of a group often have the same reward.
 _TOO_HARD, _TOO_EASY = 0.05, 0.8
 _LONGEST_CAUSE = 160  # maximum number of characters of an error text
 

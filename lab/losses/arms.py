@@ -50,7 +50,7 @@ class Arm:
     name: str
     run: Run
     base: Run  # the run that recorded the tokens
-    ignored: tuple[str, ...] = ()  # other keys that differ from `base`; the comparison ignores them
+    ignored: tuple[str, ...] = ()  # other keys that the arm changes; the comparison ignores them
     has_model: bool = False  # whether the comparison runs the model (step=true)
 
     @property

@@ -122,7 +122,7 @@ def _print_steps(
 ) -> None:
     """Print how an optimizer step with each loss changes the logprobs of the next batch's answers.
 
-    Every loss starts from the newest checkpoint after which two steps were recorded.
+    Every loss starts from the newest checkpoint whose next two steps were recorded.
     """
     from lab.losses.step import COLUMNS, take_steps  # imports DeepSpeed
 
@@ -131,7 +131,7 @@ def _print_steps(
     base = arms[0].run
     is_sharded = base.deepspeed["zero_optimization"]["stage"] > 0 and base.trainer.ranks != 1
     penalised = any("estimator" in a.run.critic or a.run.kl["place"] == "reward" for a in arms)
-    # The record lacks the tokens among which the recorded logprobs were computed.
+    # With top_k, logprobs are normalised over few tokens, which the record lacks.
     is_limited = num_returned_tokens(base.sampler) > 0
     if not found or penalised or is_sharded or is_limited:
         raise ValueError(

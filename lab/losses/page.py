@@ -17,7 +17,7 @@ MAX_ROWS = 5  # maximum number of token rows shown per loss
 def write_page(
     path: Path, arms: Sequence[Arm], tokens: DataFrame, grads: Sequence[Tensor], **shown: Any
 ) -> None:
-    """Fill page.html with `shown`, and write it to `path`. `grads`: one gradient [N] per arm."""
+    """Write page.html, filled with `shown`, to `path`. `grads`: per arm, one gradient per token."""
     shown["arms"] = [
         {
             "name": arm.name,

@@ -35,7 +35,7 @@ def take_steps(folder: RunFolder, arms: Sequence[Arm], checkpoint: Path) -> Iter
 
     The cells are the arm's name, the mean change of log pi over the better answers of step k + 1,
     that over the worse answers, and the mean absolute change over all answers. An answer is better
-    (worse) if its recorded advantage is above (below) 0.
+    (worse) if its recorded advantage, or the mean of several, is above (below) 0.
     """
     step = step_of(checkpoint)
     if not (batches := recorded_batches(folder, step)):

@@ -83,6 +83,6 @@ def conversation(messages: Sequence[Message]) -> str:
 
 
 def _json_if_nested(value: Any) -> Any:
-    """Return `value`, but nested values as JSON, because GEPA would format them with headings."""
+    """Return `value`, as JSON if it is nested, because GEPA would format it with headings."""
     is_nested = isinstance(value, Mapping | list | tuple)
     return json.dumps(value, ensure_ascii=False) if is_nested else value

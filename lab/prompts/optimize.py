@@ -48,7 +48,7 @@ def optimize_prompt(
 ) -> float:
     """Run a prompt search, and return the validation score of the best prompt.
 
-    The arguments are fields of `Job` (lab/cli/launch.py). Raise ConfigError or RunFailed.
+    Arguments: fields of `Job` (lab/cli/launch.py). Raise ConfigError, FolderUnusable or RunFailed.
     """
     settings = prepare_settings(config, check_search)
     console = Console()

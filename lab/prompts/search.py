@@ -3,9 +3,8 @@
     prompt -> rollouts of a mini-batch -> the reflection model reads them and writes a new prompt
            -> the same mini-batch; if the new prompt scores higher, all validation examples
 
-A prompt with validation scores is a candidate. Each round changes a random candidate. The
-probability of a candidate is proportional to the number of validation examples on which it scores
-best. Only this module imports `gepa`.
+A prompt with validation scores is a candidate. Each round starts from a random candidate. GEPA
+prefers candidates that score best on many validation examples. Only this module imports `gepa`.
 """
 
 import asyncio
@@ -39,7 +38,7 @@ COMPONENT = "system_prompt"  # the only key of GEPA's candidates, which map name
 
 
 class SearchEnded(BaseException):
-    """The error that ends a search. Not an Exception, because GEPA catches every Exception."""
+    """The error that ends a search. Not an Exception, because GEPA catches any from `reflect`."""
 
 
 @dataclass
@@ -94,7 +93,7 @@ class Search:
     def reflect(self, prompt: str | list[dict[str, Any]]) -> str:
         """Return the reflection model's answer to a question of GEPA, and record both.
 
-        Raise ValueError if the answer is empty or cut off, so that GEPA starts the next round.
+        Raise ValueError if the answer is empty or cut off. GEPA retries once, then ends the round.
         Raise SearchEnded if no answer arrives, or if _MAX_EMPTY answers in a row are unusable.
         """
         question = str(prompt)  # always a text, because GEPA passes lists only for images
@@ -219,7 +218,7 @@ class Search:
         return dict.fromkeys(components_to_update, shown)
 
     def should_accept(self, proposal: CandidateProposal, state: GEPAState) -> bool:
-        """Return whether the prompt is new and scores higher than the one that it was made from."""
+        """Return whether the prompt is new and scores higher than its parent on the mini-batch."""
         if proposal.candidate in state.program_candidates:
             return False
         assert proposal.eval_before is not None

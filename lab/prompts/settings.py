@@ -27,7 +27,7 @@ def check_search(config: Config) -> PromptOptimization:
     inference = config.get("inference")
     config = {**without_training_keys(config)}
     if value_of(config, "reflection.path") is not None:
-        # client=messages has set `inference` to null, but vLLM must serve the reflection model.
+        # Undo the null that client=messages sets, because vLLM must serve the reflection model.
         config |= {"inference": inference}
     if find_spec("gepa") is None:
         problem = "the package gepa, which optimizes prompts, is not installed: run `make install`"

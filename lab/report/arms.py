@@ -57,7 +57,7 @@ def arms_of(runs: Sequence[Run]) -> list[Arm]:
 def is_same_arm(one: Run, other: Run) -> bool:
     """Return whether two runs differ only in the seed.
 
-    A commit may add settings, so runs of different commits are compared by shared settings.
+    A commit may add settings: if commits differ, but not overrides, compare only shared settings.
     """
     if not one.config or not other.config:
         return one.overrides == other.overrides
@@ -87,7 +87,7 @@ def _distinguishing_overrides(firsts: Sequence[Run]) -> list[list[str]]:
 
 
 def _choices(items: Sequence[Sequence[str]]) -> list[dict[str, str]]:
-    """Return each arm's overrides as {shortened key: value}, or {} for each if the keys differ."""
+    """Return {short key: value} per arm, or {} for all if their keys differ or a value is empty."""
     parts = [dict(item.split("=", 1) for item in of_arm if "=" in item) for of_arm in items]
     differ = any([*its] != [*parts[0]] or not all(its.values()) for its in parts)
     if differ or any(len(its) < len(of_arm) for its, of_arm in zip(parts, items, strict=True)):

@@ -64,7 +64,7 @@ class Card(msgspec.Struct):
         return [cell for cell in self.cells if (cell.row, cell.rate) == (row, self.rate)]
 
     def interval(self, row: str) -> tuple[float, float]:
-        """Return the mean score of a row, and half the width of its 95 % confidence interval.
+        """Return the mean score of `best_cells(row)`, and half the width of its 95 % interval.
 
         The variance between seeds is pooled over the cells of the row at all learning rates.
         """
@@ -93,7 +93,7 @@ def card_of(
 ) -> Card:
     """Return the card `name` of the finished jobs.
 
-    Jobs whose overrides, without VARIED and RUN_KEYS, differ from `common` are left out.
+    Leave out jobs whose overrides of keys other than VARIED and RUN_KEYS differ from `common`.
     """
     runs: dict[tuple[str, str, float], list[tuple[float, float, float]]] = defaultdict(list)
     commits: dict[str, None] = {}

@@ -98,7 +98,7 @@ def report(
 
 
 def show(comparison: Comparison, page: Path, command: str = "") -> bool:
-    """Print a comparison, write report.json and the page, and return True if both were written."""
+    """Print a comparison, write the page and its .json file, and return whether both succeeded."""
     text, numbers = conclusion(comparison), page.with_suffix(".json")
     details = f"{basis(comparison)} {describe_power(comparison)}".rstrip()
     records = arm_records(comparison, comparison.arms)

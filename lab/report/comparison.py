@@ -134,7 +134,7 @@ def _states(
 
     Without `effect` (the smallest effect), multiply p-values by `factors`, which correct for
     repeated looks, and adjust them for the number of arms (Holm). With `effect`, decide
-    sequentially, and share the error also with `unscored` further arms, which have no scores.
+    sequentially. The open arms share the error rate, including `unscored` arms without scores.
     """
     if effect:
         return decide_arms(scores, at, effect, unscored)

@@ -51,7 +51,7 @@ def _is_or_are(results: Sequence[ArmResult]) -> str:
 
 
 def ended_early(comparison: Comparison) -> str:
-    """Return a sentence on the runs that ended early and were not repeated, "" if none did."""
+    """Return a sentence on the runs that ended early and were not repeated, or ""."""
     early = [arm.name for arm in comparison.arms for _ in arm.ended_early]
     if not early:
         return ""

@@ -18,7 +18,7 @@ COLOURS = {BETTER: "#1e8049", WORSE: "#c93545", OPEN: "#66707f", BASELINE: BASEL
 COLOURS[EQUAL] = "#2b6cc4"
 ROW_HEIGHT = 26  # height of an arm's row in pixels
 
-Chart = Any  # altair's classes for layers, rows and facets have no common base class
+Chart = Any  # no common base class of altair's charts has all methods that we call
 
 
 def forest(comparison: Comparison) -> Chart:
@@ -66,7 +66,7 @@ def forest(comparison: Comparison) -> Chart:
 
 
 def _differences(comparison: Comparison, base: Chart, hidden: alt.Y, colour: alt.Color) -> Chart:
-    # With a fixed number of digits, two ticks could have the same label.
+    # Vega chooses the number of digits. With a fixed one, two ticks could have the same label.
     axis = alt.Axis(tickCount=5, title=None, format="+~f", labelSeparation=6)
     bars = base.transform_filter("isValid(datum.difference.low)").mark_bar(height=7, cornerRadius=3)
     zero = alt.Chart(alt.Data(values=[{"at": 0}])).mark_rule(strokeDash=[3, 3])

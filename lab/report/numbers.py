@@ -33,7 +33,7 @@ COLUMNS = {  # key in report.json -> title of the column, and format of its valu
     "seeds_needed": ("seeds needed", ",.0f"),
     "interquartile": ("interquartile mean", ".3f"),
 }
-NUM_TERMINAL_COLUMNS = 7  # the terminal shows only the first ones of COLUMNS
+NUM_TERMINAL_COLUMNS = 7  # the terminal shows only this many columns: the first of COLUMNS
 
 
 def as_json(comparison: Comparison) -> bytes:

@@ -60,7 +60,7 @@ def render(comparison: Comparison, specs: dict[str, dict[str, Any]], command: st
         envs=sorted({question.env for question in comparison.scoring.questions}),
         steps=sorted({run.max_steps for one in comparison.results for run in one.runs}),
         draws=NUM_DRAWS,
-        # msgspec writes NaN as null. Escape "<", so that "</script>" in a name stays text.
+        # Use msgspec, because it writes NaN as null. Escape "<", so that "</script>" stays text.
         specs=msgspec.json.encode(themed).decode().replace("<", "\\u003c"),
         script=vega_script(),
         command=command,

@@ -18,10 +18,10 @@ probability exp(-2 a b) at most (Robbins and Siegmund 1970; Howard, Ramdas, McAu
 The hypotheses difference = 0 and |difference| >= delta exclude each other, so each arm counts as
 one test. The chance of any false decision about any arm is therefore ERROR at most.
 
-V_k is estimated, so the half width is the one at which Student's t has the tail probability that a
-normal d_k has at the formula's half width. Few seeds cannot estimate very small tails, so a lower
-tail probability is raised to alpha / (10 k (k + 1)). This adds at most alpha / 30 to the chance of
-a false decision. benchmarks/sequential.py measures this chance.
+V_k is estimated, so the interval uses Student's t: its half width has the tail probability under t
+that the formula's half width has under a normal d_k. Few seeds cannot estimate very small tails, so
+a lower tail probability is raised to alpha / (10 k (k + 1)). This adds at most alpha / 30 to the
+chance of a false decision. benchmarks/sequential.py measures this chance.
 """
 
 from collections.abc import Sequence

@@ -18,7 +18,7 @@ class ChoosingSweeper(BasicSweeper):
         return folder
 
     def parse_jobs(self, arguments: list[str]) -> Jobs:
-        """Return a job for each combination of the values in Hydra's overrides."""
+        """Return a job for each combination of values in `arguments`, such as loss=a,b seed=0,1."""
         assert self.hydra_context is not None
         parser = OverridesParser.create(self.hydra_context.config_loader)
         (jobs,) = self.split_arguments(parser.parse_overrides(arguments), None)

@@ -108,7 +108,7 @@ class Progress:
     def next_jobs(self, tried: Collection[tuple[str, ...]]) -> Iterator[list[str]]:
         open_arms = [index for index, needed in self.seeds_needed.items() if needed < inf]
         wanted = [0, *open_arms] if open_arms else []
-        if inf in self.seeds_needed.values():  # of arms with inf, rerun only unfinished jobs
+        if inf in self.seeds_needed.values():  # if no seeds help an arm, rerun its unfinished jobs
             others = {0, *self.seeds_needed} - {*wanted}
             arms = [{*identity(self.arms[index])} for index in others]
             for record in self.sweep.records().values():

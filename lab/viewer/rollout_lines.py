@@ -1,4 +1,4 @@
-"""Convert lines of rollout files to rows of the index."""
+"""Convert lines of rollout files to rows of RunIndex (index.py)."""
 
 import json
 from collections import Counter
@@ -26,7 +26,7 @@ class SourceFile:
 
 
 class RolloutLine(msgspec.Struct, kw_only=True):
-    """One line of a rollout file. Evaluations lack group, advantage, versions and used."""
+    """One line of a rollout file. Evaluations lack group, id, advantage, versions and used."""
 
     messages: list[Any]
     example: Any = None

@@ -1,4 +1,4 @@
-"""RayHost, the Host of a bundle. It passes the supervisor's calls to the RayNode of the bundle."""
+"""RayHost, the Host of a Ray bundle. It passes the supervisor's calls to the bundle's RayNode."""
 
 import signal
 from collections.abc import Sequence

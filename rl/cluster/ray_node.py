@@ -1,7 +1,7 @@
 """RayNode, an actor that Ray runs on a node to start the run's processes there.
 
-Ray starts one RayNode per bundle and ends it when the supervisor ends. The kernel's parent-death
-signal and the reaper then end the RayNode's children. This module does not import Ray.
+Ray starts one RayNode per bundle (bundles.py) and ends it when the supervisor ends. The kernel's
+parent-death signal and the reaper then end the RayNode's children. This module does not import Ray.
 """
 
 import os

@@ -128,7 +128,7 @@ def _union_members(kind: Any) -> tuple[Any, ...]:
 
 def _convert_scalar(value: Any, kind: Any, path: str) -> Any:
     others, or_node = [m for m in _union_members(kind) if m is not Nested], ""
-    # msgspec rejects a union of Nested and another type, so give it the union without Nested.
+    # msgspec rejects a union of Nested and a type other than None, so leave out Nested.
     if Nested in _union_members(kind) and set(others) - {type(None)}:
         if isinstance(value, Nested):
             return value

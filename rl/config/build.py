@@ -70,7 +70,7 @@ def construct(run: Any, groups: Iterable[str]) -> None:
                 made = schedules.apply(build(node)(), group, 0)
                 if group == "env":
                     made.check_machine()
-        except Exception as error:  # noqa: BLE001 an environment is user code and may raise anything
+        except Exception as error:  # noqa: BLE001 a component may be user code and raise anything
             kind = "" if isinstance(error, ValueError) else f"{type(error).__name__}: "
             problems.append(f"{group}: {kind}{error}")
     if problems:

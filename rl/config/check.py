@@ -51,7 +51,7 @@ def check(
 
 
 def check_learned(config: Mapping[str, Any], learned: Learned) -> None:
-    """Raise ConfigError if the facts of the dry call show that components cannot be combined."""
+    """Raise ConfigError if `learned` shows that components cannot be combined."""
     _raise_problems([p for rule in ALGORITHM_RULES for p in rule(config, learned)])
 
 
@@ -93,7 +93,7 @@ def _node_problems(node: Mapping[str, Any], path: str) -> Iterator[str]:
                 raise InvalidValue(f"{where} has no value: set {where}=...")
             convert(node[key], options[key], where, descend)
         except InvalidValue as misfit:
-            # If the value is a node, such as a schedule, report its problems, if any, not its type.
+            # If the value is a node such as a schedule, its own problems, if any, replace this one.
             inner = _node_problems(node[key], where) if is_node(node[key]) else ()
             problems += list(inner) or [str(misfit)]
     yield from problems or bounds_problems(node, path)

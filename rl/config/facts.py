@@ -3,8 +3,8 @@
     class ImitationSampler:
         uses_vllm: ClassVar[bool] = False
 
-Subclasses inherit the constants. Rules read facts instead of the name of a target, so that they
-also apply to a user's components. The dry call finds other facts (rl/config/learned.py).
+Subclasses inherit the constants. Rules read facts, not the names of targets. So the rules
+apply to a user's components, too. The dry call finds other facts (rl/config/learned.py).
 """
 
 import ast

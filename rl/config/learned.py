@@ -1,4 +1,4 @@
-"""Facts that the dry call finds. It calls a run's components with made-up values (rl/dry_call).
+"""Facts about a run's components, found by calling them with made-up values (rl/dry_call).
 
 The supervisor writes the facts into config.yaml, so that no other process repeats the calls.
 """

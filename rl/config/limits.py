@@ -26,7 +26,7 @@ MAX_TOP_K = 128  # largest sampler.top_k with which vLLM returns them
 def num_returned_tokens(sampler: Mapping[str, Any]) -> int:
     """Return how many likely tokens vLLM returns at each position; 0 if the trainer needs none.
 
-    vLLM keeps all tokens whose logit equals the k-th largest, so it returns twice as many as top_k.
+    vLLM keeps all tokens whose logit equals the k-th largest, so 2 * top_k leaves room for ties.
     """
     top_k = sampler.get("top_k", -1)
     is_exact = 0 < top_k <= MAX_TOP_K and not any(

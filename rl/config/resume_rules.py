@@ -1,6 +1,6 @@
 """Check whether a run may start or resume in its folder, which can hold only one run.
 
-A resume is refused if a changed option affects what the run learns.
+A resume may change only the options of MAY_CHANGE, which hardly affect what the run learns.
 """
 
 from collections.abc import Iterator, Mapping
@@ -20,10 +20,10 @@ from rl.runtime.folder import RunFolder
 from rl.runtime.given_files import load_yaml
 from rl.runtime.text import START_KEYS
 
-# Options that may change at a resume. Only max_steps affects updates, through optim.schedule.
+# Options that may change at a resume. A new max_steps changes the decay of the learning rate.
 MAY_CHANGE = (
     *START_KEYS,
-    *("output_dir", "learned", "init_optimizer"),  # location, derived facts, first start
+    *("output_dir", "learned", "init_optimizer"),  # a path, facts, option of the first start
     "max_steps",
     "max_time",
     "stop_when",
@@ -103,7 +103,7 @@ def resume_problems(config: Config, saved: Path) -> Iterator[str]:
     older = {key: node for key, node in _OLD_BEHAVIOUR.items() if key in config}
     now, then = dict(leaves(join_schedules(config))), dict(leaves({**older, **before}))
     ranks, stage = "trainer.ranks", then.get("deepspeed.zero_optimization.stage")
-    # Accept null, one rank per device, because this rule does not know the number of devices.
+    # Accept null (one rank per device), because this rule does not know the number of devices.
     if stage and now.get(ranks) not in (None, then.get(ranks)):
         yield (
             f"{ranks} was {then.get(ranks)} and is {now.get(ranks)}, but with ZeRO stage {stage} "

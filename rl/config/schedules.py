@@ -74,7 +74,7 @@ def _steps(config: Config) -> range:
 
 
 def configs_at_extremes(config: Config) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Yield ("at step k: ", config at k) per extreme of a schedule, or ("", config) if none."""
+    """Yield ("at step k: ", config at k) per extreme of a schedule; without one ("", config)."""
     config = split_schedules(config)
     schedules = Schedules.of(config)
     functions = schedules.functions.values()
@@ -106,7 +106,7 @@ class Schedules:
         return {name: value for (parent, _, name), value in pairs if parent == group}
 
     def apply(self, made: Any, group: str, step: int) -> Any:
-        """Return the component `made`, or a copy of a partial, with `group`'s options at `step`."""
+        """Return `made` with the scheduled options of `group` at `step`; a partial is copied."""
         options = self.options(group, step)
         if isinstance(made, partial):
             return partial(made, **options) if options else made

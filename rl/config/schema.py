@@ -138,7 +138,7 @@ class Run(Settings):
     accept_changed_code: bool
     init_from: str | None = None
     init_optimizer: bool = False
-    learned: dict[str, Any] = field(default_factory=dict)  # facts of the dry call (learned.py)
+    learned: dict[str, Any] = field(default_factory=dict)  # facts about components (learned.py)
     schedules: dict[str, Any] = field(default_factory=dict)  # dotted key -> node (schedules.py)
 
     def with_values(self, changes: Mapping[str, Any]) -> Self:

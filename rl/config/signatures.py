@@ -4,10 +4,9 @@
     class Reverse(Environment):                         |                '- options: from YAML
         min_length: int                                 '- positional: supplied by code
 
-Options are the keyword-only parameters of a function, of a class's `__init__` and of its method
-`configure`, which may be inherited, and the keyword-only fields of a dataclass. This module reads
-only names, annotations and literal constants. The dry call (rl/dry_call/learn.py) finds what a
-function reads and returns.
+Options are the keyword-only parameters of a function, or of a class's methods `__init__` and
+`configure` (inherited ones included), and the keyword-only fields of a dataclass. This module runs
+no user code. rl/dry_call/learn.py later calls components to find what they read and return.
 """
 
 import ast

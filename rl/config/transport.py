@@ -32,7 +32,7 @@ class Transport:
 
 
 def transport(config: Node) -> Transport:
-    """Return the sender. sync=auto means adapter if possible, else gloo across hosts, else shm."""
+    """Return the sender. sync=auto: adapter if possible, else shm on one host, else gloo."""
     chosen = Transport(config["sync"])
     if not chosen.has("is_placeholder"):
         return chosen

@@ -1,12 +1,12 @@
-"""Run the dry call in a child process while the supervisor, which imports no torch, starts vLLM.
+"""Call a run's components with made-up values (dry call) in a child process while vLLM starts.
 
     with DryCall([config]) as dry_call:      the child starts, unless the result is in the cache
         ...                                  vLLM starts
         learned = dry_call.learned()         waits for the child; may raise ConfigError
 
-A result stays in the user's cache until one of the files that the child imported changes. A result
-is not cached if the environment's first examples could not be read in time, because the child then
-did not check the example order.
+The child imports torch, which the supervisor must not. A cached result is valid until one of its
+`own_files` (learn.py) changes. A result is not cached if the environment's examples could not be
+read, because the child then did not check the example order.
 """
 
 import hashlib

@@ -1,4 +1,4 @@
-"""Dry calls of classes that handle examples and groups: environment, order, buffer, strategy."""
+"""Dry calls, mostly with made-up values, of the environment, order, buffer and strategy."""
 
 import asyncio
 import inspect
@@ -23,7 +23,7 @@ from rl.sampling.strategy import StartedGroup, play_strategy
 ENV_TIMEOUT_S = 2.0
 _MAX_EXAMPLES = 16  # maximum number of examples per pool in the dry call of an example order
 _ROUNDS = 3  # number of batches drawn from a buffer; an order is asked for twice as many examples
-# Environment node -> result of `read_pools`. Jobs of a sweep often have the same environment.
+# Environment's options -> result of `read_pools`. Jobs of a sweep often have equal options.
 POOLS_CACHE: dict[str, tuple[list[str], list[Pool] | None]] = {}
 
 
@@ -85,7 +85,7 @@ def check_order(report: Report, node: Any, pools: list[Pool]) -> None:
 def check_strategy(
     report: Report, node: Any, group_size: int, env: Any, pools: Sequence[Pool]
 ) -> None:
-    """Dry-call a strategy with made-up rewards. Check that it suits each pool's first example."""
+    """Dry-call a strategy with made-up rewards. Check that it suits each pool's environment."""
     made, rollouts = build(node), []
     with report.calling("strategy", made, "attempts with made-up rewards"):
         made().num_first(group_size)
@@ -149,7 +149,7 @@ def _read_pools(node: Any) -> tuple[list[str], list[Pool] | None]:
                     raise
                 found[0] = []
                 return
-        # Draw a demonstration, because `own_files` (learn.py) lists only files that are imported.
+        # Draw a demonstration, so that `own_files` (learn.py) lists the files that it imports.
         with suppress(Exception):
             next(env.demonstrations(Random(0)), None)
 

@@ -1,4 +1,4 @@
-"""Dry-call a run's components: `python -m rl.dry_call.learn` in a short-lived process.
+"""Find facts about a run's components: `python -m rl.dry_call.learn`, a short-lived process.
 
     configurations (pickle) -> import the targets, call them with made-up values -> facts (JSON)
 
@@ -73,7 +73,7 @@ def learn(config: Config) -> Learned:
 
 
 def run_with_facts(config: Config) -> Run:
-    """Return the run with the facts of a dry call in this process, for benchmarks and tests."""
+    """Return the run with facts that `learn` finds in this process, for benchmarks and tests."""
     return Run.of({**config, "learned": asdict(learn(config))})
 
 

@@ -1,4 +1,4 @@
-"""Collect the problems of user code that a dry call finds, with file and line."""
+"""Collect problems that calls with made-up values find in user code, with file and line."""
 
 import inspect
 import json
@@ -29,7 +29,7 @@ class Report:
     ) -> Iterator[None]:
         """Record an error in the block as a problem of the component `made`, called with `given`.
 
-        Drop an error of the type `ignored`, because made-up values may cause such an error.
+        Drop errors of the type `ignored`, because made-up values or missing data may cause them.
         """
         try:
             yield

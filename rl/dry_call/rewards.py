@@ -1,4 +1,4 @@
-"""Dry calls of truncation, reward shaping, advantage, batch credit and aggregation."""
+"""Call truncation, reward shaping, advantage, batch credit and aggregation on made-up values."""
 
 import math
 from collections.abc import Sequence
@@ -43,7 +43,7 @@ def made_up_rollout(
 
 
 def check_advantage(report: Report, advantage: Any, group_size: int) -> dict[str, bool]:
-    """Call an advantage on made-up groups. Return the facts named advantage_* in Learned."""
+    """Call an advantage on made-up groups. Return the facts advantage_* (rl/config/learned.py)."""
 
     def made_up(rewards: Sequence[float | None]) -> ScoredGroup:
         turns = [(2, 3, 4)[: i % 3 + 1] for i in range(len(rewards))]
@@ -52,7 +52,7 @@ def check_advantage(report: Report, advantage: Any, group_size: int) -> dict[str
             _EXAMPLE, rollouts, [Credit(reward) for reward in rewards], {"reward": 1.0}
         )
 
-    # Begin with 1.0, because a lone reward 0 equals itself minus the mean (advantage_is_reward).
+    # Begin with 1.0: an advantage that subtracts the mean would return a lone reward 0 unchanged.
     ordinary: list[float | None] = [(1.0, 0.0, 0.5)[i % 3] for i in range(group_size)]
     cases: dict[str, list[float | None]] = {
         f"the rewards {ordinary[:3]} of a group": ordinary,
@@ -179,7 +179,7 @@ def _require_numbers(result: Any, given: list[Any], part: str = "", unit: str = 
 def check_truncation(
     report: Report, truncation: Any, shaping: Any, longest: int
 ) -> dict[str, bool]:
-    """Return whether a truncation makes a reward negative. Dry-call the reward shaping too."""
+    """Call truncation and reward shaping. Return whether the truncation makes a reward negative."""
     rollouts = [
         *(made_up_rollout(reward, 2, 3) for reward in (0.0, 1.0, None)),
         *(made_up_rollout(reward, longest, cut_off=True) for reward in (0.0, 1.0, None)),

@@ -1,4 +1,4 @@
-"""Dry-call the components that compute with tensors: loss, correction, divergence, critic.
+"""Check loss, correction, divergence and critic by calls with made-up tensors before a run.
 
 A loss gets eight made-up tokens of two sequences with several turns, and a third sequence without
 tokens. The importance ratios are near 1, so that no loss clips them. Advantages have both signs.
@@ -240,7 +240,7 @@ def check_divergence(report: Report, estimator: Any) -> bool:
 
 
 def check_critic(report: Report, estimator: Any, loss: Any) -> None:
-    """Dry-call the critic's advantage estimator and the loss of its value model."""
+    """Call the critic's advantage estimator and its value loss with made-up values."""
     rewards, values = torch.tensor([[0.0, 0.0, 1.0], [0.5, 0.0, 0.0]]), torch.full((2, 3), 0.3)
     with report.calling("critic.estimator", estimator, "made-up rewards and values"):
         advantages = estimator(rewards, values)

@@ -53,8 +53,8 @@ async def play(
 ) -> list[PlayedExample]:
     """Sample `rollouts_per_example` rollouts of each example; return them in the examples' order.
 
-    At most `max_concurrent` rollouts run in parallel. `done` is called with each finished example.
-    An exception of `play_group` ends the evaluation.
+    At most max(`max_concurrent`, `rollouts_per_example`) rollouts run in parallel. `done` is called
+    with each finished example. An exception of `play_group` ends the evaluation.
     """
     # At least one group may run, even if it has more than max_concurrent rollouts.
     places = asyncio.Semaphore(max(1, max_concurrent // rollouts_per_example))

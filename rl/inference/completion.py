@@ -10,7 +10,7 @@ import msgspec
 from rl.runtime.failure import RunFailed
 
 _MASKED = -9999.0  # vLLM's logprob of a token that top_p, top_k or min_p removed
-_MAX_MISSING = 1e-4  # largest probability of the kept tokens that vLLM may leave out
+_MAX_MISSING = 1e-4  # maximum total probability of kept tokens that vLLM does not return
 
 
 class GenerationError(RunFailed):
@@ -42,7 +42,7 @@ class Completion:
     num_untracked_tokens: int = 0  # number of sampled tokens if the server returns no token ids
     stop: str | None = None  # the stop string (sampler.stop) that ended the completion, if any
     num_masked: int = 0  # number of leading tokens that were given and are not trained
-    # [N] the tokens from which each was sampled, if sampling was limited (top_p, top_k, min_p):
+    # [N] the tokens from which each token was sampled, if top_p, top_k or min_p limited them:
     kept: Sequence[Sequence[int]] = ()
 
 

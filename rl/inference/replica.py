@@ -1,4 +1,4 @@
-"""The address, key and number of restarts of a vLLM, for the processes that send requests."""
+"""The address, key and number of restarts of a vLLM server, for processes that send requests."""
 
 from dataclasses import dataclass, field
 

@@ -1,4 +1,4 @@
-"""Chooses one vLLM replica, the least busy one, for all requests of a group of rollouts.
+"""Chooses the least busy vLLM replica for all requests of a group of rollouts.
 
 The rollouts of a group share a prompt, and each turn's prompt begins with the previous turns. So
 the replica that sampled the first turns has most of the next prompt in its prefix cache.
@@ -114,7 +114,7 @@ class Router:
             self.serving.set()
 
     def lose(self, route: Route, why: str) -> bool:
-        """Stop using a replica. If it is the last and no supervisor restarts it, return False."""
+        """Stop using a replica. If it is the last and cannot restart, keep it and return False."""
         if route.lost:
             return True
         if not self.restarted and self._routes.keys() <= {route.replica.name}:

@@ -97,8 +97,8 @@ class VLLMServer:
             "max_model_len": policy.max_seq_len,
             "seed": policy.seed,
             "tensor_parallel_size": self.tensor_parallel_size,
-            "logprobs_mode": "processed_logprobs",  # return logprobs after temperature scaling
-            "max_logprobs": policy.num_returned_tokens or None,  # the default is 20
+            "logprobs_mode": "processed_logprobs",  # return logprobs after temperature and top_k
+            "max_logprobs": policy.num_returned_tokens or None,  # vLLM's default is 20
             "enable_scale_out": True,  # add the route that accepts and returns token ids
             "weight_transfer_config": {"backend": "adapter" if adapter else "whole"},
             "enable_lora": adapter is not None,

@@ -12,7 +12,7 @@ A state is the first token of each turn, or every token (option `over`), of a tr
 has a reward. The token weights of the aggregation do not apply to the critic.
 
 B: rows, T: padded length, N: completion tokens of a micro-batch, H: hidden size. R: rollouts of the
-global batch, L: maximum of completion tokens per rollout, K: maximum of turns per rollout.
+global batch, L: maximum completion tokens per rollout, K: maximum turns per rollout.
 """
 
 import math

@@ -35,7 +35,7 @@ class SafeCheckpointEngine(TorchCheckpointEngine):
             try:
                 return torch.load(path, map_location=map_location, weights_only=True)
             except UnpicklingError as error:
-                # Replace PyTorch's message, which advises to allow the class. That may be unsafe.
+                # Omit PyTorch's message. It advises to allow an unknown class, which may be unsafe.
                 raise UnusableFile(
                     f"{path} is not loaded, because it is damaged, comes from an older DeepSpeed, "
                     "or may run another person's code: resume from another checkpoint"

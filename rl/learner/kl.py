@@ -1,7 +1,7 @@
 """The penalty for a divergence of the policy from the reference (conf/kl).
 
     place=loss      adds token_weight * beta * estimator(log pi, log ref) to the objective
-    place=reward    subtracts p from an advantage, or p - (mean p of the group) if it has a baseline
+    place=reward    subtracts p from an advantage without baseline, else p - (mean p of the group)
                     p = beta * sum over the rollout's tokens of (log pi - log ref), without gradient
 
 pi: policy in training, ref: reference. With a critic, place=reward subtracts the penalty of each

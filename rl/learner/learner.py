@@ -144,7 +144,7 @@ class Learner:
         )
         if self._critic:
             learned = self._critic.update(batch.step, batches, updates)
-            # Also report a step that only the critic skipped, so that a broken critic ends the run.
+            # Count a step that only the critic skipped as skipped, so a broken critic ends the run.
             skipped = max(stats["train/skipped"], learned.get("train/critic_skipped", 0.0))
             stats |= {**learned, "train/skipped": skipped}
         if "train/kl_divergence" in stats:

@@ -1,6 +1,6 @@
 """A module around the policy that returns logprobs of completion tokens instead of logits.
 
-With sampler.top_p, top_k or min_p, vLLM samples each token from a set of tokens that it returns.
+With sampler.top_p, top_k or min_p, vLLM samples each token from a set, the kept tokens.
 The logprobs are then those of the policy within this set, as vLLM's logprobs are:
 
     log pi(a) = logit(a) - logsumexp of the logits of the kept tokens

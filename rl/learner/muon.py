@@ -2,7 +2,7 @@
 
     B <- momentum * B + (1 - momentum) * G                  G: gradient of the matrix W [m, n]
     U <- (1 - momentum) * G + momentum * B                  if Nesterov, else U = B
-    W <- W - rate * 0.2 * sqrt(max(m, n)) * orthogonal(U)
+    W <- W - rate * 0.2 * sqrt(max(m, n)) * orthogonal(U)   after decoupled weight decay
 
 B: running mean of the gradients. orthogonal: Newton-Schulz iterations in bfloat16 that bring all
 singular values near 1. The factor 0.2 * sqrt(max(m, n)) scales the update to the usual root mean

@@ -6,7 +6,7 @@ rl/rollouts/plan.py computes the token weights over the whole global batch. So t
 plain sum over micro-batches and ranks, with the same value and gradient for every split.
 
 B: rows, T: padded length (H with hints), N: completion tokens of the micro-batch, K: candidates.
-pi: policy in training, mu: policy that sampled.
+S: maximum number of kept tokens. pi: policy in training, mu: policy that sampled.
 """
 
 from collections.abc import Callable, Mapping
@@ -49,7 +49,7 @@ class Batch(Tokens):
     temperatures: Tensor | None = None  # [N, 1], or None if the run has only one temperature
     value_targets: ValueTargets | None = None  # training targets of the critic
     candidates: Tensor | None = None  # [N, K] most likely tokens of the reference
-    kept: Tensor | None = None  # [N, S] tokens from which each was sampled (rl/learner/logprobs.py)
+    kept: Tensor | None = None  # [N, S] tokens from which each token was sampled, then -1
     scored: bool = False  # whether `logprobs` and `entropies` are those before the first update
 
     @staticmethod
@@ -88,7 +88,7 @@ class Batch(Tokens):
 def with_outputs(
     tokens: Tokens, logprobs: Tensor, entropies: Tensor, candidate_logprobs: Tensor | None = None
 ) -> Tokens:
-    """Return the tokens with the outputs of a forward pass, of which entropies are detached."""
+    """Return the tokens with the outputs of a forward pass. Detach the entropies."""
     return replace(
         tokens,
         logprobs=logprobs,

@@ -148,8 +148,8 @@ class Policy:
             gradients = torch.autograd.grad(value, leaves, materialize_grads=True)
             if observer:
                 observer(number, observation(batch, logprobs, loss, gradients, metrics))
-            # DeepSpeed requires a backward pass in each update, so run the first one always. Also
-            # run one if `value` is not finite, because NaN gradients make DeepSpeed skip the step.
+            # Never skip the first micro-batch, because DeepSpeed needs a backward pass per update,
+            # nor a `value` that is not finite, because NaN gradients make DeepSpeed skip the step.
             idle = number > 0 and not self.ranks.any(
                 not value.isfinite() or any(bool(each.any()) for each in gradients)
             )
@@ -188,7 +188,7 @@ class Policy:
 
     @torch.no_grad()
     def base_scores(self, rows: Rows, top_k: int = 0) -> Logprobs:
-        """Return the base model's logprobs of `rows` and `top_k` likeliest tokens. Collective."""
+        """Return base model logprobs of `rows` and of the `top_k` likeliest tokens. Collective."""
         likeliest = (top_k, self.vocabulary) if top_k else None
         with without_adapter(self.engine.module.model):
             temperature = self._temperature_of(rows)

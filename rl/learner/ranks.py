@@ -30,8 +30,8 @@ class Ranks:
     def join(rendezvous: Path | None, timeout: float) -> "Ranks":
         """Connect to the other ranks, and return this rank.
 
-        Ranks of one host connect through the file `rendezvous`, because another run could take
-        their port. If `rendezvous` is None, ranks connect through MASTER_ADDR and MASTER_PORT.
+        Ranks of one host connect through the file `rendezvous`, because another run could take a
+        port first. If `rendezvous` is None, ranks connect through MASTER_ADDR and MASTER_PORT.
         """
         rank, world = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
         # The supervisor sets DS_ACCELERATOR to cuda or cpu.
@@ -39,7 +39,7 @@ class Ranks:
         cuda = os.environ.get("DS_ACCELERATOR", default) == "cuda"
         if cuda:
             _use_gpu(int(os.environ["LOCAL_RANK"]))
-        # DeepSpeed would compile this op, which only its inference uses, at the first start.
+        # DeepSpeed would compile this op at the first start, but training does not use the op.
         deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
         file = rendezvous and f"file://{rendezvous.resolve()}"
         deepspeed.init_distributed(

@@ -5,7 +5,7 @@ round each micro-batch's weight gradients to bfloat16 (an error of 0.16 %), and 
 depend on the split into micro-batches. The layers in this file compute the same outputs, but do not
 round their weight gradients. `Tensor.grad_dtype` (deepspeed_engine.py) keeps the sums in float32.
 
-N: tokens, I, O: input and output width of a layer, B: rows, T: padded length, H: hidden size.
+N: tokens, I and O: input and output width of a layer, B: rows, T: padded length, H: hidden size.
 """
 
 from typing import Any

@@ -3,7 +3,7 @@
     y = W x + scale * B (A dropout(x))       scale = alpha / rank, or alpha / sqrt(rank) with rslora
 
 W is frozen. The run's seed initialises A randomly. B starts at zero, so the adapter changes nothing
-at first. The experts of a mixture-of-experts model get no adapter, because vLLM could not load one.
+at first. The experts of a mixture-of-experts model get no adapter, because vLLM could not load it.
 
 torch and peft are imported inside functions, because the supervisor imports this module and must
 not import torch.

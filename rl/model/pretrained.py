@@ -108,7 +108,7 @@ def _download(path: str, revision: str | None, group: str, patterns: list[str]) 
 
 
 def check_files(folder: Path) -> None:
-    """Raise ValueError if a file is missing or damaged, or if config or tokenizer link outside."""
+    """Raise ValueError for a missing or damaged file, or a config or tokenizer linking outside."""
     for name, remedy in (
         ("config.json", "save the model there with save_pretrained(folder)"),
         ("tokenizer.json", "save the fast tokenizer there with save_pretrained(folder)"),

@@ -43,7 +43,7 @@ class Shape:
         return 2 * self.layers * self.key * bytes_of(dtype) * max_seq_len
 
     def cache_gib(self, max_seq_len: int, dtype: str) -> int:
-        """Return the GiB, rounded up, of vLLM's smallest key-value cache, which holds one row."""
+        """Return the GiB, rounded up, of a key-value cache for one row, vLLM's minimum."""
         return max(math.ceil(self.row_cache_bytes(max_seq_len, dtype) / GIB), 1)
 
     def linear_layers(self) -> dict[str, tuple[int, int]]:

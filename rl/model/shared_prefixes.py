@@ -47,7 +47,7 @@ class PackedRows:
     token_ids: np.ndarray  # [P]
     positions: np.ndarray  # [P] position of each token in its rows
     # For each block (leaves in one attention call): the packed index [S, W] of their tokens, 0 at
-    # padding, and the first column to compute. An earlier block computes the columns on its left.
+    # padding, and the first column to compute. An earlier block computes the columns before it.
     leaves: list[tuple[np.ndarray, int]]
     copies: np.ndarray  # [P] index of each packed token in the joined outputs of all blocks
     before: np.ndarray  # [N] index of the packed token before each completion token, row by row

@@ -57,7 +57,7 @@ class TinyModel:
         for name, content in self._files().items():
             path = folder / name
             if not path.is_file():
-                aside = path.with_name(f".{name}")  # so a killed process leaves no partial file
+                aside = path.with_name(f".{name}")  # so a killed process leaves no partial `path`
                 aside.write_text(content, encoding="utf-8")
                 aside.replace(path)
             elif path.read_text(encoding="utf-8") != content:

@@ -1,6 +1,6 @@
 """Load the tokenizer and the renderer of a model folder, without torch or transformers.
 
-A renderer, of the library `renderers`, converts messages to tokens and parses completions. It gets
+A renderer (library `renderers`) converts messages to tokens and parses completions. It gets
 our own `Tokenizer`, because transformers would import torch, which takes five seconds.
 
 Without model.renderer_options a renderer keeps its family's default for thinking. For Qwen3 this is

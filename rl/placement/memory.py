@@ -5,8 +5,8 @@
     optimizer      master weights and moments in float32, of the trained parameters
     step           temporary copies that the optimizer makes during its step
     activations    tensors that autograd saves per token for the backward pass
-    logits         the logits of one chunk of tokens, and their gradient
-    push           the copy of the weights that rank 0 sends to vLLM; in vLLM, copies of one layer
+    logits         logits of a chunk of tokens and their gradient; the head's gradient and copy
+    push           the weights that rank 0 sends to vLLM; in vLLM, copies of one layer or of all
     key-values     vLLM's cache of keys and values
 
 Measured factors (docs/scaling.md) account for DeepSpeed's and the CPU allocator's own memory.
@@ -178,7 +178,7 @@ def _max_tokens(run: Run, ranks: int) -> int:
 
 def _activation_bytes(run: Run, shape: Shape, ranks: int, on_gpu: bool) -> float:
     half, frozen = bytes_per_number(run) == 2, run.adapter.freezes_base
-    # (half precision, base frozen) -> for each of `widths`: bytes per token, layer and element
+    # (half precision, base frozen) -> factor of each size in `widths`: bytes per token and layer
     coefficients = {
         (True, False): (16.0, 8.0, 10.5, 10.25),
         (True, True): (12.0, 8.0, 8.5, 8.25),

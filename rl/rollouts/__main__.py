@@ -96,7 +96,7 @@ def _hinted_envs(
 
 
 def dispatcher_state(start: ResumePoint | None) -> DispatcherState:
-    """Return the state in a checkpoint, or a new state. Raise ValueError if a state is damaged."""
+    """Return the state in a checkpoint, or a new one. Raise ValueError for a damaged checkpoint."""
     if start is None:
         return DispatcherState()
     with naming_damage(RunFolder.state_of(start.folder)):

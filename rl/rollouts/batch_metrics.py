@@ -24,8 +24,8 @@ _MAX_TURN_METRICS = 8  # a rollout's later turns get no reward metrics
 def batch_metrics(groups: Sequence[Group], step: int) -> dict[str, float]:
     """Return the metrics of the batch that step number `step` trains.
 
-    Most metrics describe only the new rollouts. Staleness also includes replayed groups, and the
-    `source/` metrics describe replayed groups and demonstrations.
+    Most metrics describe only the new rollouts, if there are any. Staleness also includes replayed
+    groups, and the `source/` metrics describe all groups by source.
     """
     everything, groups = groups, [g for g in groups if not g.rollouts[0].source] or groups
     rollouts = [rollout for group in groups for rollout in group.rollouts]

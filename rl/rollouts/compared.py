@@ -20,7 +20,7 @@ def compared_ids(groups: Sequence[Group]) -> list[int]:
 def compared_columns(group: Group) -> list[list[float]] | None:
     """Return the numbers that the advantage compared, one list per role and per reward or turn.
 
-    A list has one number for each rollout of the role, except rollouts without a score. Return
+    A list has one number for each rollout of the role that has a reward and this turn. Return
     None if the advantage does not compare rollouts.
     """
     pairs = list(zip(group.rollouts, group.credits, strict=False))

@@ -8,7 +8,7 @@ because an advantage that divides by the standard deviation would change the siz
     A_i = sum over k of weight_k * advantage(reward k)_i - (P_i - mean of P over the group)
 
 A_i: advantage of rollout i, k: named reward, P_i: amount that truncation and the length penalty
-subtract from the reward of rollout i.
+subtract from its reward. The mean of P is left out if the advantage compares no rollouts.
 
 Rewards are split by turn. A reward that the environment returned for a turn belongs to that turn.
 The last turn also gets the rewards for the whole episode and the changes by truncation and length

@@ -1,4 +1,4 @@
-"""Buffer that rejects groups whose rewards are nearly equal, or whose mean is too low or high."""
+"""Buffer that rejects groups with nearly equal rewards, or a too low or too high mean reward."""
 
 from collections.abc import Sequence
 from typing import ClassVar
@@ -10,7 +10,7 @@ from rl.rollouts.compared import compared_columns
 
 
 class DifficultyBuffer(FifoBuffer):
-    ORDERED: ClassVar[tuple[str, ...]] = ("min_reward", "max_reward")  # must ascend
+    ORDERED: ClassVar[tuple[str, ...]] = ("min_reward", "max_reward")  # values must ascend
 
     def __init__(
         self,

@@ -27,7 +27,7 @@ _Queue = OrderedDict[int, None]  # positions of examples, first the one played l
 class DifficultyOrder(ExampleOrder):
     """Draws an environment of a mixture by its weight, then one of its three queues by weight."""
 
-    ORDERED: ClassVar[tuple[str, ...]] = ("hard_threshold", "easy_threshold")  # must ascend
+    ORDERED: ClassVar[tuple[str, ...]] = ("hard_threshold", "easy_threshold")  # values must ascend
 
     def __init__(
         self,

@@ -4,7 +4,7 @@
 
 Only new groups count in the rule by which the dispatcher starts groups. A replayed group comes from
 an earlier batch. Its logprobs, versions and advantages are unchanged, so the staleness metrics are
-correct. A demonstration has no version, no reward and the advantage 0.
+correct. A demonstration has no version. Its credit has no reward and the advantage 0.
 
 The choice of replayed groups depends on the step and on earlier batches only. A checkpoint contains
 the stored groups, so a resumed run replays the same ones.

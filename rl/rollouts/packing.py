@@ -1,9 +1,9 @@
-"""Distributes rows over the ranks and packs them into micro-batches.
+"""Distribute rows over the ranks and pack them into micro-batches.
 
 Without shared prefixes, a micro-batch holds rows of similar length, because its limit of tokens
-includes padding. With shared prefixes (docs/architecture.md), the trainer computes once the
-beginning that several rows of a micro-batch share. So rows with equal beginnings stay together, and
-tokens that a row shares with the previous row count less (`_pack_by_prefix`).
+includes padding. With shared prefixes (docs/architecture.md), the trainer computes equal beginnings
+of a micro-batch's rows only once. So rows with equal beginnings stay together, and tokens that a
+row shares with the previous row count less (`_pack_by_prefix`).
 """
 
 from bisect import bisect_left

@@ -164,11 +164,11 @@ def plan(
 ) -> list[RankBatch]:
     """Return one `RankBatch` per rank, with similar numbers of tokens.
 
-    A micro-batch of several rows has at most `tokens_per_micro_batch` tokens (see packing.py).
+    A micro-batch of several rows has at most `tokens_per_micro_batch` tokens, as packing.py counts.
     Rows whose advantages are all 0 come last, in separate micro-batches. With most losses, these
     micro-batches have no gradient and need no backward pass (rl/learner/policy.py).
 
-    `shares_prefixes`: the trainer computes once the beginning that rows of a micro-batch share
+    `shares_prefixes`: whether the trainer computes a common beginning of several rows once
     (rl/rollouts/packing.py). `whole_groups`: keep all rows of a group in one micro-batch.
     """
     loads = [0] * ranks  # number of tokens assigned to each rank so far
@@ -206,7 +206,7 @@ def _pad(rows: Sequence[WeightedRow]) -> MicroBatch:
 
 
 def _join_kept(rows: Sequence[WeightedRow]) -> Ints | None:
-    """Return `kept` of all rows; -1 for tokens of rows without it. None if no row has it."""
+    """Return the field `kept` of all rows, -1 for rows without it; None if no row has it."""
     given = [row.kept for row in rows if row.kept is not None]
     if not given:
         return None

@@ -62,7 +62,7 @@ class RolloutService:
         self._groups: list[Group] = []  # the groups of the newest plan
         self._rejected: list[Group] = []
         self._failure: asyncio.Future[BaseException] = asyncio.Future()  # `report` raises it
-        self._unreported: Answer | None = None  # answer to the ranks if the failure has no report
+        self._unreported: Answer | None = None  # answer to the ranks if no report can be written
         self._num_connections = 0  # number of open connections of ranks
         dispatcher.on_rejected = self._rejected.append
 
@@ -103,7 +103,7 @@ class RolloutService:
     async def _call_result(self, call: Call) -> object:
         if call.what == "next_batch":
             # The first rank that asks for a step starts the plan of all ranks. The new plan
-            # replaces the last one, which all ranks have, because every update synchronises them.
+            # replaces the last one, which all ranks have received: an update synchronises them.
             if call.step not in self._plans:
                 self._plans = {call.step: asyncio.create_task(self._plan(call))}
             return (await self._plans[call.step])[call.rank]

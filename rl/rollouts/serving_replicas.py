@@ -35,7 +35,7 @@ class ServingReplicas:
         self.router.serve(r for r in started if incarnations.get(r.name) == r.incarnation)
 
     async def watch(self) -> None:
-        """Tell the router, until cancelled, which replicas the supervisor has restarted."""
+        """Until cancelled, tell the router which replicas the supervisor has restarted."""
         while True:
             await asyncio.sleep(_CHECK_INTERVAL_S)
             for route in self.router.routes:

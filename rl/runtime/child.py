@@ -147,7 +147,7 @@ class Child:
         ends_on_term: bool = True,
         in_terminal: bool = False,
     ) -> None:
-        """Unless `ends_on_term`, `end` first kills the process. `in_terminal`: use the terminal."""
+        """Unless `ends_on_term`, `end` first sends KILL. `in_terminal`: output is not in `log`."""
         self.ends_on_term, self._in_terminal = ends_on_term, in_terminal
         self.name, self.command, self.log = name, list(command), log
         self._reaper, self.env = reaper, dict(env or {})

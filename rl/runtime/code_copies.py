@@ -4,8 +4,8 @@
     <run>/code/step_000050/losses/cispo.py    at a resume after step 50 with changed code
 
 The copied files are those that the dry call (rl/dry_call) imported, except libraries and rl/. The
-commit in overrides.yaml gives the version of rl/. The path of a copy is relative to the working
-folder or to this checkout, so that a run can be resumed after these folders have moved.
+commit in overrides.yaml gives the version of rl/. The path of a copy is relative to this checkout
+or the working folder (else to /), so that a run can be resumed after these folders have moved.
 """
 
 import filecmp
@@ -24,7 +24,7 @@ from rl.runtime.text import printable
 
 
 def copy_code(run_folder: RunFolder, files: Iterable[str]) -> None:
-    """Copy the user's files into the run folder, unless its newest copies are equal to them."""
+    """Copy the user's files into the run folder; at a resume, only if a copied file has changed."""
     step = run_folder.num_saved_steps()
     if step and run_folder.code.is_dir() and not changed_code(run_folder):
         return

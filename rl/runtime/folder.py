@@ -29,7 +29,7 @@ class ResumePoint:
 class RunFolder:
     path: Path
 
-    lock = Inside("lock")  # the process using the folder locks this file and writes its id into it
+    lock = Inside("lock")  # the process that uses the folder locks this file and writes its PID
     config = Inside("config.yaml")  # the resolved configuration
     overrides = Inside("overrides.yaml")  # the user's command, its overrides and the commit
     versions = Inside("versions.json")  # the version of every installed package

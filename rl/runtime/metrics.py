@@ -127,5 +127,5 @@ def steps_done(rows: Sequence[Row]) -> int:
 
 
 def num_steps_done(run_folder: RunFolder) -> int:
-    """Return `steps_done` of a run. Read only the end of a file whose last line is below 64 KiB."""
+    """Return `steps_done` of a run. Read only the last 64 KiB, unless they contain no line."""
     return steps_done(MetricsTail(run_folder).read(1 << 16) or read_metrics(run_folder))

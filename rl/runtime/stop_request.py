@@ -1,7 +1,7 @@
 """Handle signals to a run's processes, for example from a cluster's scheduler.
 
 supervisor       The first TERM, HUP or USR2 requests a checkpoint and the end of the run. A second
-                 signal, or one before the first batch, ends the run immediately (StopRequest).
+                 signal, or any before the first batch, ends the run immediately (StopRequest).
 ranks, rollouts  The first signal only creates the file `stop`, because a scheduler may signal every
                  process of a job, and these processes must not end before the checkpoint.
 """
@@ -29,7 +29,7 @@ class Stopped(SystemExit):
         return Stopped, (self.number, self.code)
 
     def raise_signal_again(self) -> None:
-        """Send the signal to the handler before ours: submitit's handler requeues the job."""
+        """Send the signal to the handler that ours replaced: submitit's requeues the job."""
         if self.number is not None and callable(signal.getsignal(self.number)):
             signal.raise_signal(self.number)
 

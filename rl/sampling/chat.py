@@ -102,7 +102,7 @@ class Chat:
         return replace(self, sampler=sampler)
 
     def with_cache_of(self, sampler: PolicySampler, version: int) -> Self:  # noqa: ARG002
-        """Return a copy with `sampler`. A subclass may reuse only prefixes cached by `version`."""
+        """Return a copy with `sampler`. A subclass can make vLLM reuse only caches of `version`."""
         return self.with_sampler(sampler)
 
 
@@ -141,7 +141,7 @@ class ChatSettings:
     model: Path  # local folder with the tokenizer
     renderer: str  # name of the chat format in the library `renderers`, or auto
     renderer_options: Mapping[str, Any] | None = None  # options of the renderer or chat template
-    num_seqs: int | None = None  # maximum number of concurrent completions; None: unknown
+    num_seqs: int | None = None  # completions that all vLLMs can sample at once; None: unknown
     tally: RequestTally = field(default_factory=RequestTally)
 
 

@@ -4,7 +4,7 @@ A demonstration gets the same tokens as a rollout in which the policy wrote the 
 Each prompt is rendered as in a rollout (`render_ids(..., add_generation_prompt=True)`, then
 `bridge_to_next_turn`). Only the tokens of the answers are trained, with their stop tokens.
 
-The conversation is not rendered in one call, because Qwen3's format then adds an empty think block
+The conversation is not rendered in one call, because Qwen3's format would add an empty think block
 to the last answer. The prompts of rollouts do not contain this block, so it would be trained with
 the answer, and the policy would learn to write it.
 """
@@ -62,7 +62,7 @@ class ImitationSampler:
         rollouts: list[Rollout] = []
         too_long = 0
         while len(rollouts) < group_size:
-            # Use a default, because StopIteration becomes a RuntimeError in a calling coroutine.
+            # Use a default: StopIteration would become a RuntimeError in a calling coroutine.
             if (conversation := next(stream, None)) is None:
                 raise ValueError(
                     f"the conversations of the environment {env.name!r} ended, but a group needs "

@@ -58,14 +58,14 @@ class FinishedGroup:
         )
 
     async def with_hints(self) -> "FinishedGroup":
-        """Return the group with hinted prompts. A rollout whose hint fails gets no rows."""
+        """Return the group with hints in its rows. A rollout whose hint fails gets no rows."""
         for rollout, speaker in self.played:
             speaker.episode.reward = rollout.reward
         group = [speaker.episode for rollout, speaker in self.played if not rollout.error]
         hints, hinted = HintRenderer(self.chat, self.env, group), list[Rollout]()
         for rollout, speaker in self.played:
             try:
-                # Any other `prepare` has already put a hint into the prompt.
+                # If `prepare` is another function, the prompt already has a hint, so add none.
                 if speaker.prepare == self.env.add_system_prompt:
                     await speaker.rows.add_hints(partial(hints, episode=speaker.episode))
                 changes: dict[str, Any] = {"rows": speaker.rows.freeze()}

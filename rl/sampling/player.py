@@ -4,7 +4,7 @@
 
 A strategy (strategy.py) decides how many attempts are played, and which of them form the group.
 An environment with `holds_conversation` writes the prompts itself and calls a Speaker at each turn.
-An error of an environment (an exception, a timeout or a NaN reward) affects only the rollout in
+An error of an environment (an exception, a timeout or a NaN reward) affects only the episode in
 which it occurs, unless `score_group` fails. After an exception the rollout is repeated, at most
 `sampler.max_retries` times. A rollout that still fails gets no reward, its error is counted, and
 the other rollouts of its group are trained.
@@ -55,7 +55,7 @@ class Player:
     policy_version: int = 0
     hinted_envs: frozenset[str] = frozenset()  # names of envs whose reference model sees hints
     _logged: set[str] = field(default_factory=set)  # errors that have been logged
-    _checked: set[str] = field(default_factory=set)  # "<env> <role>" whose names were checked
+    _checked: set[str] = field(default_factory=set)  # "<env> <role>" whose reward names are right
     _env_slots: dict[str, asyncio.Semaphore] = field(default_factory=dict)  # key: env.name
 
     def at_version(self, version: int) -> Self:
@@ -99,7 +99,7 @@ class Player:
             )
         count = self.strategy.num_first(group_size)
         openings: list[Completion] = []
-        # If the shared request fails, each rollout sends its own request and reports its own error.
+        # If the first prompt or the request fails, each rollout repeats it and reports its error.
         with suppress(EnvironmentFailed, TimeoutError, RequestFailed):
             if not env.holds_conversation:
                 async with clock.run():

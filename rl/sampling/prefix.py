@@ -103,7 +103,7 @@ async def sample_turn(
         )
     shorter = chat.with_sampler(replace(chat.sampler, max_tokens=left))
     (rest,) = await shorter.generate(begun, 1, seed)
-    if rest.kept and not given.kept:  # given tokens without logprobs are not trained
+    if rest.kept and not given.kept:  # given tokens without `kept` are not trained
         given = replace(given, kept=[()] * count)
     joined = {name: [*getattr(given, name), *getattr(rest, name)] for name in _BY_TOKEN}
     return replace(rest, **joined, prompt_ids=given.prompt_ids, num_masked=given.num_masked)

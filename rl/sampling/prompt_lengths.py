@@ -1,4 +1,4 @@
-"""Replaces examples whose prompts leave no tokens for a completion.
+"""Replaces examples whose prompts fill max_seq_len or exceed max_prompt_len.
 
 A rollout whose prompt fills max_seq_len has no token to train. So FittingExamples counts the tokens
 of a prompt when its example is drawn, and returns another example if the prompt is too long.

@@ -77,7 +77,7 @@ class RendererChat(Chat):
         return await self.requests.score(token_ids, count, version=self.version.number)
 
     def message(self, prompt: Prompt, completion: Completion) -> Message:
-        """Parse the tokens before the stop text. An invalid tool call gets an `error`."""
+        """Parse a completion without its stop text. An invalid tool call gets an `error`."""
         if completion.stop is None:
             return self._parse(prompt, completion.token_ids)
         return self._parse(prompt, tokens_before_stop(self.renderer, completion))

@@ -71,7 +71,7 @@ class RequestSeeds:
 
     seed: int | None  # seed of the run; None: requests have no seed (`sampler.seeded`)
     group: int = 0
-    rollout: int = 0  # number of the attempt in its group
+    rollout: int = 0  # index of the attempt in its group
     retries: int = 0  # number of failed tries before this one
     _turns: int = field(default=0, init=False)
 

@@ -88,7 +88,7 @@ async def play_attempts(
 async def play_strategy(
     strategy: Strategy, group: StartedGroup, play_one: PlayOne, size: int
 ) -> tuple[Rollout, ...]:
-    """Return a strategy's rollouts. Raise ValueError if a seed repeats or their number is wrong."""
+    """Return a strategy's rollouts. Raise ValueError if their number is wrong or a seed repeats."""
     name, seeds = type(strategy).__name__, set[int]()
 
     async def play_new_seed(example: Example, *, seed: int, **given: Any) -> Rollout:

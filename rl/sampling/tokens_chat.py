@@ -29,7 +29,7 @@ class TokensChat(RendererChat):
     """A chat whose prompts vLLM renders and whose completions `renderer` parses."""
 
     render_error: ClassVar[type[Exception]] = ValueError
-    on_rewrite: Literal["fork", "refuse"] | None = None  # of the client; None: one-turn episodes
+    on_rewrite: Literal["fork", "refuse"] | None = None  # None if each episode has one turn
     template_options: Mapping[str, Any] | None = None  # variables of the chat template
     # Empty, or the task that tests the template. Copies of the chat share this list.
     # `connect` cannot run the test, because vLLM may still be starting or lack the LoRA adapter.

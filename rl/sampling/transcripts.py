@@ -40,7 +40,7 @@ class TranscriptSampler(ImitationSampler):
             )
 
     def conversations(self, env: Environment, rng: Random) -> Iterator[list[Message]]:
-        """Yield forever random conversations of `env` or no environment. If none exist, use all."""
+        """Yield random conversations, endlessly: those of `env` or of no environment, else all."""
         known = read_conversations(self.path, self.min_reward)  # cached by the constructor
         own = [messages for name, messages in known if name in ("", env.name)] or [
             messages for _, messages in known

@@ -1,4 +1,4 @@
-"""Find or build a run's base model, check it at a resume, and download reference models."""
+"""Find or build a run's base model, check it on resume, and download reference models."""
 
 from collections.abc import Callable
 from pathlib import Path

@@ -30,7 +30,7 @@ from rl.runtime.text import say
 from rl.supervisor.replicas import Replicas
 
 _TICK_S = 0.25
-_HOST_TIMEOUT_S = 5.0  # after a rank has failed, wait this long for a report of a lost host
+_HOST_TIMEOUT_S = 5.0  # after a process has failed, wait this long for a report of a lost host
 _FULL_BYTES = 1 << 16  # a disk with fewer free bytes counts as full
 _KERNELS_KEPT = "64"  # maximum number of oneDNN kernels in a cache, enough for a micro-batch
 STOPPING = "stopping after this step and a checkpoint (a second signal ends the run immediately)"

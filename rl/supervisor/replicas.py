@@ -93,7 +93,6 @@ class Replicas:
         # Check in parallel, because the check of a server that does not answer takes seconds.
         seen = list(zip(self._all, self._pool.map(self._cause_of_end, self._all), strict=True))
         gone = [(one, what) for one, what in seen if what is not None]
-        # Compute this before any restart, because `_restart` sets `ready` to False.
         another_serves = any(one.ready for one, what in seen if what is None)
         for one, what in gone:
             one.death_steps.append(self._num_steps())
@@ -109,7 +108,7 @@ class Replicas:
         return None
 
     def _has_crashed(self, one: WatchedReplica) -> bool:
-        """Return whether a server of the run has served, and then ended or stopped answering."""
+        """Return whether a server of this run (not external) has served and then failed."""
         if one.child is None or not one.ready:
             return False
         return one.child.returncode is not None or not is_healthy(one.replica)
@@ -134,7 +133,7 @@ class Replicas:
             note_warning(self._run_folder, name, f"{lost}; {go_on} without it")
 
     def _cause_of_end(self, one: WatchedReplica) -> str | None:
-        """Return why a server must be restarted, or None. Check the server's health every 5 s."""
+        """Return why a server must be restarted, or None. A recent answer counts as healthy."""
         if one.child is not None and one.child.returncode is not None:
             # End vLLM's engine too, because a push would hang while the engine has the socket open.
             with suppress(HostLost):

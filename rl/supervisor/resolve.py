@@ -40,7 +40,7 @@ class Resolved:
                 check_targets(self.run.adapter.target_modules)
             if self.run.pushes_adapter and not self.plan.on_gpus:
                 raise ConfigError([f"{NO_ADAPTED_EXPERTS}: use sync=shm, which pushes all weights"])
-        if sizes is None:  # the model is not known yet
+        if sizes is None:  # no model yet, or its config.json is not supported
             return self, plan_page(self.plan, None, self.machines)
         run = fit_memory(self.run, self.plan, sizes, self.machines)
         memory = process_memory(run, self.plan, sizes)

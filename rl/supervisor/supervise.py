@@ -267,7 +267,7 @@ class _Launch:
             demand = Demand(len(plan.inference), group, len(plan.ranks))
             hosts = stack.enter_context(cluster.hosts(run_folder, self.reaper, demand))
             children = Children(run, run_folder, self.reaper, with_devices(plan, hosts), hosts)
-            # vLLM starts while the dry call runs. The other processes need the dry call's results.
+            # vLLM starts while rl/dry_call calls components. The other processes need its results.
             children.start(lambda: self._record_dry_call(run))
             saved = run_folder.num_saved_steps()
             # With trainer.debug, print lines, because a live panel would overwrite the debugger.

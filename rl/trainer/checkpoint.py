@@ -1,7 +1,7 @@
 """Write each checkpoint under a temporary name, and rename it when it is complete.
 
 checkpoints/step_000100/
-  state.json      step, and the dispatcher's state: next groups, buffer, order of the examples
+  state.json      step; states of dispatcher, buffer, order, advantage and environment
   deepspeed/      trained weights and optimizer state, one file per rank
   critic/         the same for the critic, if the run has one
   learner.json    the coefficient beta of kl=adaptive
@@ -38,7 +38,7 @@ def save_checkpoint(
     learner: Learner,
     run_folder: RunFolder,
     *,
-    step: int,  # number of optimizer steps, which is the policy version
+    step: int,  # number of finished steps, which equals the policy version
     rollouts: dict[str, Any],  # state of the rollouts process's dispatcher
     model: Path,  # folder of the initial model, whose tokenizer files are copied
     keep: int,  # number of checkpoints to keep

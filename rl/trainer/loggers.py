@@ -27,7 +27,7 @@ log = logging.getLogger(__name__)
 class Logger:
     """The base class of loggers. Its methods do nothing. The trainer calls them on rank 0."""
 
-    is_off = False  # True after an error and after `finish`
+    is_off = False  # True if disabled, after an error, or after `finish`
 
     def start(self, folder: Path, run_name: str, config: Mapping[str, Any]) -> None:
         """Open the log of this run, or continue it after a resume."""

@@ -182,7 +182,7 @@ class TrainingRun:
         return f"checkpoints/{self.run_folder.checkpoint(num_steps).name}"
 
     def _end_early(self, step: int, end: NoMoreBatches, rollouts: RolloutsLink) -> None:
-        """Save a checkpoint and end the run early. Raise RunFailed if a failure is the reason."""
+        """Save a checkpoint and end the run early. Raise RunFailed unless `end.stopped`."""
         # Compare step numbers, not files, because other hosts may not see a new checkpoint yet.
         if step > max(self.start, self.num_saved):
             self.status.set(f"writing {self._checkpoint_name(step)}")

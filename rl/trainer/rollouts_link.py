@@ -72,7 +72,7 @@ class RolloutsLink:
         self._call(call, dict, self._no_answer)
 
     def evaluation(self, version: int) -> dict[str, float]:
-        """Wait for the evaluation of a version. Return its metrics, or {} if none is due.
+        """Wait for the evaluation of a version. Return its metrics; {} if none is due or it fails.
 
         All ranks must call this. A rank that did not would wait for the others and time out.
         """

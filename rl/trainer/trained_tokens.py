@@ -84,6 +84,6 @@ class StepRecord:
         write_lines(run_folder.tokens_of(self._batch.step, f"trainer.rank{rank}"), lines)
 
     def write_all(self, run_folder: RunFolder, rank: int, ids: tuple[str, ...]) -> None:
-        """Write all rows of the last update. Of earlier updates, only rows with a record id."""
+        """Write all rows of the last update, and rows with a record id of earlier updates."""
         self._batch = replace(self._batch, record_ids=ids)
         self.write(run_folder, rank)

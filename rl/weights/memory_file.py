@@ -119,7 +119,7 @@ class MemoryFile:
 
 
 def layout(weights: Mapping[str, torch.Tensor], alignment: int = 1) -> tuple[dict[str, Any], int]:
-    """Return safetensors' header and the total bytes. Tensors start at multiples of `alignment`."""
+    """Return safetensors' header and the end offset. Tensors start at multiples of `alignment`."""
     header, end = {}, 0
     for name in sorted(weights):
         tensor = weights[name]

@@ -1,10 +1,10 @@
 """Push all weights between GPUs with NCCL, on one host or several. No GPU has run this code yet.
 
-vLLM 0.32's NCCLWeightTransferEngine drops each buffer after loading it, so nothing is left to
-compare the model with. Only rank 0 would import NCCLTrainerWeightTransferEngine, which takes 3 to
-12 s, disables cuDNN's attention and patches inductor. vLLM's StatelessProcessGroup unpickles what
-it reads from a port. So trainer and workers call NCCL themselves, as vLLM's PyNcclCommunicator
-does. The trainer's request to vLLM contains the id of the group.
+Trainer and workers call NCCL themselves, as vLLM's PyNcclCommunicator does. vLLM 0.32's
+NCCLWeightTransferEngine drops each buffer after loading it, so nothing is left to compare the model
+with. Importing NCCLTrainerWeightTransferEngine takes 3 to 12 s, and would disable cuDNN's attention
+and patch inductor on rank 0 only. StatelessProcessGroup unpickles what it reads from a port. The
+trainer's request to vLLM contains the id of the group.
 """
 
 import ctypes

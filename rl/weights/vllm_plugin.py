@@ -51,7 +51,7 @@ log = init_logger(f"vllm.{__name__}")  # in this process only vLLM's own logger 
 def register() -> None:
     """Register our transfer engines. vLLM calls this function in each of its processes."""
     if STARTED_BY_RUN in os.environ and os.getcwd() not in sys.path:
-        # PYTHONSAFEPATH keeps the current folder, perhaps with the user's Reader, out of sys.path.
+        # A user's Reader may be in the current folder, which PYTHONSAFEPATH keeps out of sys.path.
         sys.path.append(os.getcwd())
     patch_cpu_start()
     WeightTransferEngineFactory.register_engine("whole", WholeWeightsEngine)

@@ -104,14 +104,14 @@ def coverage_line(proof: Mapping[str, bool | None]) -> str:
 
 
 def computes_with(layer: Any, weight: torch.Tensor) -> bool:
-    """Return whether the layer computes with `weight`, if its repacked weights cannot be read.
+    """Return whether the layer computes with `weight`, also if its weights are repacked.
 
-    Repack `weight` for the same kernel, and require equal outputs for the P `probe_inputs`. Another
+    Repack `weight` for the same kernel, and require equal outputs for all `probe_inputs`. Another
     kernel would need a tolerance, which would hide the change of one training step.
     """
-    probe = probe_inputs(weight.shape[1]).to(weight)  # [P, in]
+    probe = probe_inputs(weight.shape[1]).to(weight)  # [inputs, in]
     bias = getattr(layer, "bias", None)
-    computed = layer.cpu_linear(probe, layer.weight, bias)  # [P, out with padding]
+    computed = layer.cpu_linear(probe, layer.weight, bias)  # [inputs, out with padding]
     missing = computed.shape[1] - len(weight)
     padded = _stack_rows([weight] + [weight.new_zeros(missing, weight.shape[1])] * (missing > 0))
     twin: Any = torch.nn.Module()
@@ -127,7 +127,7 @@ def _stack_rows(tensors: list[torch.Tensor]) -> torch.Tensor:
 
 
 def probe_inputs(width: int) -> torch.Tensor:
-    """Return fixed test inputs [P, width]: noise, and one-hot vectors spread over the width."""
+    """Return fixed inputs [inputs, width]: noise, and one-hot vectors spread over the width."""
     noise = torch.randn(_PROBES, width, generator=torch.Generator().manual_seed(0))
     columns = torch.linspace(0, width - 1, _PROBES).long()
     return torch.cat([noise, torch.nn.functional.one_hot(columns, width).float()])
