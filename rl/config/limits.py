@@ -26,7 +26,8 @@ MAX_TOP_K = 128  # largest sampler.top_k with which vLLM returns them
 def num_returned_tokens(sampler: Mapping[str, Any]) -> int:
     """Return how many likely tokens vLLM returns at each position; 0 if the trainer needs none.
 
-    vLLM keeps all tokens whose logit equals the k-th largest, so 2 * top_k leaves room for ties.
+    vLLM may keep all tokens whose logit equals the k-th largest. 2 * top_k leaves room for them, and
+    at least 20, because in bfloat16 several of the largest logits are often equal.
     """
     top_k = sampler.get("top_k", -1)
     is_exact = 0 < top_k <= MAX_TOP_K and not any(
@@ -34,7 +35,7 @@ def num_returned_tokens(sampler: Mapping[str, Any]) -> int:
         for key, neutral in NEUTRAL_SAMPLING.items()
         if key not in LIMITING_SAMPLING
     )
-    return 2 * top_k if is_exact and not sampler.get("allow_biased_ratio", False) else 0
+    return max(2 * top_k, 20) if is_exact and not sampler.get("allow_biased_ratio", False) else 0
 
 
 def bounds_problems(node: Mapping[str, Any], path: str) -> Iterator[str]:

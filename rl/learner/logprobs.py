@@ -93,6 +93,8 @@ class PolicyModule(nn.Module):
         """
         before = states_before(self.model.base_model, token_ids, mask)  # [N, H]
         targets = token_ids[:, 1:][mask[:, 1:]]  # [N]
+        if kept is not None:  # a reference may lack logits of the policy's padding ids
+            kept = kept.masked_fill(kept >= self.head.out_features, -1)
         also = [each for each in (kept, candidates) if each is not None]
         if also:  # [N, 1+S+K]; score any token in place of -1
             targets = torch.cat([targets.unsqueeze(-1), *also], -1).clamp(min=0)

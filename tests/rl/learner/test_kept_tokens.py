@@ -121,6 +121,16 @@ def test_a_set_of_one_token_has_the_logprob_0_and_no_gradient(folder):
     assert max(float(grad.abs().max()) for grad in grads) < 1e-12
 
 
+def test_a_reference_leaves_out_kept_ids_for_which_it_has_no_logit(folder):
+    # The policy may have more padding ids than the reference, and vLLM may keep one of them.
+    module = PolicyModule(tiny.exact_model(folder), chunk=4)
+    token_ids, mask = torch.tensor([[5, 9, 2]]), torch.tensor([[False, True, True]])
+    more = module.head.out_features
+    found = module(token_ids, mask, 1.0, kept=torch.tensor([[9, more, 3], [2, 4, more + 63]]))[0]
+    expected = module(token_ids, mask, 1.0, kept=torch.tensor([[9, 3, -1], [2, 4, -1]]))[0]
+    torch.testing.assert_close(found, expected)
+
+
 def with_sets(rows):
     """Give every other row sets, of different sizes, as in a batch with demonstrations."""
     made = []

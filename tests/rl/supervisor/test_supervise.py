@@ -10,6 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from tokenizers import Tokenizer, models
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from rl.config.schema import ConfigError, Run
@@ -240,3 +241,16 @@ def test_data_on_a_hub_out_of_reach_is_refused_at_once_with_the_ways_out(offline
     assert "the data set openai/gsm8k is neither a local folder nor in the cache, and" in problem
     assert why in problem
     assert "use local files" in problem
+
+
+def test_a_top_k_of_more_than_half_of_the_vocabulary_is_refused(tmp_path, refused):
+    # torch.topk would fail in vLLM, which would end.
+    model = saved_model(tmp_path / "model")
+    config = json.loads((model / "config.json").read_text())
+    (model / "config.json").write_text(json.dumps({**config, "vocab_size": 64}))
+    Tokenizer(models.WordLevel({"a": 0}, unk_token="a")).save(str(model / "tokenizer.json"))
+    problem = refused(*OWN, "sampler.top_k=40")
+    assert problem == (
+        "with sampler.top_k=40 vLLM would return 80 tokens at each position, but the model has "
+        "only 64: set sampler.top_k=32 or less"
+    )
