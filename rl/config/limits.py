@@ -26,8 +26,8 @@ MAX_TOP_K = 128  # largest sampler.top_k with which vLLM returns them
 def num_returned_tokens(sampler: Mapping[str, Any]) -> int:
     """Return how many likely tokens vLLM returns at each position; 0 if the trainer needs none.
 
-    vLLM may keep all tokens whose logit equals the k-th largest. 2 * top_k leaves room for them, and
-    at least 20, because in bfloat16 several of the largest logits are often equal.
+    vLLM may keep all tokens whose logit equals the k-th largest, so the number is 2 * top_k, and at
+    least 20, because in bfloat16 several of the largest logits are often equal.
     """
     top_k = sampler.get("top_k", -1)
     is_exact = 0 < top_k <= MAX_TOP_K and not any(
