@@ -43,7 +43,7 @@ def show_plan(config: dict[str, Any]) -> str:
         dry_call.learned()
     with as_config_error():
         sizes = _model_shape(resolved.run)
-    page = f"{resolved.fit_model(sizes)[1]}{_rate_note(resolved.run, sizes)}"
+    page = f"{resolved.size_memory(sizes)[1]}{_rate_note(resolved.run, sizes)}"
     return f"{page}\n{_HOSTS_NOTE}" if resolved.run.cluster.spans_hosts and not given else page
 
 

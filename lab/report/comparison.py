@@ -37,7 +37,7 @@ class ArmResult(ScoredArm):
     undecided_if: str  # assumption about missing data that would change the decision, or ""
     chance_better: float
     visible_difference: float  # smallest true difference that is probably detected (power.py)
-    seeds_needed: float | None  # seeds per arm for a decision; None: unknown; infinite: impossible
+    seeds_needed: float | None  # total per arm; None: unknown or decided; infinite: none suffices
     interquartile: st.Interval | None  # interquartile mean; None with a single environment
 
     @property
@@ -127,7 +127,7 @@ def compare(
     )
 
 
-def _states(
+def _decide(
     scores: Sequence[st.Scores], at: int, factors: Sequence[int], effect: float, unscored: int
 ) -> list[State]:
     """Return the State (sequential.py) of each arm, compared with arm number `at`.
@@ -168,8 +168,8 @@ def _results(
     looks = [max(one.arm.num_looks, control.num_looks) for one in arms]
     factors = [st.looks_factor(number) for number in looks]
     rule = (at, factors, smallest_effect, num_unscored)
-    states = _states([one.scores for one in arms], *rule)
-    others = [(name, _states(one, *rule)) for name, one in alternatives(scoring)]
+    states = _decide([one.scores for one in arms], *rule)
+    others = [(name, _decide(one, *rule)) for name, one in alternatives(scoring)]
     results = []
     for index, (one, state) in enumerate(zip(arms, states, strict=True)):
         scores, difference, decision = one.scores, state.difference, state.decision

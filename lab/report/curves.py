@@ -86,7 +86,7 @@ def curve_rows(comparison: Comparison) -> tuple[list[dict[str, Any]], list[dict[
             }
             for run, curve in drawn
             for step, seconds, tokens, score in np.stack(curve.columns, 1)[
-                _spread_indices(len(curve.steps))
+                _spaced_indices(len(curve.steps))
             ].tolist()
         ]
         bands += _band(arm.name, [curve for run, curve in drawn if run.finished])
@@ -95,7 +95,7 @@ def curve_rows(comparison: Comparison) -> tuple[list[dict[str, Any]], list[dict[
 
 def _band(arm: str, drawn: Sequence[Curve]) -> Iterator[dict[str, Any]]:
     shared = sorted(set.intersection(*(set(curve.steps) for curve in drawn))) if drawn else []
-    for step in (shared[index] for index in _spread_indices(len(shared))):
+    for step in (shared[index] for index in _spaced_indices(len(shared))):
         at = np.array([np.stack(curve.columns)[:, curve.steps == step][:, 0] for curve in drawn])
         _, seconds, tokens, score = np.median(at, 0).tolist()
         low, high = at[:, 3].min().item(), at[:, 3].max().item()
@@ -103,6 +103,6 @@ def _band(arm: str, drawn: Sequence[Curve]) -> Iterator[dict[str, Any]]:
                "tokens": tokens, "score": score, "low": low, "high": high}  # fmt: skip
 
 
-def _spread_indices(count: int) -> list[int]:
+def _spaced_indices(count: int) -> list[int]:
     """Return at most MOST_POINTS indices below `count`, at about equal distances."""
     return np.linspace(0, count - 1, min(count, MOST_POINTS)).round().astype(int).tolist()

@@ -53,10 +53,10 @@ class Scoring:
 
 
 def score_arms(arms: Sequence[Arm], baseline: Arm, num_judged: int) -> Scoring:
-    """Score the finished runs on the baseline's questions, or if that fails, by training reward.
+    """Score the finished runs on the baseline's questions. If none is left, use training rewards.
 
-    Runs that answered too few of these questions, or have scores for too few of them, are excluded.
-    A question is excluded if any of the remaining runs has no score for this question.
+    First exclude runs that were asked, or have scores for, too few of the baseline's questions.
+    Then exclude questions for which a remaining run has no score.
     """
     asked = [frozenset(run.questions) for run in baseline.finished if run.evaluations]
     if not asked:

@@ -33,7 +33,7 @@ class JobRecord:
     run_name: str | None = None  # None before the first start of the job
     folder: str | None = None  # the run folder of the job
     error: str | None = NOT_STARTED  # why the job has no result; None after success
-    result: float | None = None  # the job's value, which an optimiser such as Optuna maximises
+    result: float | None = None  # the number that an optimiser such as Optuna maximises
     max_steps: int | None = None
     started: float | None = None  # unix seconds of the job's latest start
     ended: float | None = None

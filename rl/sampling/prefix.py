@@ -37,7 +37,7 @@ class Prefix:
 
 
 Given = Prefix | Sequence[int] | str
-_BY_TOKEN = ("token_ids", "logprobs", "versions", "kept")  # fields with one value per token
+_BY_TOKEN = ("token_ids", "logprobs", "versions", "kept")  # Completion's per-token fields
 
 
 def turns_of(rollout: Rollout) -> list[Completion]:

@@ -134,7 +134,7 @@ class RendererChat(Chat):
         return min(self.sampler.max_tokens, self.max_seq_len - len(prompt.token_ids))
 
     def shares_request(self, prompt: Prompt) -> bool:
-        """Return whether even a completion of maximum length ends before rollout_timeout."""
+        """Return False if the group's request could outlast rollout_timeout at maximum length."""
         return 0 < self.max_new_tokens(prompt) <= self.sampler.rollout_timeout * _MIN_TOKENS_PER_S
 
     def fills_context(self, completion: Completion) -> bool:

@@ -174,5 +174,5 @@ class Replicas:
 
     def _tolerated_silence(self, one: WatchedReplica) -> float:
         another_serves = any(other.ready for other in self._all if other is not one)
-        # If no other serves, use half: ranks that get no batch within wait_timeout fail.
+        # If it serves alone, restart it after half of wait_timeout, before waiting ranks fail.
         return min(_SILENT_S, self._wait_timeout) if another_serves else self._wait_timeout / 2

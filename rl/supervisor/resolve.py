@@ -4,7 +4,7 @@ check        validates keys, types, ranges, rules        rl/config/check.py
 Run.of       creates typed nodes                         rl/config/nodes.py
 placement    assigns devices and threads to processes    rl/placement/placement.py
 with_plan    sets process counts and vLLM's flags        rl/placement/settings.py
-fit_model    sets vLLM's memory from the model's sizes   rl/placement/budget.py
+size_memory  sets vLLM's memory from the model's sizes   rl/placement/budget.py
 """
 
 from collections.abc import Mapping, Sequence
@@ -33,7 +33,7 @@ class Resolved:
     plan: Plan  # devices and threads of each process
     machines: Sequence[Host]  # hosts; if cluster=ray and none are given, one imaginary host
 
-    def fit_model(self, sizes: Shape | None) -> tuple[Self, str]:
+    def size_memory(self, sizes: Shape | None) -> tuple[Self, str]:
         """Return (copy with vLLM's memory set for a model of these sizes, text of the plan)."""
         if sizes and sizes.expert and self.run.adapter.freezes_base:
             with as_config_error():

@@ -245,7 +245,7 @@ class _Launch:
         """Start all processes and watch them until they end. `is_main`: False for a warm start."""
         run_folder, stop = self.run_folder, self.stop
         sizes = read_sizes(model)
-        resolved, page = resolved.fit_model(sizes)
+        resolved, page = resolved.size_memory(sizes)
         run, plan = resolved.run, resolved.plan
         if sizes and not run.adapter.freezes_base:
             self.limit.expect_checkpoint(sizes.parameters)

@@ -38,7 +38,7 @@ class TimeLimit:
         self._rows: list[Row] = []
 
     def expect_checkpoint(self, num_parameters: int) -> None:
-        """Estimate the time of the first checkpoint from the number of trained parameters."""
+        """Estimate the first checkpoint's duration from the number of trained parameters."""
         seconds = num_parameters * _BYTES_PER_PARAMETER / _BYTES_PER_S
         self._checkpoint_s = max(_CHECKPOINT_S, min(seconds, 0.25 * self._seconds))
 

@@ -79,7 +79,7 @@ def test_without_evaluations_the_training_reward_counts_and_the_report_says_so()
     assert result(comparison, "b").difference.value == pytest.approx(0.2)
     assert result(comparison, "b").decision == "better"
     assert basis(comparison).endswith("training reward of the last 10 steps, 3 seeds each.")
-    assert "measured on different examples" in comparison.notes[0]
+    assert "measures it on its own examples" in comparison.notes[0]
 
 
 def test_the_training_reward_counts_if_no_question_is_scored_and_the_report_says_why():

@@ -66,7 +66,7 @@ def test_an_export_that_would_be_empty_or_wrong_is_refused(run, capsys, tmp_path
     page = tmp_path / "page.html"
     status, text = said(capsys, str(run), f"export={page}", "step=99")
     assert status == 2
-    assert "no rollout has the given step" in text
+    assert "no rollout to export" in text
     assert not page.exists()
 
 

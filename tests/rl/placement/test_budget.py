@@ -33,7 +33,7 @@ def gpus(count: int, gib: int, hosts: int = 1) -> list[Host]:
 
 def planned(hosts: list[Host], *overrides: str, sizes: Shape = SIZES):
     """Return the run, the memory of its processes and the page."""
-    resolved, page = assign_devices(Run.of(composed("run_name=x", *overrides)), hosts).fit_model(
+    resolved, page = assign_devices(Run.of(composed("run_name=x", *overrides)), hosts).size_memory(
         sizes
     )
     return resolved.run, process_memory(resolved.run, resolved.plan, sizes), page

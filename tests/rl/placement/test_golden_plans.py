@@ -35,7 +35,7 @@ def test_plans(config):
         try:
             given = with_choices(config, {"trainer.tokens_per_micro_batch": 2048, **changes})
             resolved = assign_devices(Run.of(given), hosts)
-            resolved, page = resolved.fit_model(shapes[model])
+            resolved, page = resolved.size_memory(shapes[model])
         except ConfigError as error:
             found[name] = error.problems
             continue

@@ -79,7 +79,7 @@ MIXTURE = shape(
 def test_an_adapter_that_vllm_cannot_load_into_a_mixture_is_refused_before_the_start(tmp_path):
     def resolved(*overrides, on=None):
         given = ("model=hf", "model.path=a/b", f"output_dir={tmp_path}", "run_name=r")
-        return resolve(composed(*given, *overrides), on or [Host()]).fit_model(MIXTURE)
+        return resolve(composed(*given, *overrides), on or [Host()]).size_memory(MIXTURE)
 
     with pytest.raises(ConfigError, match=r"adapter on a CPU: use sync=shm"):
         resolved()
