@@ -67,7 +67,7 @@ def test_the_first_seed_of_all_arms_comes_first_and_the_price_assumes_how_seeds_
         -stats.t.ppf(0.025 / 20 / n / (n + 1), 2 * n - 2) * 0.02 * (2 / n) ** 0.5 for n in (4, 5)
     ]
     assert radii[0] > 0.1 > radii[1]
-    assert "Probably still needed: 15 runs (5 seeds of each arm, if the standard" in text
+    assert "Probably still needed: 15 runs (5 seeds of each arm, if the scores" in text
     assert text.endswith("their time is known after the first run.")
 
 
