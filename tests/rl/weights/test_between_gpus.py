@@ -166,7 +166,7 @@ def test_only_plain_data_of_the_right_types_is_a_handle():
     for position, value in ((0, True), (1, 5), (2, "8"), (7, 1), (3, None)):
         with pytest.raises(RuntimeError, match="is no CUDA memory handle"):
             decode([*right[:position], value, *right[position + 1 :]])
-    with pytest.raises(RuntimeError, match="is not a handle"):
+    with pytest.raises(RuntimeError, match="is no CUDA memory handle"):
         decode(right[:-1])
 
 
