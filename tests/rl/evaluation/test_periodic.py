@@ -135,8 +135,8 @@ def test_an_evaluation_asks_for_no_kept_tokens(tmp_path):
     trainer.evaluator.player = replace(player, sampler=limited, chat=chat)
     run_virtually(trainer.evaluator.player.play_group(0, HELD_OUT[0], 1))
     run_virtually(trainer.evaluator._player_of(0).play_group(0, HELD_OUT[0], 1))
-    assert [sampling.get("logprobs") for _, sampling, *_ in client.requests] == [10, None]
-    assert [sampling["top_k"] for _, sampling, *_ in client.requests] == [5, 5]
+    assert [sampling.get("logprobs") for _, sampling, *_ in client.requests] == [30, None]
+    assert [sampling["top_k"] for _, sampling, *_ in client.requests] == [15, 15]
 
 
 def test_tokens_of_another_version_end_the_run(tmp_path):
