@@ -130,7 +130,7 @@ def test_an_evaluation_asks_for_no_kept_tokens(tmp_path):
     client = ScriptedClient("good")
     trainer = Trainer(tmp_path, client, every=2, last=4)
     player = trainer.evaluator.player
-    limited = replace(SAMPLER, top_k=5)
+    limited = replace(SAMPLER, top_k=15)
     chat = replace(player.chat, sampler=limited)
     trainer.evaluator.player = replace(player, sampler=limited, chat=chat)
     run_virtually(trainer.evaluator.player.play_group(0, HELD_OUT[0], 1))
