@@ -54,7 +54,11 @@ class _Likely(msgspec.Struct, gc=False):
 
 class _Logprob(msgspec.Struct, gc=False):
     logprob: float
-    top_logprobs: list[_Likely] = []
+    # Not decoded yet, because vLLM always sends the sampled token here, and few runs need it.
+    top_logprobs: msgspec.Raw = msgspec.Raw(b"[]")
+
+
+_LIKELY = msgspec.json.Decoder(list[_Likely])
 
 
 class _Logprobs(msgspec.Struct, gc=False):
@@ -104,8 +108,9 @@ def completion_of(choice: Choice, prompt_ids: list[int], returns_kept: bool = Fa
     )
 
 
-def _kept_tokens(likely: Sequence[_Likely]) -> list[int]:
+def _kept_tokens(top_logprobs: msgspec.Raw) -> list[int]:
     """Return the tokens that sampling kept. Raise GenerationError if vLLM did not return all."""
+    likely = _LIKELY.decode(top_logprobs)
     kept = [each for each in likely if each.logprob > _MASKED]
     total = math.fsum(math.exp(each.logprob) for each in kept)
     if total < 1 - _MAX_MISSING:

@@ -74,8 +74,8 @@ def _folder_of(folder: Path, i: int) -> Path:
 def _rows_of(name: str, rows: Rows) -> Rows:
     own = [i for i, env in enumerate(rows.envs) if env == name]
     if own:
-        envs = [rows.envs[i] for i in rows.mask.nonzero()[:, 0].tolist()]  # [N]
-        chosen = [env == name for env in envs]
+        is_own = torch.tensor([env == name for env in rows.envs], device=rows.mask.device)  # [B]
+        chosen = is_own[rows.mask.nonzero()[:, 0]]  # [N]
         by_token = (x if x is None else x[chosen] for x in (rows.temperatures, rows.kept))
         return Rows(rows.token_ids[own], rows.mask[own], (name,) * len(own), *by_token)
     return Rows(rows.token_ids[:1, :2], torch.zeros_like(rows.mask[:1, :2]), ("",))
