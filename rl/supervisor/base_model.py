@@ -1,13 +1,15 @@
-"""Find or build a run's base model, check it on resume, and download reference models."""
+"""Find or build a run's base model, check it, and download reference models."""
 
 from collections.abc import Callable
 from pathlib import Path
 from tempfile import TemporaryFile
 
+from rl.config.build import build
 from rl.config.facts import fact, needs_reference
+from rl.config.limits import num_returned_tokens
 from rl.config.rules import nodes_in
 from rl.config.schema import ConfigError, Run, as_config_error
-from rl.model.folder import fingerprint
+from rl.model.folder import fingerprint, vocabulary_of
 from rl.model.pretrained import local_folder
 from rl.runtime.folder import RunFolder
 
@@ -32,6 +34,25 @@ def model_of(run_folder: RunFolder, prepare: Callable[[], Path]) -> Path:
             ]
         )
     return model
+
+
+def check_model(run: Run, model: Path) -> None:
+    """Raise ConfigError before vLLM starts if sampler.top_k or the chat format does not fit."""
+    returned, size = num_returned_tokens(run.sampler), vocabulary_of(model)
+    if size and returned > size:
+        problem = (
+            f"with sampler.top_k={run.sampler['top_k']} vLLM would return {returned} tokens at "
+            f"each position, but the model has only {size}: set sampler.top_k={size // 2} or less"
+        )
+        raise ConfigError([problem])
+    if run.model.path and (
+        fact(run.client["_target_"], "renders", False) or not run.sampler.uses_vllm
+    ):
+        from rl.model.tokenizer import load_renderer  # imports `renderers`, which takes 0.5 s
+
+        with as_config_error():
+            made = build(run.model)()
+            load_renderer(model, made.renderer, made.renderer_options)
 
 
 def make_cache(folder: Path) -> None:

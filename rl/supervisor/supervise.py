@@ -24,13 +24,11 @@ from rich.console import Console
 from envs.loading import cache_folder
 from rl.cluster.host import Demand
 from rl.config.build import build, construct
-from rl.config.facts import fact
 from rl.config.initial import initial_checkpoint
-from rl.config.limits import num_returned_tokens
 from rl.config.resume_rules import run_folder_problems
 from rl.config.schema import ConfigError, Run, as_config_error
 from rl.dry_call.child import DryCall
-from rl.model.folder import check_teacher, check_trainable, fingerprint, vocabulary_of
+from rl.model.folder import check_teacher, check_trainable, fingerprint
 from rl.model.pretrained import check_files
 from rl.model.shape import read_sizes
 from rl.runtime.child import Reaper
@@ -46,7 +44,7 @@ from rl.runtime.status import STOPPED, read_statuses, training_is_done
 from rl.runtime.stop_request import Stopped, StopRequest, stopped_by_signals
 from rl.runtime.stop_when import is_fulfilled
 from rl.runtime.text import say
-from rl.supervisor.base_model import fetch_references, make_cache, model_of
+from rl.supervisor.base_model import check_model, fetch_references, make_cache, model_of
 from rl.supervisor.children import Children
 from rl.supervisor.resolve import Resolved, assign_devices, resolve, with_devices
 from rl.supervisor.time_limit import TimeLimit
@@ -107,7 +105,7 @@ def supervise(
                 text = yaml.safe_dump(record, sort_keys=False, allow_unicode=True)
                 write_atomically(run_folder.overrides, text)
                 model = model_of(run_folder, lambda: launch.prepare_model(run, compose))
-                _check_model(run, model)
+                check_model(run, model)
                 launch.check_references(model)
                 _print_repeated_steps(run_folder)
                 if changed := changed_code(run_folder):
@@ -288,22 +286,3 @@ class _Launch:
     def _record_dry_call(self, run: Run) -> None:
         self.dry_call.with_facts(run).save(self.run_folder.config)
         copy_code(self.run_folder, self.dry_call.files())
-
-
-def _check_model(run: Run, model: Path) -> None:
-    """Raise ConfigError before vLLM starts if sampler.top_k or the chat format does not fit."""
-    returned, size = num_returned_tokens(run.sampler), vocabulary_of(model)
-    if size and returned > size:
-        problem = (
-            f"with sampler.top_k={run.sampler['top_k']} vLLM would return {returned} tokens at "
-            f"each position, but the model has only {size}: set sampler.top_k={size // 2} or less"
-        )
-        raise ConfigError([problem])
-    if run.model.path and (
-        fact(run.client["_target_"], "renders", False) or not run.sampler.uses_vllm
-    ):
-        from rl.model.tokenizer import load_renderer  # imports `renderers`, which takes 0.5 s
-
-        with as_config_error():
-            made = build(run.model)()
-            load_renderer(model, made.renderer, made.renderer_options)
