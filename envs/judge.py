@@ -57,7 +57,8 @@ class Judge(ChatEndpoint):
                 "export the judge's key in it, or set api_key_variable=null if no key is needed"
             )
         if self.max_score is not None and self.max_score <= 0:
-            raise ValueError(f"max_score={self.max_score}: set it above 0, or to null for yes/no")
+            limit = "set it above 0, or to null if the judge says yes or no"
+            raise ValueError(f"max_score={self.max_score}: {limit}")
         check_at_least(1, max_concurrent=self.max_concurrent)
         check_at_least(0, max_retries=self.max_retries)
 

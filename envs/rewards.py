@@ -5,7 +5,7 @@
     matches                                        compares the policy's text with a pattern
 
 info["answer"] is a text or a number, or a list of accepted answers. The policy's text is its last
-turn without the reasoning. The text is empty if the reasoning has no end. Rewards that take an
+turn without the reasoning. The text is empty if the reasoning is never closed. Rewards that take an
 `Episode` are fast, so they are coroutine functions, which run without a thread (envs/threads.py).
 """
 

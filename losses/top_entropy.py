@@ -2,10 +2,10 @@
 
     loss_t = ppo_clip_t * 1[entropy_t is among the `fraction` highest of its sequence]
 
-Few tokens of a chain of thought decide its direction. Training on these tokens alone is at least as
-good as training on all: "Beyond the 80/20 Rule", arXiv:2506.01939. The paper ranks all tokens of a
-batch together. This loss ranks each sequence alone, so the split into micro-batches has no effect.
-Tokens with equal entropies at the limit are all kept. The aggregation counts dropped tokens, too.
+Training on the tokens with the highest entropy alone is at least as good as training on all, says
+"Beyond the 80/20 Rule", arXiv:2506.01939. The paper ranks all tokens of a batch together. This loss
+ranks each sequence alone, so the split into micro-batches has no effect. Tokens whose entropy
+equals the lowest kept one are kept, too. The aggregation also counts the tokens whose loss is 0.
 """
 
 from typing import Annotated

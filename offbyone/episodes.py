@@ -13,13 +13,13 @@ class PlayedEpisode:
         self.env = env.environment_of(example)
         self.episode = Episode(example, self.env.add_system_prompt(example.messages))
 
-    def add(self, message: Message) -> None:
+    def add_turn(self, message: Message) -> None:
         self.episode.messages.append(message)
         self.episode.turns += 1
 
     async def take_turn(self, message: Message, *, cut_off: bool) -> list[Message] | None:
         """Add a turn of the policy. Return the environment's reply, or None after the last turn."""
-        self.add(message)
+        self.add_turn(message)
         if cut_off:
             self.episode.stop_reason = StopReason.MAX_TOKENS
             return None

@@ -28,7 +28,7 @@ from lab.evaluation.served import (
 from lab.evaluation.settings import Evaluation, check_evaluation
 from lab.evaluation.table import replace_nan, result_lines
 from rl.config.build import build
-from rl.evaluation.play import choose_examples, evaluated_line, play
+from rl.evaluation.play import choose_examples, eval_line, play
 from rl.evaluation.summary import PlayedExample, Summary, summarise
 from rl.runtime.files import json_line, to_json
 from rl.runtime.folder import RunFolder
@@ -109,7 +109,7 @@ def write_files(
     folder = run_folder.path
     (folder / "summary.json").write_text(json.dumps(to_json(asdict(summary)), indent=1) + "\n")
     lines = [
-        json_line({**evaluated_line(one, rollout), **_expected_answer(one.example.info)})
+        json_line({**eval_line(one, rollout), **_expected_answer(one.example.info)})
         for one in played
         for rollout in one.rollouts
     ]

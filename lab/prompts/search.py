@@ -22,7 +22,7 @@ from envs.episode import Example
 from lab.prompts.describe import Attempt, Task, describe_rollout
 from lab.prompts.outputs import Candidate, prompt_fingerprint
 from lab.prompts.settings import PromptOptimization
-from rl.evaluation.play import evaluated_line, play
+from rl.evaluation.play import eval_line, play
 from rl.evaluation.summary import PlayedExample, average
 from rl.records import Rollout
 from rl.runtime.failure import RunFailed
@@ -147,7 +147,7 @@ class Search:
         async def play_group(index: int, example: Example, group_size: int) -> tuple[Rollout, ...]:
             # `first + index` is the rollout's number in the search, from which its seed is derived.
             rollouts = await self.player.play_group(first + index, example, group_size)
-            line = evaluated_line(PlayedExample(example, rollouts), rollouts[0])
+            line = eval_line(PlayedExample(example, rollouts), rollouts[0])
             key = {"prompt": prompt_fingerprint(prompt), "split": tasks[index].split}
             record = append_line(self.run_folder.evaluated, {**key, **line})
             num_opening = len(envs[index].add_system_prompt(example.messages))

@@ -102,7 +102,7 @@ def decide_arms(
         looks = [
             (i, float(one.y.mean() - base.y.mean()), st.spread_of(one, base)) for i, one in known
         ]
-        # Judge the open arms again after each decision, which increases their share of ERROR.
+        # Each decision raises the other open arms' share of ERROR, so judge them again.
         while num_open != len(is_open):
             num_open = len(is_open)
             for i, gain, spread in looks:

@@ -1,9 +1,9 @@
 """Read the tokens of one rollout: sampled values, training record, and reasons for zero gradients.
 
-pi is the trained policy's probability of a token, old is pi before the step's first update, and mu
-is vLLM's probability. This module adds two columns to the record. If the step has old logprobs,
+pi is a token's probability when its loss is computed, old is the one before the step's first
+update, and mu is vLLM's. This module adds two columns to the record. If the step has old logprobs,
 `ratio` is pi / old and `mismatch` is log old - log mu, else they are pi / mu and log pi - log mu.
-If an earlier policy version sampled a token, `mismatch` also contains training's change since then.
+If an earlier policy version sampled a token, `mismatch` also contains the policy's change since.
 docs/token-record.md explains the other columns.
 """
 

@@ -72,11 +72,11 @@ async def play(
 
 
 def write_rollouts(path: Path, played: Sequence[PlayedExample]) -> None:
-    lines = [json_line(evaluated_line(one, r)) for one in played for r in one.rollouts]
+    lines = [json_line(eval_line(one, r)) for one in played for r in one.rollouts]
     path.write_text("".join(lines))
 
 
-def evaluated_line(played: PlayedExample, rollout: Rollout) -> dict[str, object]:
+def eval_line(played: PlayedExample, rollout: Rollout) -> dict[str, object]:
     return {
         **rollout_line(played.example, rollout),
         "tool_errors": rollout.tool_errors,

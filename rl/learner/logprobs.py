@@ -48,7 +48,7 @@ class PolicyModule(nn.Module):
         model: PreTrainedModel,
         *,
         chunk: int,  # number of tokens whose logits are in memory at a time
-        entropy_gradient: bool = False,  # return entropies with a gradient
+        entropy_gradient: bool = False,  # whether entropies have a gradient
         head_dtype: torch.dtype | None = None,  # dtype of the head, or None for the model's dtype
     ) -> None:
         super().__init__()

@@ -216,10 +216,10 @@ class Policy:
         return outputs
 
     def weights(self, places: Mapping[str, Tensor] | None = None) -> dict[str, Tensor]:
-        """Return all weights, with the adapter merged, as CPU tensors by Hugging Face name.
+        """Return all weights, with the adapter merged, by Hugging Face name.
 
-        A weight on a GPU is copied into `places[name]` if shape and dtype are equal. Ranks other
-        than 0 return {}. Collective.
+        A weight on a GPU is copied to `places[name]` if shape and dtype are equal, else to the CPU.
+        Ranks other than 0 return {}. Collective.
         """
         return self._collect(full_recipes(self.engine.module.model), places)
 

@@ -118,7 +118,7 @@ def check_files(folder: Path) -> None:
         if links_outside(folder / name):
             raise ValueError(
                 f"{folder}/{name} is a link to {(folder / name).resolve()}, outside its folder: "
-                "replace the link by a copy, because checkpoints contain no files from outside"
+                "replace the link by a copy if this file may be in checkpoints, which users publish"
             )
         json_of(folder / name)
     if missing := missing_weight_file(folder):

@@ -92,7 +92,7 @@ def gpu_excess(
 def _problems(processes: Sequence[ProcessMemory], hosts: Sequence[Host], run: Run) -> Iterator[str]:
     yield from gpu_excess(processes, hosts, run, _REFUSED_GPU_SHARE)
     for number, host in enumerate(hosts):
-        taken = memory_of_host(processes, number)
+        taken = need_on_host(processes, number)
         if host.memory is not None and _REFUSED_SHARE * taken > host.memory:
             local = [process for process in processes if process.place.host == number]
             largest = max(local, key=lambda process: process.need.on_host)
@@ -102,7 +102,7 @@ def _problems(processes: Sequence[ProcessMemory], hosts: Sequence[Host], run: Ru
             )
 
 
-def memory_of_host(processes: Sequence[ProcessMemory], host: int) -> float:
+def need_on_host(processes: Sequence[ProcessMemory], host: int) -> float:
     local = sum(process.need.on_host for process in processes if process.place.host == host)
     return local + OTHER_PROCESSES * (host == 0)
 

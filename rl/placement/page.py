@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Sequence
 from itertools import groupby
 
-from rl.placement.budget import OTHER_PROCESSES, ProcessMemory, format_terms, gib, memory_of_host
+from rl.placement.budget import OTHER_PROCESSES, ProcessMemory, format_terms, gib, need_on_host
 from rl.placement.memory import Need
 from rl.placement.placement import Place, Plan
 from rl.runtime.devices import Host
@@ -45,18 +45,18 @@ def _line_key(entry: tuple[str, Place, Need | None]) -> tuple[str, int, str, tup
 
 def _notes(plan: Plan, processes: Sequence[ProcessMemory], hosts: Sequence[Host]) -> Iterator[str]:
     if processes:
-        needs = [memory_of_host(processes, number) for number in range(len(hosts))]
+        needs = [need_on_host(processes, number) for number in range(len(hosts))]
         left = [(host.memory or 0) - need for host, need in zip(hosts, needs, strict=True)]
         number = left.index(min(left))
         host, taken = hosts[number], needs[number]
-        name = f"host {number}, the fullest" if len(hosts) > 1 else "memory"
+        name = f"host {number}, the fullest," if len(hosts) > 1 else "host"
         total = f" of {gib(host.memory)}" if host.memory else ""
         free = host.free_memory
         now = f"; {gib(free)} GiB are free now" if free and taken > free else ""
         sizes = {one.device_memory for one in hosts if one.device_memory}
         least = "at least " if len(sizes) > 1 else ""
         cards = f"; each GPU has {least}{gib(min(sizes))} GiB" if sizes else ""
-        yield f"{name}: {gib(taken)}{total} GiB{now}{cards}"
+        yield f"{name} needs {gib(taken)}{total} GiB{now}{cards}"
         if host.memory and taken > host.memory:  # `fit_memory` allows a small excess
             yield "the run may fail: the estimate exceeds the memory (estimates are up to 15 % off)"
     if plan.idle:

@@ -7,7 +7,7 @@ from rl.config.facts import fact
 from rl.config.schema import Run
 from rl.placement.placement import Plan
 
-# On a CPU there are no CUDA graphs, and vLLM's default of 128 parallel sequences is too low.
+# A CPU has no CUDA graphs. vLLM's default there, 128 parallel sequences, is half a default batch.
 _CPU_ARGS = {"enforce_eager": True, "max_num_seqs": 256}
 # On a CPU vLLM 0.32 fails with "CPU Generator does not use offset" when it splits the prompt of a
 # request with a seed. Equal requests may also be split differently, which changes the rounding.
@@ -45,5 +45,5 @@ def _option(key: object) -> str:
 
 
 def _flag_name(option: str) -> str:
-    """Return `option` for each of `option.key`, `option+` and `no_option`."""
+    """Return `name` if the option is `name.key`, `name+` or `no_name`."""
     return option.partition(".")[0].rstrip("+").removeprefix("no_")

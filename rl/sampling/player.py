@@ -194,7 +194,9 @@ class Player:
                     episode.stop_reason = await self._play_turns(start, episode, first.rows)
                 scores = [await self._score(env, each.episode) for each in first.speakers]
                 if len(scores) > 1 and env.scores_groups:
-                    raise EnvironmentFailed("score_group allows one role per episode: use score")
+                    raise EnvironmentFailed(
+                        "several roles spoke, which score_group does not allow: use score"
+                    )
         except TimeoutError:
             episode.stop_reason = StopReason.TIMEOUT
             error = f"a rollout exceeded sampler.rollout_timeout={self.sampler.rollout_timeout:g} s"

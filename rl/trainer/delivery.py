@@ -115,7 +115,7 @@ class Delivery:
                     return False
                 case "fail":
                     raise RunFailed(failure)
-            has_changed = False  # the loop now pushes the same weights again
+            has_changed = False  # the next push sends the same weights again
         return True
 
     def push_again(self) -> dict[str, int]:

@@ -23,7 +23,7 @@ T = TypeVar("T")
 class GroupSender(Sender):
     """The base class of senders that have rank 0 in a group with the workers of each replica."""
 
-    library: ClassVar[str]  # the choice of sync, for error messages
+    library: ClassVar[str]  # "gloo" or "nccl", for error messages
 
     def open(self, timeout: float) -> None:
         super().open(timeout)

@@ -85,7 +85,7 @@ def _checksums(buffer: torch.Tensor, header: Mapping[str, Any]) -> dict[str, int
     words = buffer.view(torch.int64)
     ends = [form["data_offsets"] for form in header.values()]
     sums = [checksum(words[begin // 8 : -(-end // 8)]) for begin, end in ends]
-    # Copy all sums at once. This waits until the GPU is done, as `pack` promises.
+    # Copy all sums to the CPU at once. This waits until the GPU is done, as `pack` promises.
     return dict(zip(header, torch.stack(sums).tolist(), strict=True))
 
 

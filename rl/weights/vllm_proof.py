@@ -28,7 +28,8 @@ def compare_parameters(
 ) -> Iterator[tuple[str, bool | None]]:
     """Yield each parameter's name, and whether vLLM computes with exactly its value in `weights`.
 
-    Yield None if no comparison is possible, for example if the parameter is quantised or not sent.
+    Yield None instead of a bool if no comparison is possible, for example if the parameter is
+    quantised or not sent.
     vLLM fuses layers, for example q, k and v. The model's `packed_modules_mapping` lists these.
     """
     packed: Mapping[str, list[str]] = getattr(model, "packed_modules_mapping", {})
@@ -122,7 +123,7 @@ def computes_with(layer: Any, weight: torch.Tensor) -> bool:
 
 
 def _stack_rows(tensors: list[torch.Tensor]) -> torch.Tensor:
-    """Concatenate tensors along the rows. Do not copy a single tensor, which may be a gigabyte."""
+    """Concatenate tensors along axis 0. Do not copy a lone tensor, because it may be a gigabyte."""
     return tensors[0] if len(tensors) == 1 else torch.cat(tensors)
 
 

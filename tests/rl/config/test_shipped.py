@@ -74,7 +74,8 @@ def test_every_sweep_opens_with_its_question_and_composes(path: Path) -> None:
     hydra = yaml.safe_load(path.read_text())["hydra"]
     assert hydra["mode"] == "MULTIRUN"
     for key, values in hydra["sweeper"]["params"].items():
-        for value in str(values).split(",") if "(" not in str(values) else []:
+        listed = str(values).split(",") if "(" not in str(values) else []
+        for value in {*listed[:1], *listed[-1:]}:
             check(composed(f"{key}={value}", sweep=path.stem))
 
 

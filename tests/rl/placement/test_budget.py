@@ -7,7 +7,7 @@ import pytest
 
 from rl.config.schema import ConfigError, Run
 from rl.model.shape import GIB, Shape, shape
-from rl.placement.budget import memory_of_host, process_memory
+from rl.placement.budget import need_on_host, process_memory
 from rl.placement.memory import trained_parameters
 from rl.placement.page import plan_page
 from rl.placement.placement import placement
@@ -251,14 +251,14 @@ def test_the_page_shows_every_process():
     assert names == ["vLLM x2", "trainer x8", "trainer"]
     assert "host 0, GPU 0 1 2 3 4 5 6 7" in page
     assert "host 1, GPU 0 " in page
-    assert f"{memory_of_host(parts, 0) / GIB:.1f} of 512.0 GiB; each GPU has 80.0" in lines[-2]
+    assert f"{need_on_host(parts, 0) / GIB:.1f} of 512.0 GiB; each GPU has 80.0" in lines[-2]
     assert lines[-1].startswith("unused: GPU ")
 
 
 def test_a_plan_that_is_larger_than_the_machine_says_so_and_its_rows_add_up():
     _, parts, page = planned([Host(cores=4, cpus=8, memory=512 * GIB)])
     rows = [re.search(r" (\d+\.\d)(  |$)", line) for line in page.splitlines()[1:-1]]
-    total = memory_of_host(parts, 0)
+    total = need_on_host(parts, 0)
     assert sum(float(row[1]) for row in rows if row) == pytest.approx(total / GIB, abs=0.2)
     assert "exceeds the memory" not in page
     _, _, page = planned([Host(cores=4, cpus=8, memory=int(0.9 * total))])
@@ -268,10 +268,10 @@ def test_a_plan_that_is_larger_than_the_machine_says_so_and_its_rows_add_up():
 def test_the_page_warns_about_the_host_with_the_least_memory_left():
     large = Host(cores=4, cpus=8, memory=512 * GIB)
     _, parts, _ = planned([large, large])
-    small = replace(large, memory=int(0.9 * memory_of_host(parts, 1)))
-    assert memory_of_host(parts, 1) < memory_of_host(parts, 0)
+    small = replace(large, memory=int(0.9 * need_on_host(parts, 1)))
+    assert need_on_host(parts, 1) < need_on_host(parts, 0)
     page = planned([large, small])[2]
-    assert "host 1, the fullest" in page
+    assert "host 1, the fullest, needs " in page
     assert "the run may fail" in page
 
 

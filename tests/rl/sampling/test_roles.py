@@ -114,7 +114,7 @@ def test_rewards_that_compare_a_group_are_refused_with_several_roles():
         return [{"won": 1.0} for _ in episodes]
 
     for rollout in play(changed(score_group=score_group), ScriptedClient("a")):
-        assert rollout.error == "score_group allows one role per episode: use score"
+        assert rollout.error == "several roles spoke, which score_group does not allow: use score"
 
 
 def test_a_repeated_episode_is_counted_for_each_of_its_roles():
