@@ -39,6 +39,13 @@ def test_a_run_shows_rewards_files_and_how_to_resume(folder):
     assert "\x1b]" not in bundle["text/plain"]
 
 
+def test_the_checkpoint_of_a_run_is_its_newest_model(folder):
+    assert offbyone.load_run(folder.path).checkpoint is None
+    for step in (2, 4):
+        folder.export_of(folder.checkpoint(step)).mkdir(parents=True)
+    assert offbyone.load_run(folder.path).checkpoint == folder.checkpoint(4) / "hf"
+
+
 def test_an_evaluation_shows_the_table_of_its_command(tmp_path):
     folder = RunFolder(tmp_path)
     written(tmp_path, played(rollout(0.25, assistant("a")), rollout(1.0, assistant("b"))))

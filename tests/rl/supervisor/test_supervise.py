@@ -14,10 +14,11 @@ from tokenizers import Tokenizer, models
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from rl.config.schema import ConfigError, Run
+from rl.runtime.files import json_line
 from rl.runtime.folder import RunFolder
 from rl.runtime.lock import locked
 from rl.runtime.status import Status
-from rl.supervisor.supervise import _is_complete, supervise
+from rl.supervisor.supervise import _is_complete, _mean_reward, supervise
 from tests.support.composing import REPO, composed
 from tests.support.launching import train
 from tests.support.tiny_policy import model_folder
@@ -75,6 +76,13 @@ def test_a_run_is_complete_only_if_a_checkpoint_has_the_step_that_fulfils_stop_w
     for num_saved in (1, 2):
         run_folder.checkpoint(num_saved).mkdir(parents=True)
         assert _is_complete(Run.load(run_folder.config), run_folder) == (num_saved == 2)
+
+
+def test_the_result_of_a_run_is_the_mean_reward_of_its_last_ten_steps(tmp_path):
+    run_folder = a_run(tmp_path / "whole")
+    rows = ({"step": step, "train/reward": float(step)} for step in range(14))
+    run_folder.metrics.write_text("".join(map(json_line, rows)))
+    assert _mean_reward(run_folder) == 8.5
 
 
 @pytest.mark.parametrize("program", ["train.py", "evaluate.py"])

@@ -39,6 +39,7 @@ def test_the_panel_shows_the_last_numbers_and_the_remaining_time():
         assert shown in "\n".join(lines)
     # 70 steps of 4 s are left, and 71 s have passed since the last step.
     assert "1 m 40 s, about 3 m 29 s left" in lines[0]
+    assert "1 h 04 m" in drawn(a_view(), now=900.0 + 64.4 * 60)[0]
     assert "last 3 " in "\n".join(drawn(a_view(3)))  # a mean of fewer than ten steps
 
 
