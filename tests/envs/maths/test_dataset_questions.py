@@ -35,11 +35,12 @@ def test_a_question_of_the_eval_file_is_not_trained_on(tmp_path):
 
 
 def test_worked_steps_are_split_from_the_answer_as_in_gsm8k(tmp_path):
-    told = "She sells 48/2 = <<48/2=24>>24.\nTogether 48+24 = <<48+24=72>>72.\n#### 72"
+    told = "She sells 48/2 = <<48/2=24>>24, not <<48/3=16>>16.\n"
+    told += "Together 48+24 = <<48+24=72>>72.\n#### 72"
     path = write(tmp_path / "a.jsonl", [{"q": " How many? ", "a": told}, {"q": "x", "a": 5}])
     made = of_file(path, num_eval=1, prompt="q", answer="a")
     assert {*made.load("train"), *made.load("eval")} == {
-        Question("How many?", "72", "She sells 48/2 = 24.\nTogether 48+24 = 72."),
+        Question("How many?", "72", "She sells 48/2 = 24, not 16.\nTogether 48+24 = 72."),
         Question("x", "5"),
     }
 

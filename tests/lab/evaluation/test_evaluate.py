@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from envs.reverse_text import ReverseText
 from lab.evaluation.standalone import evaluate
 from rl.config.schema import ConfigError
 from tests.support.composing import composed
@@ -21,6 +22,21 @@ def evaluated(folder: Path, *more: str) -> tuple[float, PromptedEndpoint]:
         overrides += [f"output_dir={folder}", "run_name=mine", "num_examples=20", *more]
         overrides += ["rollouts_per_example=2", "env.num_eval=20"]
         return evaluate(composed(*overrides, primary="evaluate"), overrides=overrides), endpoint
+
+
+class LongOnly(ReverseText):
+    async def score(self, episode):
+        if len(episode.example.info["answer"]) <= 3:
+            raise ValueError("too short")
+        return await super().score(episode)
+
+
+def test_the_running_mean_leaves_out_rollouts_without_a_reward(tmp_path, capsys):
+    reward, endpoint = evaluated(tmp_path, f"env._target_={__name__}.LongOnly")
+    words = [word for _, word in endpoint.policy_asked if len(word) > 3]
+    assert 0 < len(words) < 40
+    assert reward == pytest.approx(sum(len(word) <= 4 for word in words) / len(words))
+    assert f"40 of 40 rollouts, mean reward {reward:.3f}" in capsys.readouterr().out
 
 
 def test_an_evaluation_plays_counts_and_writes_every_rollout(tmp_path, capsys):

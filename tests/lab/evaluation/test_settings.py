@@ -148,6 +148,10 @@ def test_rows_are_no_longer_than_the_model_was_built_for(short_model: Path) -> N
     at = f"model.path={short_model}"
     assert evaluation(at, output_dir=short_model.parent).max_seq_len == 2048
     assert evaluation(*HUB, output_dir=short_model.parent).max_seq_len == 4096
+    (short_model.parent / "long").mkdir()
+    (short_model.parent / "long" / "config.json").write_text('{"max_position_embeddings": 32768}')
+    longer = evaluation(f"model.path={short_model.parent}/long", output_dir=short_model.parent)
+    assert longer.max_seq_len == 4096
     adapter = short_model.parent / "adapter"
     adapter.mkdir()
     form = json.dumps({"base_model_name_or_path": str(short_model)})

@@ -138,6 +138,7 @@ def vllm(model: Path, **routes: str) -> web.Application:
     ("routes", "sentence"),
     [
         ({}, None),
+        ({"models": json.dumps({"data": [{"id": "policy", "max_model_len": 64}]})}, None),
         ({"models": json.dumps({"data": [{"id": "llama"}]})}, "serves llama, but no model"),
         ({"models": json.dumps({"data": [{"id": "policy", "max_model_len": 9}]})},
          "accepts 9 tokens, fewer than max_seq_len=64"),

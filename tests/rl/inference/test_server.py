@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from rl.config.schema import Run
 from rl.config.transport import VLLM_RANKS
 from rl.inference.key_guard import GUARD, KEY_FILE
 from rl.inference.replica import Replica
@@ -18,6 +19,7 @@ from rl.inference.server import (
     VLLMServer,
     adapter_limits,
     only_replica,
+    replica_command,
     run_vllm,
     vllm_command,
 )
@@ -26,6 +28,7 @@ from rl.runtime.failure import RunFailed
 from rl.runtime.folder import RunFolder
 from rl.runtime.network import Address
 from rl.sampling.renderer_chat import render
+from tests.support.composing import composed
 from tests.support.replicas import replica_at
 from tests.support.scripted import tiny_model, tiny_renderer
 from tests.support.scripted_vllm import ScriptedVLLM
@@ -231,3 +234,14 @@ def test_no_command_and_no_variable_holds_the_key(tmp_path):
     assert replica.key not in " ".join([*command, *env.values()])
     assert env[KEY_FILE] == str(folder.private.key)
     assert GUARD in command
+
+
+def test_each_replica_and_each_restart_of_it_samples_with_its_own_seed(tmp_path):
+    folder = RunFolder(tmp_path / "r")
+    folder.path.mkdir()
+    folder.set_model(tiny_model(tmp_path))
+    run = Run.of(composed(f"output_dir={tmp_path}", "run_name=r", "inference.replicas=2", "seed=3"))
+    first = [replica_at(tmp_path / name, name) for name in ("inference0", "inference1")]
+    restarted = [replace(one, incarnation=1) for one in first]
+    commands = [replica_command(run, folder, one)[0] for one in (*first, *restarted)]
+    assert [c[c.index("--seed") + 1] for c in commands] == ["3", "4", "1003", "1004"]

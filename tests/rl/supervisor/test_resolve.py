@@ -1,12 +1,16 @@
 """A configuration becomes a run once: typed nodes, counts of the devices, and the saved file."""
 
+from types import SimpleNamespace as Bundle
+
 import pytest
 import yaml
 
+from rl.cluster.host import Hosts
 from rl.config.schema import ConfigError, Run
 from rl.model.shape import shape
+from rl.placement.placement import Place, Plan
 from rl.runtime.devices import Host
-from rl.supervisor.resolve import resolve
+from rl.supervisor.resolve import resolve, with_devices
 from tests.support.composing import composed
 
 GPUS = [Host(devices=("0", "1", "2"), cores=4, cpus=8)]
@@ -90,3 +94,17 @@ def test_an_adapter_that_vllm_cannot_load_into_a_mixture_is_refused_before_the_s
             resolved("sync=shm", f"adapter.target_modules={targets}")
     tiny = composed("model=tiny-moe", "adapter=lora", f"output_dir={tmp_path}", "run_name=r")
     assert not resolve(tiny, [Host()]).run.pushes_adapter  # sync=auto sends all weights
+
+
+def test_each_rank_of_a_ray_host_gets_one_gpu_of_that_host():
+    """The ranks of a second host count from 0 again."""
+    bundles = [Bundle(devices=(f"{name}0", f"{name}1")) for name in "abc"]
+    hosts = Hosts(
+        here=Bundle(devices=()), replicas=bundles[:1], ranks=[b for b in bundles[1:] for _ in "01"]
+    )
+    place = Place(host=0, devices=("?",), threads=None)
+    plan = with_devices(Plan(inference=(place,), ranks=(place,) * 4), hosts)
+    assert plan.inference[0].devices == ("a0", "a1")
+    assert [rank.devices for rank in plan.ranks] == [("b0",), ("b1",), ("c0",), ("c1",)]
+    assert [rank.visible for rank in plan.ranks] == [("b0", "b1")] * 2 + [("c0", "c1")] * 2
+    assert [rank.local_rank for rank in plan.ranks] == [0, 1, 0, 1]

@@ -80,6 +80,11 @@ def test_a_request_that_does_not_fit_the_buffer_is_refused():
     )
     assert (float(read["scalar"]), read["long"].tolist()) == (2.5, [1.0] * 9)
     header, odd = source["header"], source["header"]["odd.weight"]
+    last = odd["data_offsets"][1] - 1
+    sender.buffer[last] ^= 1
+    with pytest.raises(RuntimeError, match=r"1 of 7 tensors .*: odd\.weight"):
+        packed.unpack(sender.buffer, **source, fingerprint=mark)
+    sender.buffer[last] ^= 1
     missing = {name: form for name, form in header.items() if name != "odd.weight"}
     for changed, error in (
         (missing, "1 of 6 tensors are not what the trainer sent: odd.weight"),
