@@ -25,12 +25,12 @@ def model_of(run_folder: RunFolder, prepare: Callable[[], Path]) -> Path:
         before = run_folder.initial_model() if is_resumed else None
         expected = run_folder.model_fingerprint() if is_resumed else ""
     model = before if before and before.is_dir() else prepare()
-    if expected and fingerprint(model) != expected:
+    if expected and all(fingerprint(model, older=older) != expected for older in (False, True)):
         raise ConfigError(
             [
-                f"the weights, config or tokenizer in {model} differ from those with which "
-                f"{run_folder} started, so its checkpoints do not fit: restore {before}, or set a "
-                "new run_name"
+                f"the weights, config, tokenizer or chat template in {model} differ from those "
+                f"with which {run_folder} started, so its checkpoints do not fit: restore "
+                f"{before}, or set a new run_name"
             ]
         )
     return model
