@@ -40,9 +40,11 @@ def check_model(run: Run, model: Path) -> None:
     """Raise ConfigError before vLLM starts if sampler.top_k or the chat format does not fit."""
     returned, size = num_returned_tokens(run.sampler), vocabulary_of(model)
     if size and returned > size:
+        fits = num_returned_tokens({**run.sampler, "top_k": size // 2}) <= size
+        remedy = f"top_k={size // 2} or less" if fits else "allow_biased_ratio=true"
         problem = (
             f"with sampler.top_k={run.sampler['top_k']} vLLM would return {returned} tokens at "
-            f"each position, but the model has only {size}: set sampler.top_k={size // 2} or less"
+            f"each position, but the model has only {size}: set sampler.{remedy}"
         )
         raise ConfigError([problem])
     if run.model.path and (
