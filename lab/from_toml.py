@@ -14,6 +14,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from rl.config.limits import NEUTRAL_SAMPLING, num_returned_tokens
 from rl.config.shipped import CONF, SHIPPED
 from rl.runtime.start_record import quote_for_hydra
 
@@ -61,6 +62,10 @@ def translate(text: str) -> str:
     both = {"truncation=mask", "truncation=zero_reward"}
     if both <= set(overrides):
         overrides = [*(o for o in overrides if o not in both), "truncation=mask_zero"]
+    pairs = (override.removeprefix("sampler.").split("=", 1) for override in overrides)
+    numbers = {key: float(value) for key, value in pairs if key in NEUTRAL_SAMPLING}
+    if num_returned_tokens(numbers):  # so ratios are exact (docs/losses.md)
+        overrides = [o for o in overrides if o != "sampler.allow_biased_ratio=true"]
     notes += _notes_on_hf(name, overrides)
     command = shlex.join([*_COMMANDS[name], *dict.fromkeys(overrides)])
     return "\n".join([command, *(f"# {note}" for note in notes)])

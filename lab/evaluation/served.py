@@ -112,8 +112,7 @@ def serving_policy(
 def chat_settings(policy: PolicySettings, run_folder: RunFolder, env: Environment) -> ChatSettings:
     model = build(policy.model)() if policy.model else None
     return ChatSettings(
-        # Nothing trains on the rollouts, so vLLM need not return the tokens that top_k keeps.
-        sampler=replace(build(policy.sampler)(), allow_biased_ratio=True),
+        sampler=build(policy.sampler)().for_evaluation(),
         max_seq_len=policy.max_seq_len,
         is_multi_turn=env.is_multi_turn,
         num_seqs=((policy.inference and policy.inference.args) or {}).get("max_num_seqs"),

@@ -97,9 +97,7 @@ class Evaluator:
     def _player_of(self, version: int) -> Player:
         player = self.player.at_version(version)
         settings = player.schedules.apply(self.settings, "evaluation", version)
-        # Nothing trains on these rollouts, so vLLM need not return the tokens that top_k keeps.
-        changes = {"temperature": settings.temperature, "allow_biased_ratio": True}
-        sampler = replace(player.sampler, **changes)
+        sampler = player.sampler.for_evaluation(temperature=settings.temperature)
         chat = player.chat.with_cache_of(sampler, version)
         plain = {"hinted_envs": frozenset(), "strategy": Independent()}
         return replace(player, sampler=sampler, chat=chat, **plain)

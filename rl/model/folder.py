@@ -11,6 +11,12 @@ import xxhash
 from safetensors import SafetensorError, safe_open
 
 _TOKENIZER_FILES = (".json", ".jinja", ".txt", ".model")
+_HASHED_BEFORE = ("config.json", "tokenizer.json")  # older fingerprints cover no other text files
+_HASHED = (
+    *_HASHED_BEFORE,
+    *("chat_template.jinja", "tokenizer_config.json", "special_tokens_map.json"),
+    *("added_tokens.json", "vocab.json", "merges.txt", "tokenizer.model", "generation_config.json"),
+)
 # Suffixes of architectures that are not causal language models.
 _OTHER_HEADS = (
     *("ForMaskedLM", "ForSequenceClassification", "ForTokenClassification"),
@@ -59,11 +65,14 @@ def damaged_weight_file(folder: Path) -> str | None:
     return None
 
 
-def fingerprint(folder: Path) -> str:
-    """Return a hash of weights, config and tokenizer, by which a resume detects changes."""
+def fingerprint(folder: Path, *, older: bool = False) -> str:
+    """Return a hash of weights, config, tokenizer and chat template, which a resume compares.
+
+    With `older`, return the hash that earlier versions recorded, which covers fewer files.
+    """
     total = xxhash.xxh3_128()
     names = [path.name for path in weight_files(folder)]
-    for name in sorted([*names, "config.json", "tokenizer.json"]):
+    for name in sorted([*names, *(_HASHED_BEFORE if older else _HASHED)]):
         path = folder / name
         if path.is_file():
             with path.open("rb") as file:

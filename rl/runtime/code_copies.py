@@ -1,7 +1,7 @@
 """Copy the user's source files into the run folder, and find files that changed later.
 
     <run>/code/step_000000/losses/cispo.py    at the start of the run
-    <run>/code/step_000050/losses/cispo.py    at a resume after step 50 with changed code
+    <run>/code/step_000050/losses/cispo.py    at a resume after step 50 with changed or new code
 
 The copied files are those that the dry call (rl/dry_call) imported, except libraries and rl/. The
 commit in overrides.yaml gives the version of rl/. The path of a copy is relative to this checkout
@@ -24,17 +24,19 @@ from rl.runtime.text import printable
 
 
 def copy_code(run_folder: RunFolder, files: Iterable[str]) -> None:
-    """Copy the user's files into the run folder; at a resume, only if a copied file has changed."""
-    step = run_folder.num_saved_steps()
-    if step and run_folder.code.is_dir() and not changed_code(run_folder):
+    """Copy the user's files into the run folder; at a resume, only if a file is new or changed."""
+    step, paths = run_folder.num_saved_steps(), [Path(file) for file in files]
+    own = {_relative_name(path): path for path in paths if not path.is_relative_to(ROOT / "rl")}
+    newest = max(run_folder.code.glob("step_*"), default=run_folder.code)
+    is_known = all((newest / name).is_file() for name in own)
+    if step and is_known and not changed_code(run_folder):
         return
     folder = run_folder.code / f"step_{step:06d}"
     remove(folder if step else run_folder.code)
-    for file in (Path(file) for file in files):
-        if not file.is_relative_to(ROOT / "rl"):
-            copy = folder / _relative_name(file)
-            copy.parent.mkdir(parents=True, exist_ok=True)
-            shutil.copyfile(file, copy)
+    for name, file in own.items():
+        copy = folder / name
+        copy.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(file, copy)
 
 
 def changed_code(run_folder: RunFolder) -> list[str]:

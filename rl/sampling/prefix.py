@@ -41,15 +41,13 @@ _BY_TOKEN = ("token_ids", "logprobs", "versions", "kept")  # Completion's per-to
 
 
 def turns_of(rollout: Rollout) -> list[Completion]:
-    """Return the turns of a rollout, with their prompts, logprobs and policy versions."""
+    """Return a rollout's turns, with prompts, logprobs, versions (-1: a given, untrained token)."""
     turns: dict[int, Completion] = {}
     for row in rollout.rows:
         for number in np.unique(row.turns[row.turns >= 0]).tolist():
             (where,) = np.nonzero(row.turns == number)
             token_ids, versions = row.token_ids[where].tolist(), row.token_versions[where].tolist()
             logprobs, kept = row.rollout_logprobs[where].tolist(), _kept_by(row, where)
-            if -1 in versions:  # given tokens that were not trained have no logprobs
-                logprobs, versions, kept = [], [], ()
             prompt = row.token_ids[: where[0]].tolist()
             turns[number] = Completion(token_ids, logprobs, versions, False, prompt, kept=kept)
     return [turns[number] for number in sorted(turns)]
@@ -59,8 +57,9 @@ def _kept_by(row: TrainingRow, where: NDArray[np.int64]) -> Sequence[Sequence[in
     """Return the tokens from which each token at the places `where` was sampled."""
     if row.kept is None:
         return ()
-    kept = row.kept[row.completion_mask.cumsum()[where] - 1]
-    return [ids[ids >= 0].tolist() for ids in kept]
+    mask = row.completion_mask
+    kept = zip(row.kept[mask.cumsum()[where] - 1], mask[where], strict=True)
+    return [ids[ids >= 0].tolist() if sampled else () for ids, sampled in kept]
 
 
 def prefix_of(rollout: Rollout, turn: int, count: int) -> Prefix:
@@ -83,15 +82,17 @@ async def sample_turn(
         raise ValueError(f"vLLM ignores sampler.stop={stop} in a prefix: set sampler.stop=[]")
     count = len(given.token_ids)
     begun = replace(prompt, token_ids=[*prompt.token_ids, *given.token_ids])
-    if not given.logprobs:
+    if unknown := given.versions.count(-1) if given.versions else count:
         changed = chat.sampler.non_default_parameters()
         if prefix.trains and changed != {"temperature": 1.0}:
             raise ValueError(
                 "vLLM computes logprobs of a prefix at temperature 1 only, but the sampler has "
                 f"{changed}: use prefix_trains=False, or set only sampler.temperature=1"
             )
-        scored = await chat.score(begun.token_ids, count) if prefix.trains else ([0.0] * count, -1)
-        given = replace(given, logprobs=scored[0], versions=[scored[1]] * count)
+        text = begun.token_ids[: len(prompt.token_ids) + unknown]
+        scored = await chat.score(text, unknown) if prefix.trains else ([0.0] * unknown, -1)
+        versions = [scored[1]] * unknown + given.versions[unknown:]
+        given = replace(given, logprobs=scored[0] + given.logprobs[unknown:], versions=versions)
     given = replace(given, prompt_ids=prompt.token_ids, num_masked=0 if prefix.trains else count)
     if number < len(prefix.turns) - 1:
         return given  # only the last turn of the prefix is continued

@@ -1,9 +1,9 @@
 """The options with which a run samples from vLLM (conf/sampler), and the seeds of requests."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from hashlib import blake2b
-from typing import Annotated, Any, ClassVar
+from typing import Annotated, Any, ClassVar, Self
 
 from msgspec import Meta
 from renderers import Renderer
@@ -37,6 +37,10 @@ class PolicySampler:
 
     def __post_init__(self) -> None:
         parse_stops(self.stop, "sampler.stop")
+
+    def for_evaluation(self, **changes: Any) -> Self:
+        """Return a copy with which vLLM does not return the tokens of top_k, as none is trained."""
+        return replace(self, allow_biased_ratio=True, **changes)
 
     def non_default_parameters(self) -> dict[str, Any]:
         """Return a request's options. Omit neutral values, whose keys OpenAI's API may reject."""

@@ -25,12 +25,12 @@ def model_of(run_folder: RunFolder, prepare: Callable[[], Path]) -> Path:
         before = run_folder.initial_model() if is_resumed else None
         expected = run_folder.model_fingerprint() if is_resumed else ""
     model = before if before and before.is_dir() else prepare()
-    if expected and fingerprint(model) != expected:
+    if expected and all(fingerprint(model, older=older) != expected for older in (False, True)):
         raise ConfigError(
             [
-                f"the weights, config or tokenizer in {model} differ from those with which "
-                f"{run_folder} started, so its checkpoints do not fit: restore {before}, or set a "
-                "new run_name"
+                f"the weights, config, tokenizer or chat template in {model} differ from those "
+                f"with which {run_folder} started, so its checkpoints do not fit: restore "
+                f"{before}, or set a new run_name"
             ]
         )
     return model
@@ -40,9 +40,11 @@ def check_model(run: Run, model: Path) -> None:
     """Raise ConfigError before vLLM starts if sampler.top_k or the chat format does not fit."""
     returned, size = num_returned_tokens(run.sampler), vocabulary_of(model)
     if size and returned > size:
+        fits = num_returned_tokens({**run.sampler, "top_k": size // 2}) <= size
+        remedy = f"top_k={size // 2} or less" if fits else "allow_biased_ratio=true"
         problem = (
             f"with sampler.top_k={run.sampler['top_k']} vLLM would return {returned} tokens at "
-            f"each position, but the model has only {size}: set sampler.top_k={size // 2} or less"
+            f"each position, but the model has only {size}: set sampler.{remedy}"
         )
         raise ConfigError([problem])
     if run.model.path and (

@@ -226,7 +226,8 @@ def _device_environment(place: Place, *, shared: bool) -> dict[str, str]:
     cache would use over a GiB without benefit.
     """
     if place.devices:
-        segments = os.environ.get("PYTORCH_ALLOC_CONF", "expandable_segments:True")
+        older = os.environ.get("PYTORCH_CUDA_ALLOC_CONF", "expandable_segments:True")
+        segments = os.environ.get("PYTORCH_ALLOC_CONF", older)
         waits = {WAIT_VARIABLE: "1"} if shared else {}
         return {"DS_ACCELERATOR": "cuda", "PYTORCH_ALLOC_CONF": segments, **waits}
     caches = ("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "LRU_CACHE_CAPACITY")

@@ -134,6 +134,23 @@ def test_truncated_answers_that_are_masked_and_zeroed_have_one_choice():
     assert "truncation=mask " not in translate(text)
 
 
+@pytest.mark.parametrize(
+    ("sampling", "is_biased"),
+    [
+        ("top_p = 0.9", True),
+        ("top_p = 0.9\ntop_k = 64", False),
+        ("top_k = 129", True),
+        ("top_k = -1\nmin_p = 0.1", True),
+        ("top_k = 64\nrepetition_penalty = 1.1", True),
+        ("top_k = 64\nrepetition_penalty = 1.0", False),
+    ],
+)
+def test_a_bias_is_accepted_only_where_no_exact_ratios_exist(sampling, is_biased, tmp_path):
+    command = translate(f"[orchestrator.sampling]\n{sampling}").splitlines()[0]
+    assert ("sampler.allow_biased_ratio=true" in command) == is_biased
+    check(composed(*shlex.split(command)[2:], f"output_dir={tmp_path}"))
+
+
 def test_several_environments_are_left_to_a_file_of_the_user():
     text = '[[env]]\nid = "gsm8k"\nweight = 0.5\n[[env]]\nid = "math-python"\nweight = 0.3\n'
     command, note = translate(text).splitlines()

@@ -194,6 +194,7 @@ def test_a_teacher_of_ours_is_served_as_a_policy_with_its_own_options(endpoint, 
     folder = RunFolder(tmp_path)
     folder.set_model(model.prepare(tmp_path))
     chat = chat_settings(teacher, folder, build(settings.env)())
+    assert chat.sampler == build(settings.sampler)().for_evaluation()
     assert folder.initial_model() == chat.model == REPO / "models" / "tiny-wiki"
     assert (chat.max_seq_len, chat.renderer, model.dtype) == (512, "auto", "bfloat16")
     assert settings.model is None  # the policy is another server's

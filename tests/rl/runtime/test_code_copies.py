@@ -52,12 +52,23 @@ def test_a_resume_adds_copies_only_if_the_code_changed(lab, tmp_path):
     copy_code(run_folder, files)
     saved(run_folder, 5)
     copy_code(run_folder, files)
+    copy_code(run_folder, files[:1])  # a file that is no longer imported
     assert [path.name for path in run_folder.code.iterdir()] == ["step_000000"]
     (lab / "mine/loss.py").write_text("loss = 2\n")
     copy_code(run_folder, files)
     assert changed_code(run_folder) == []
     versions = code_versions(run_folder)
     assert [len(versions[f"mine/{name}.py"]) for name in ("loss", "env")] == [2, 1]
+
+
+def test_a_file_that_is_first_imported_at_a_resume_is_copied(lab, tmp_path):
+    run_folder, files = RunFolder(tmp_path / "run"), files_of(lab)
+    copy_code(run_folder, files[:1])
+    saved(run_folder, 5)
+    copy_code(run_folder, files)
+    assert (run_folder.code / "step_000005" / "mine/env.py").is_file()
+    (lab / "mine/env.py").write_text("env = 2\n")
+    assert changed_code(run_folder) == ["mine/env.py"]
 
 
 def test_a_start_from_the_first_step_replaces_all_copies(lab, tmp_path):

@@ -119,8 +119,8 @@ def test_a_turn_that_an_environment_begins_is_told_from_the_sampled_rest():
     assert columns(root.rows[0])[:3] == first
     last = [("b", True, -1.0, 5, 1), ("x", True, -15.0, 7, 1), (IM_END, True, -IM_END / 8, 7, 1)]
     assert columns(root.rows[0])[-3:] == columns(again.rows[0])[-3:] == last
-    # The branch trains its given tokens, so those that had no version get the policy's logprobs.
-    assert [c[3] for c in columns(again.rows[0])[:3]] == [5, 5, 5]
+    # The branch trains its given tokens, so the one that had no version gets the policy's logprob.
+    assert columns(again.rows[0])[:3] == [("a", True, -1.0, 5, 0), *first[1:]]
 
 
 @pytest.mark.parametrize("trains", [True, False])
@@ -166,7 +166,9 @@ def test_a_branch_keeps_the_tokens_from_which_its_own_were_sampled(trains):
         given = prefix_of(root, 1, 3)
         branch = await play_one(group.example, seed=1, prefix=given, prefix_trains=trains)
         text = await play_one(group.example, seed=2, prefix="ab")
-        return [root, branch, text]
+        begun = await play_one(group.example, seed=3, prefix=prefix_of(text, 0, 3))
+        assert turns_of(text)[0].kept[:3] == [(), (), [ord("!"), ord("!") + 1]]
+        return [root, branch, text, begun]
 
     env = ScriptedEnv(replies=("more",), max_turns=2)
     for rollout in played(ask, Limited("one", "good", "!"), env):

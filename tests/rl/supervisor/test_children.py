@@ -174,12 +174,17 @@ def test_on_a_cpu_the_trainer_keeps_few_kernels_unless_the_user_says_more(monkey
 
 
 def test_a_rank_knows_that_it_must_use_its_gpu_and_waits_for_a_vllm_that_shares_it(monkeypatch):
-    monkeypatch.delenv("PYTORCH_ALLOC_CONF", raising=False)
+    for name in ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF"):
+        monkeypatch.delenv(name, raising=False)
     place = Place(host=0, devices=("0",), threads=1)
     alone = {"DS_ACCELERATOR": "cuda", "PYTORCH_ALLOC_CONF": "expandable_segments:True"}
     assert module._device_environment(place, shared=False) == alone
     shared = module._device_environment(place, shared=True)
     assert shared == {**alone, "OFFBYONE_WAIT_FOR_VLLM": "1"}
+    for name in ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF"):  # the new name goes first
+        monkeypatch.setenv(name, f"of {name}")
+        told = module._device_environment(place, shared=False)
+        assert told["PYTORCH_ALLOC_CONF"] == f"of {name}"
 
 
 def test_a_full_disk_of_the_supervisor_is_reported_with_a_remedy():

@@ -251,14 +251,20 @@ def test_data_on_a_hub_out_of_reach_is_refused_at_once_with_the_ways_out(offline
     assert "use local files" in problem
 
 
-def test_a_top_k_of_more_than_half_of_the_vocabulary_is_refused(tmp_path, refused):
+@pytest.mark.parametrize(
+    ("size", "top_k", "returned", "remedy"),
+    [(64, 40, 80, "top_k=32 or less"), (16, 4, 20, "allow_biased_ratio=true")],
+)
+def test_a_top_k_of_more_tokens_than_the_vocabulary_is_refused(
+    size, top_k, returned, remedy, tmp_path, refused
+):
     # torch.topk would fail in vLLM, which would end.
     model = saved_model(tmp_path / "model")
     config = json.loads((model / "config.json").read_text())
-    (model / "config.json").write_text(json.dumps({**config, "vocab_size": 64}))
+    (model / "config.json").write_text(json.dumps({**config, "vocab_size": size}))
     Tokenizer(models.WordLevel({"a": 0}, unk_token="a")).save(str(model / "tokenizer.json"))
-    problem = refused(*OWN, "sampler.top_k=40")
+    problem = refused(*OWN, f"sampler.top_k={top_k}")
     assert problem == (
-        "with sampler.top_k=40 vLLM would return 80 tokens at each position, but the model has "
-        "only 64: set sampler.top_k=32 or less"
+        f"with sampler.top_k={top_k} vLLM would return {returned} tokens at each position, but the "
+        f"model has only {size}: set sampler.{remedy}"
     )
