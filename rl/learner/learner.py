@@ -68,6 +68,7 @@ class Learner:
             logprob_chunk=self._settings.logprob_chunk,
             temperature=run.sampler.temperature,
             entropy_gradient=run.entropy_bonus != 0,
+            kl_from_uniform=Learned.of(run).reads({"kl_from_uniform"}),
             head_dtype=self._head_dtype,
         )
         if run.init_optimizer and not run_folder.complete_checkpoints():
