@@ -7,8 +7,8 @@
 metrics. A rollout that is alone in its group has the advantage 0.
 
 pi is the policy in training, at the sampler's temperature, over the whole vocabulary. So u is exact
-if this policy sampled the rollouts: without staleness, and in the first update of a batch. Otherwise
-u is that of the newer policy, with which each update computes it again.
+if this policy sampled the rollouts: without staleness, and in the first update of a batch. If an
+older policy sampled them, u is that of the newer one, and each update computes it again.
 
 N: tokens, R: rollouts of the micro-batch, G: its groups.
 """
