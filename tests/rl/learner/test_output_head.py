@@ -100,23 +100,25 @@ def test_entropies_are_computed_only_if_the_caller_asks():
 @pytest.mark.parametrize("chunk", [1, 3, 100])
 @pytest.mark.parametrize("gradient", [True, False])
 def test_the_kl_from_uniform_is_that_of_torch_and_changes_nothing_else(chunk, gradient):
-    given, targets = inputs()
-    hidden, weight, bias = given
-    found = head(*given, targets, chunk, gradient=gradient, kl=True)
+    (hidden, weight, bias), targets = inputs()
+    given = hidden, weight, bias
+    found = head(hidden, weight, bias, targets, chunk, gradient=gradient, kl=True)
     p = ((hidden @ weight.T + bias) / 0.7).detach().softmax(-1)
     uniform = torch.full_like(p, 1 / V)
     expected = torch.nn.functional.kl_div(p.log(), uniform, reduction="none").sum(-1)
     assert expected.min() > 0.01
     torch.testing.assert_close(found[2], expected, rtol=1e-12, atol=1e-12)
     assert not found[2].requires_grad
-    without = head(*given, targets, chunk, gradient=gradient)
+    without = head(hidden, weight, bias, targets, chunk, gradient=gradient)
     slopes = torch.linspace(-1, 2, N, dtype=torch.float64)
     values = [(slopes * each[0] + each[1]).sum() for each in (found, without)]
     one, other = (torch.autograd.grad(value, given) for value in values)
     torch.testing.assert_close((found[:2], one), (without, other), rtol=0, atol=0)
-    assert torch.autograd.gradcheck(
-        lambda *given: head(*given, targets, chunk, kl=True)[:2], given, atol=1e-7, rtol=1e-5
-    )
+
+    def outputs(hidden, weight, bias):
+        return head(hidden, weight, bias, targets, chunk, kl=True)[:2]
+
+    assert torch.autograd.gradcheck(outputs, given, atol=1e-7, rtol=1e-5)
 
 
 def test_the_kl_from_uniform_of_a_bfloat16_head_is_exact_for_its_logits():
