@@ -9,6 +9,7 @@ import torch
 
 from losses.aggregation import sequence_mean
 from losses.tokens import TokenLoss, mean_per_sequence
+from rl.config.schedules import split_schedules
 from rl.dry_call.learn import run_with_facts
 from rl.learner.kl import KLPenalty
 from rl.learner.learner import Learner
@@ -184,6 +185,20 @@ def test_a_batch_without_rows_is_planned():
     for share in plan([], ranks=3, whole_groups=True, **sizes):
         (micro,) = share.micro_batches
         assert micro.group_ids.tolist() == [-1]
+
+
+@per_world("how", {1: ["scheduled"]})
+@on_ranks
+def test_a_bonus_that_falls_from_0_has_the_gradient_of_the_entropy(setup, how):
+    """`run.entropy_bonus` is the largest value of the schedule, 0."""
+    folder, norms = RunFolder(setup.new_folder()), []
+    folder.set_model(setup.sources["float32"])
+    for end in (0.0, -1e4):  # the entropies of an untrained model hardly have a gradient
+        fall = f"{{_target_: rl.schedule.linear, start: 0.0, end: {end}, steps: 1}}"
+        config = split_schedules(composed(f"entropy_bonus={fall}"))
+        learner = Learner(run_with_facts(config), folder, setup.ranks)
+        norms.append(learner.update(setup.batch(setup.rows, "one", step=1))["train/grad_norm"])
+    assert norms[1] > 2 * norms[0]
 
 
 def surest(tokens):
