@@ -38,6 +38,8 @@ class Tokens:
     source: Tensor  # [N] int64, the `Source` of the token's rollout (losses/groups.py)
     old_logprobs: Tensor | None = None  # [N] log pi before the step's first update
     ref_logprobs: Tensor | None = None  # [N] logprobs under the reference or the teacher
+    # KL(uniform || pi) over the vocabulary, or None if the loss does not read it:
+    kl_from_uniform: Tensor | None = None  # [N] without gradient
     # Logprobs of the reference's K most likely tokens, or None if the loss does not use them:
     candidate_logprobs: Tensor | None = None  # [N, K] log pi, with gradient
     ref_candidate_logprobs: Tensor | None = None  # [N, K] log ref, in descending order

@@ -59,9 +59,10 @@ class Arm:
 
     def __post_init__(self) -> None:
         """Raise ValueError if recorded numbers do not suffice to compute this arm."""
-        if Learned.of(self.run).compares_distributions and not self.has_model:
-            needs = "a loss that compares distributions needs the model: add step=true"
-            raise ValueError(f"{self.name}: {needs}")
+        learned, field = Learned.of(self.run), "kl_from_uniform"
+        if (learned.compares_distributions or learned.reads({field})) and not self.has_model:
+            needs = f"a loss that compares distributions or reads {field} needs the model"
+            raise ValueError(f"{self.name}: {needs}: add step=true")
         if not self._is_unchanged("advantage"):
             if not Learned.of(self.run).batch_credit_is_neutral:
                 raise ValueError(

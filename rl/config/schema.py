@@ -19,7 +19,7 @@ from rl.config.nodes import (
     SamplerNode,
     TrainerSettings,
 )
-from rl.config.ranges import NonNegativeFloat, NonNegativeInt, PositiveInt
+from rl.config.ranges import NonNegativeInt, PositiveInt
 from rl.config.schedules import join_schedules, split_schedules, with_values
 from rl.config.transport import Transport, transport
 from rl.runtime.files import write_atomically
@@ -104,7 +104,7 @@ class Run(Settings):
     group_size: PositiveInt  # rollouts per example
     max_seq_len: Annotated[int, Meta(ge=2)]
     updates_per_batch: PositiveInt
-    entropy_bonus: NonNegativeFloat
+    entropy_bonus: float
     model: ModelNode
     adapter: AdapterNode
     env: Node

@@ -83,6 +83,7 @@ def made_up_tokens(*, has_old: bool, change: float = 0.0) -> tuple[Tokens, list[
         "ref_logprobs": perturbed(logprobs),
         "candidate_logprobs": leaves[1],
         "ref_candidate_logprobs": perturbed(candidates).sort(descending=True).values,
+        "kl_from_uniform": torch.linspace(2.0, 0.5, NUM_TOKENS),
     }
     if has_old:
         fields["old_logprobs"] = perturbed(logprobs)

@@ -67,7 +67,8 @@ class Learner:
             max_grad_norm=self._settings.max_grad_norm,
             logprob_chunk=self._settings.logprob_chunk,
             temperature=run.sampler.temperature,
-            entropy_gradient=run.entropy_bonus != 0,
+            entropy_gradient=run.entropy_bonus != 0 or "entropy_bonus" in run.schedules,
+            kl_from_uniform=Learned.of(run).reads({"kl_from_uniform"}),
             head_dtype=self._head_dtype,
         )
         if run.init_optimizer and not run_folder.complete_checkpoints():

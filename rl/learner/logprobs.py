@@ -49,12 +49,13 @@ class PolicyModule(nn.Module):
         *,
         chunk: int,  # number of tokens whose logits are in memory at a time
         entropy_gradient: bool = False,  # whether entropies have a gradient
+        kl_from_uniform: bool = False,  # return KL(uniform || pi) with the entropies
         head_dtype: torch.dtype | None = None,  # dtype of the head, or None for the model's dtype
     ) -> None:
         super().__init__()
         self.model = model
         self._chunk, self._entropy_gradient = chunk, entropy_gradient
-        self._head_dtype = head_dtype
+        self._kl_from_uniform, self._head_dtype = kl_from_uniform, head_dtype
         if not isinstance(self.head, nn.Linear):
             raise ValueError(
                 f"the output head is a {type(self.head)}, but logprobs need torch.nn.Linear: "
@@ -87,9 +88,10 @@ class PolicyModule(nn.Module):
     ) -> tuple[Tensor | None, ...]:
         """Return logprobs [N] and entropies [N] of tokens at which `mask` is True, row by row.
 
+        After the entropies, return KL(uniform || pi) [N] if the module computes it.
         With `candidates`, also return their logprobs [N, K]. With `top_k`, also return the K most
         likely tokens [N, K] and their logprobs [N, K]. Only the logprobs [N] depend on `kept`;
-        entropies and logprobs of other tokens are those of the full distribution.
+        all other numbers are those of the full distribution.
         """
         before = states_before(self.model.base_model, token_ids, mask)  # [N, H]
         targets = token_ids[:, 1:][mask[:, 1:]]  # [N]
@@ -100,7 +102,7 @@ class PolicyModule(nn.Module):
             targets = torch.cat([targets.unsqueeze(-1), *also], -1).clamp(min=0)
         # Never call `head`: under ZeRO-3 a call is collective, but ranks have unequal chunk counts.
         head, dtype = self.head, self._head_dtype or before.dtype
-        logprobs, entropy = OutputHead.apply(
+        logprobs, *others = OutputHead.apply(
             before,
             head.weight,
             head.bias,
@@ -110,6 +112,7 @@ class PolicyModule(nn.Module):
             dtype,
             entropies,
             self._entropy_gradient,
+            entropies and self._kl_from_uniform,
         )
         if also:
             num_kept = 0 if kept is None else kept.shape[1]
@@ -120,11 +123,11 @@ class PolicyModule(nn.Module):
             if kept is not None:
                 logprobs = logprobs - log_probability(kept, of_kept)
             if candidates is not None:
-                return logprobs, entropy, of_candidates
+                return logprobs, *others, of_candidates
         if top_k is not None:
             likeliest = most_likely(head, before, *top_k, temperature, self._chunk, dtype)
-            return logprobs, entropy, *likeliest
-        return logprobs, entropy
+            return logprobs, *others, *likeliest
+        return logprobs, *others
 
 
 def log_probability(kept: Tensor, logprobs: Tensor) -> Tensor:

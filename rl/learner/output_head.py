@@ -3,6 +3,7 @@
     z       = (h W^T + b) / temperature        logits, p = softmax(z)
     logprob = z[target] - logsumexp(z)         d logprob / d z = onehot(target) - p
     entropy = logsumexp(z) - sum(p * z)        d entropy / d z = -p * (log p + entropy)
+    kl_from_uniform = logsumexp(z) - mean(z) - log V, which is KL(uniform || p), without gradient
 
 The logits of a batch (tokens times vocabulary) are often larger than the model. So OutputHead
 computes one chunk of logits at a time, and recomputes each chunk in the backward pass. It sums the
@@ -11,6 +12,7 @@ chunks' gradients of W in float32, because autograd's sum in bfloat16 would lose
 N: completion tokens, H: hidden size, V: vocabulary, C: tokens of a chunk, K: most likely tokens.
 """
 
+import math
 from collections.abc import Iterable
 from itertools import repeat
 from typing import Any
@@ -35,12 +37,16 @@ class OutputHead(torch.autograd.Function):
         dtype: torch.dtype,  # dtype of the product of hidden states and weight
         with_entropies: bool,
         entropy_gradient: bool,
-    ) -> tuple[Tensor, Tensor | None]:
-        """Return (logprobs shaped like `targets`, entropies [N] if `with_entropies` else None)."""
+        with_kl_from_uniform: bool,
+    ) -> tuple[Tensor | None, ...]:
+        """Return (logprobs shaped like `targets`, entropies [N] if `with_entropies` else None).
+
+        With `with_kl_from_uniform`, also return the KL divergences [N].
+        """
         ctx.settings = temperature, chunk, dtype
         ctx.entropy_gradient = with_entropies and entropy_gradient
         cast = weight.to(dtype)
-        normalisers, logprobs, entropies = [], [], []
+        normalisers, logprobs, entropies, divergences = [], [], [], []
         # `strict=False`, because `_split` repeats a single temperature without end.
         for h, t, divisor in zip(
             hidden.split(chunk), targets.split(chunk), _split(temperature, chunk), strict=False
@@ -52,16 +58,21 @@ class OutputHead(torch.autograd.Function):
             if with_entropies:
                 p = (logits - normaliser.unsqueeze(-1)).exp_()
                 entropies.append(normaliser - p.mul_(logits).sum(-1))
+            if with_kl_from_uniform:
+                divergences.append(normaliser - logits.mean(-1) - math.log(len(weight)))
         entropy = torch.cat(entropies) if with_entropies else None
         ctx.save_for_backward(hidden, weight, bias, targets, torch.cat(normalisers), entropy)
+        constant = [torch.cat(divergences)] if with_kl_from_uniform else []
+        outputs = torch.cat(logprobs).view_as(targets), entropy, *constant
         if entropy is not None and not ctx.entropy_gradient:
-            ctx.mark_non_differentiable(entropy)
-        return torch.cat(logprobs).view_as(targets), entropy
+            constant.append(entropy)
+        ctx.mark_non_differentiable(*constant)
+        return outputs
 
     @staticmethod
     @once_differentiable
     def backward(  # pyright: ignore[reportIncompatibleMethodOverride] because of the decorator
-        ctx: Any, logprob_grads: Tensor, entropy_grads: Tensor
+        ctx: Any, logprob_grads: Tensor, entropy_grads: Tensor, *_: Tensor
     ) -> Any:
         hidden, weight, bias, targets, normalisers, entropies = ctx.saved_tensors
         targets, logprob_grads = map(_as_columns, (targets, logprob_grads))  # [N, M]
@@ -88,7 +99,7 @@ class OutputHead(torch.autograd.Function):
                 weight_gradient(grads, hidden[part].to(dtype), weight_grad)
             if bias_grad is not None:
                 bias_grad += grads.sum(0)
-        return hidden_grad, weight_grad, bias_grad, *[None] * 6
+        return hidden_grad, weight_grad, bias_grad, *[None] * 7
 
 
 def _as_columns(tensor: Tensor) -> Tensor:

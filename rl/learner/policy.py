@@ -57,6 +57,7 @@ class Policy:
         logprob_chunk: int,
         temperature: float,
         entropy_gradient: bool = False,
+        kl_from_uniform: bool = False,
         head_dtype: torch.dtype | None = None,
     ) -> None:
         self.ranks, self._optim, self._max_steps = ranks, optim, max_steps
@@ -65,8 +66,12 @@ class Policy:
             model,
             chunk=logprob_chunk,
             entropy_gradient=entropy_gradient,
+            kl_from_uniform=kl_from_uniform,
             head_dtype=head_dtype,
         )
+        # The outputs of the module, without `candidate_logprobs` if a batch has no candidates.
+        own = ("logprobs", "entropies", *["kl_from_uniform"] * kl_from_uniform)
+        self._outputs = (*own, "candidate_logprobs")
         self.has_adapter = has_adapter(model)
         self.engine = start_engine(
             module,
@@ -136,6 +141,9 @@ class Policy:
                 candidates=batch.candidates,
                 kept=batch.kept,
             )
+            if "kl_from_uniform" in self._outputs:  # it has no gradient
+                batch = replace(batch, kl_from_uniform=outputs[2])
+                outputs = (*outputs[:2], *outputs[3:])
             # First differentiate with respect to the outputs only, which is cheap. If the result is
             # zero on all ranks, skip the backward pass through the model.
             leaves = [output.detach().requires_grad_() for output in outputs]
@@ -183,8 +191,7 @@ class Policy:
         options = {"entropies": True, "candidates": batch.candidates, "kept": batch.kept}
         temperature = self._temperature_of(batch)
         outputs = self._score(batch.token_ids, batch.mask, temperature, **options)
-        names = ("logprobs", "entropies", "candidate_logprobs")
-        return replace(batch, scored=True, **dict(zip(names, outputs, strict=False)))
+        return replace(batch, scored=True, **dict(zip(self._outputs, outputs, strict=False)))
 
     @torch.no_grad()
     def base_scores(self, rows: Rows, top_k: int = 0) -> Logprobs:

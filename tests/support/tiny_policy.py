@@ -157,6 +157,12 @@ def completion(row: WeightedRow) -> tuple[Tensor, Tensor]:
     return torch.tensor(row.token_ids)[mask], torch.tensor(row.rollout_logprobs)[mask].double()
 
 
+def kl_from_uniform(logprobs: Tensor) -> Tensor:
+    """Return KL(uniform || pi) [N] from all logprobs [N, V], token by token of the vocabulary."""
+    uniform = torch.full_like(logprobs, 1 / logprobs.shape[1])
+    return (uniform * (uniform.log() - logprobs)).sum(-1)
+
+
 Terms = Callable[[Tensor, Tokens, Tensor], Tensor]
 """(token loss [N], tokens of one row, entropies [N]) -> what is minimised [N]"""
 
@@ -201,6 +207,7 @@ def reference(
             source=torch.tensor(row.source)[mask].long(),
             old_logprobs=old[i] if old else None,
             ref_logprobs=fixed(token_ids[mask], sampled)[1],
+            kl_from_uniform=kl_from_uniform(logprobs.detach())[mask[1:]],
             candidate_logprobs=logprobs[mask[1:]].gather(-1, given),
             ref_candidate_logprobs=likes.to(own.dtype),
         )

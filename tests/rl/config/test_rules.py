@@ -177,6 +177,7 @@ ALLOWED: dict[str, Changes] = {
     "muon with whole matrices": {"optim": MUON, "deepspeed": ZERO[0]},
     "muon with DeepSpeed's default stage": {"optim": MUON, "deepspeed": {}},
     "adapter with whole modules, merged": lora(modules_to_save=["norm"]),
+    "no reward, but less entropy": {"env.reward_weights": {"exact": 0.0}, "entropy_bonus": -1.0},
     "one of several rewards": {"env.reward_weights": {"exact": 0.0, "similarity": 1.0}},
     "a longest turn": {"sampler.max_tokens": 255},
     "the limits of one environment": {
@@ -207,7 +208,6 @@ OUT_OF_RANGE: list[tuple[str, Any, Changes]] = [
     ("max_steps", 0, {}),
     ("batch_size", 0, {}),
     ("updates_per_batch", 0, {}),
-    ("entropy_bonus", -0.1, {}),
     ("reward.length_penalty", -0.1, {}),
     ("sampler.temperature", 0.0, {}),
     ("sampler.top_p", 0.0, {}),

@@ -9,31 +9,38 @@ import torch
 
 from losses.aggregation import sequence_mean
 from losses.tokens import TokenLoss, mean_per_sequence
+from rl.config.schedules import split_schedules
+from rl.dry_call.learn import run_with_facts
 from rl.learner.kl import KLPenalty
+from rl.learner.learner import Learner
 from rl.learner.logprobs import PolicyModule
 from rl.learner.objective import Batch, Objective
 from rl.learner.preparation import Preparation
 from rl.records import Credit
 from rl.rollouts.plan import plan, weighted_rows
 from rl.runtime.failure import RunFailed
+from rl.runtime.folder import RunFolder
 from tests.support import tiny_policy as tiny
+from tests.support.composing import composed
 from tests.support.policy_setup import PlainSteps
 from tests.support.ranks import on_ranks, per_world
 
 RATE = 0.05
+FACTOR = 5.0  # the distributions of an untrained model hardly differ
 
 
 class Centred:
-    """A loss in which advantages, logprobs and entropies are relative to means of the batch."""
+    """A loss in which the numbers of a token are relative to means of the batch."""
 
     def statistics(self, tokens):
         columns = [torch.ones_like(tokens.logprobs), tokens.logprobs, tokens.entropies]
-        return torch.stack([*columns, tokens.advantages]).sum(1)
+        return torch.stack([*columns, tokens.kl_from_uniform, tokens.advantages]).sum(1)
 
     def __call__(self, tokens, statistics):
         assert statistics.dtype == torch.float64
-        logprob, entropy, advantage = statistics[1:] / statistics[0]
+        logprob, entropy, kl, advantage = statistics[1:] / statistics[0]
         surprise = tokens.logprobs.detach() - logprob + tokens.entropies - entropy
+        surprise += FACTOR * (tokens.kl_from_uniform - kl)
         loss = -(tokens.advantages - advantage) * surprise * tokens.logprobs
         return TokenLoss(loss, {})
 
@@ -48,7 +55,8 @@ CASES = [(split, updates) for split in ("one", "several") for updates in (1, 2)]
 @on_ranks
 def test_an_update_with_statistics_of_the_batch_is_that_of_plain_torch(setup, mode, split, updates):
     """At two updates per batch the pass for the old logprobs serves the first update."""
-    policy, loss = setup.policy("float32", mode, PlainSteps(RATE)), Centred()
+    policy = setup.policy("float32", mode, PlainSteps(RATE), kl_from_uniform=True)
+    loss = Centred()
     before, batch = setup.everywhere(policy), setup.batch(setup.rows, split)
     passes = []
     policy.engine.module.register_forward_hook(lambda *_: passes.append(1))
@@ -81,14 +89,15 @@ def test_an_update_with_statistics_of_the_batch_is_that_of_plain_torch(setup, mo
 
 @dataclass(frozen=True)
 class Ranked:
-    """A loss that compares the mean logprobs of all rollouts of a group."""
+    """A loss that compares mean logprobs and KL divergences of all rollouts of a group."""
 
     whole_groups = True
 
     def __call__(self, tokens):
         ids, index = tokens.rollout_ids.unique(return_inverse=True)
         means = mean_per_sequence(tokens.logprobs, index, len(ids))
-        worth = mean_per_sequence(tokens.advantages, index, len(ids))
+        numbers = tokens.advantages + FACTOR * tokens.kl_from_uniform
+        worth = mean_per_sequence(numbers, index, len(ids))
         groups = torch.zeros_like(ids).scatter(0, index, tokens.group_ids)
         same = groups[:, None] == groups
         gaps = (means[:, None] - means) * (worth[:, None] - worth)
@@ -107,7 +116,8 @@ def forked(group):
 
 def in_parts(model, groups, ranks, budget, shares_prefixes):
     """Value and gradient, summed over micro-batches and ranks by hand."""
-    module, objective = PolicyModule(model, chunk=7), Objective(Ranked())
+    module = PolicyModule(model, chunk=7, kl_from_uniform=True)
+    objective = Objective(Ranked())
     model.zero_grad()
     total, seen = 0.0, []
     for share in plan(
@@ -122,7 +132,8 @@ def in_parts(model, groups, ranks, budget, shares_prefixes):
         for micro in share.micro_batches:
             batch = Batch.of(micro, torch.device("cpu"), 0)
             outputs = module(batch.token_ids, batch.mask, 1.0, entropies=True)
-            loss, _ = objective.per_token(batch, outputs[0], outputs[1], 0.0)
+            known = replace(batch, kl_from_uniform=outputs[2])
+            loss, _ = objective.per_token(known, outputs[0], outputs[1], 0.0)
             value = batch.weighted_sum(loss)
             value.backward()
             total += float(value.detach())
@@ -174,3 +185,34 @@ def test_a_batch_without_rows_is_planned():
     for share in plan([], ranks=3, whole_groups=True, **sizes):
         (micro,) = share.micro_batches
         assert micro.group_ids.tolist() == [-1]
+
+
+@per_world("how", {1: ["scheduled"]})
+@on_ranks
+def test_a_bonus_that_falls_from_0_has_the_gradient_of_the_entropy(setup, how):
+    """`run.entropy_bonus` is the largest value of the schedule, 0."""
+    folder, norms = RunFolder(setup.new_folder()), []
+    folder.set_model(setup.sources["float32"])
+    for end in (0.0, -1e4):  # the entropies of an untrained model hardly have a gradient
+        fall = f"{{_target_: rl.schedule.linear, start: 0.0, end: {end}, steps: 1}}"
+        config = split_schedules(composed(f"entropy_bonus={fall}"))
+        learner = Learner(run_with_facts(config), folder, setup.ranks)
+        norms.append(learner.update(setup.batch(setup.rows, "one", step=1))["train/grad_norm"])
+    assert norms[1] > 2 * norms[0]
+
+
+def surest(tokens):
+    return TokenLoss(-tokens.kl_from_uniform * tokens.logprobs, {})
+
+
+@per_world("how", {1: ["read"]})
+@on_ranks
+def test_a_learner_computes_the_kl_from_uniform_only_for_a_loss_that_reads_it(setup, how):
+    folder, seen = RunFolder(setup.new_folder()), []
+    folder.set_model(setup.sources["float32"])
+    for target in (f"{__name__}.surest", "losses.reinforce.reinforce"):
+        run = run_with_facts(composed("loss=reinforce", f"loss._target_={target}"))
+        learner = Learner(run, folder, setup.ranks)
+        learner.policy.engine.module.register_forward_hook(lambda *given: seen.append(given[2]))
+        assert learner.update(setup.batch(setup.rows, "one"))["train/grad_norm"] > 0
+    assert [len(outputs) for outputs in seen] == [3, 2]

@@ -1,5 +1,6 @@
 """Logprobs among the tokens that top_p, top_k and min_p kept; N tokens, S kept tokens."""
 
+import math
 from dataclasses import replace
 
 import numpy as np
@@ -74,13 +75,14 @@ def test_value_and_gradient_are_those_of_masked_logits(folder, chunk, own_temper
     full = logits.log_softmax(-1)
     expected = among(logits, kept).gather(-1, own[:, None])[:, 0]
     plain = torch.autograd.grad((weights * expected).sum(), list(model.parameters()))
-    module = PolicyModule(model, chunk=chunk)
+    module = PolicyModule(model, chunk=chunk, kl_from_uniform=True)
     scored = module(token_ids, mask, temperature, entropies=True, candidates=candidates, kept=kept)
-    logprobs, entropies, of_candidates = scored
+    logprobs, entropies, kl, of_candidates = scored
     torch.testing.assert_close(logprobs, expected, rtol=1e-10, atol=1e-10)
-    # Entropies and candidates are those of the full distribution.
+    # All other numbers are those of the full distribution.
     torch.testing.assert_close(of_candidates, full.gather(-1, candidates))
     torch.testing.assert_close(entropies, -(full.exp() * full).sum(-1))
+    torch.testing.assert_close(kl, -full.mean(-1) - math.log(full.shape[1]))
     alone = module(token_ids, mask, temperature, kept=kept)[0]
     torch.testing.assert_close(alone, logprobs, rtol=0, atol=0)
     found = torch.autograd.grad((weights * logprobs).sum(), list(model.parameters()))

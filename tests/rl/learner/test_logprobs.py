@@ -103,6 +103,21 @@ def test_entropies_carry_the_gradient_of_plain_log_softmax_if_asked(model, rows,
     torch.testing.assert_close(found, wanted, rtol=1e-12, atol=1e-12)
 
 
+def test_the_kl_from_uniform_follows_the_entropies_and_is_computed_only_with_them(model, rows):
+    token_ids, mask = stacked(rows, 3)
+    module, plain_module = (PolicyModule(model, chunk=4, kl_from_uniform=x) for x in (True, False))
+    candidates = token_ids[mask][:, None].expand(-1, 2)
+    logits = model(input_ids=token_ids, use_cache=False).logits[:, :-1][mask[:, 1:]] / 0.6
+    expected = -logits.log_softmax(-1).mean(-1) - torch.tensor(VOCAB).log()
+    for options in ({}, {"candidates": candidates}, {"top_k": (2, VOCAB)}):
+        first, second, kl, *others = module(token_ids, mask, 0.6, entropies=True, **options)
+        torch.testing.assert_close(kl, expected, rtol=1e-6, atol=1e-6)
+        assert not kl.requires_grad
+        same = plain_module(token_ids, mask, 0.6, entropies=True, **options)
+        torch.testing.assert_close((first, second, *others), same, rtol=0, atol=0)
+    assert len(module(token_ids, mask, 0.6)) == 2
+
+
 def test_a_micro_batch_without_completion_tokens_has_a_gradient_of_zero_everywhere(model):
     logprobs, entropies = PolicyModule(model, chunk=4)(
         torch.zeros(1, 2, dtype=torch.int64),
@@ -130,11 +145,13 @@ class LargestLogits(TorchDispatchMode):
 
 
 @pytest.mark.parametrize("with_gradient", [True, False])
-def test_no_more_than_a_chunk_of_logits_exists_at_once(folder, rows, with_gradient):
+@pytest.mark.parametrize("kl", [True, False])
+def test_no_more_than_a_chunk_of_logits_exists_at_once(folder, rows, with_gradient, kl):
     model = load_model(folder, torch.float32, 0)
     token_ids, mask = stacked(rows)
     with LargestLogits() as seen, torch.set_grad_enabled(with_gradient):
-        logprobs, _ = PolicyModule(model, chunk=4)(token_ids, mask, 1.0, entropies=True)
+        module = PolicyModule(model, chunk=4, kl_from_uniform=kl)
+        logprobs, *_ = module(token_ids, mask, 1.0, entropies=True)
         if with_gradient:
             logprobs.sum().backward()
     assert 8 < mask.sum() < HIDDEN
@@ -150,7 +167,7 @@ def test_nothing_of_size_v_waits_for_the_backward_pass(folder, rows):
         return tensor
 
     with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
-        PolicyModule(model, chunk=4)(*stacked(rows), 1.0, entropies=True)
+        PolicyModule(model, chunk=4, kl_from_uniform=True)(*stacked(rows), 1.0, entropies=True)
     assert kept
     assert not [shape for shape in kept if shape[-1:] == (VOCAB,)]
 

@@ -11,6 +11,7 @@ import torch
 from losses import aggregation
 from losses.correction import tis_sequence
 from losses.kl import k3
+from losses.tokens import TokenLoss
 from rl.config.build import component
 from rl.learner.kl import KLPenalty
 from rl.learner.logprobs import PolicyModule
@@ -133,6 +134,30 @@ def test_value_and_gradient_are_the_same_for_every_split_and_order(
         torch.testing.assert_close(found, gradient, rtol=1e-12, atol=1e-12)
         counts.add(count)
     assert len(counts) > 3
+
+
+def test_a_negative_bonus_minimises_the_entropy_itself(model, groups):
+    objective = Objective(lambda tokens: TokenLoss(0 * tokens.logprobs, {}), entropy_bonus=-1.0)
+    rows = weighted_rows(groups, aggregation.token_mean)
+
+    def entropy_of(loss, tokens, entropies):
+        return entropies
+
+    value, gradient = tiny_policy.reference(model, rows, objective.token_loss, entropy_of)
+    for ranks, budget in SPLITS:
+        total, found, _ = in_parts(model, rows, objective, old=False, ranks=ranks, budget=budget)
+        assert total == pytest.approx(value, rel=1e-12)
+        torch.testing.assert_close(found, gradient, rtol=1e-12, atol=1e-12)
+    head, generator = model.lm_head.weight, torch.Generator().manual_seed(0)
+    direction = torch.randn(head.shape, generator=generator, dtype=head.dtype)
+    values = []
+    for step in (1e-4, -2e-4):
+        head.data.add_(step * direction)
+        values.append(tiny_policy.reference(model, rows, objective.token_loss, entropy_of)[0])
+    head.data.add_(1e-4 * direction)
+    slope = (gradient["model.embed_tokens.weight"] * direction).sum()
+    assert slope.abs() > 0.01
+    assert (values[0] - values[1]) / 2e-4 == pytest.approx(float(slope), rel=1e-5)
 
 
 def test_numbers_outside_of_the_completion_reach_neither_value_nor_gradient(model, groups):

@@ -21,9 +21,11 @@ def inputs(dtype=torch.float64, n=N):
     return [t.requires_grad_() for t in (hidden, weight, bias)], targets
 
 
-def head(hidden, weight, bias, targets, chunk, *, dtype=None, entropies=True, gradient=True):
-    dtype = dtype or hidden.dtype
-    return OutputHead.apply(hidden, weight, bias, targets, 0.7, chunk, dtype, entropies, gradient)
+def head(
+    hidden, weight, bias, targets, chunk, *, dtype=None, entropies=True, gradient=True, kl=False
+):
+    options = dtype or hidden.dtype, entropies, gradient, kl
+    return OutputHead.apply(hidden, weight, bias, targets, 0.7, chunk, *options)
 
 
 @pytest.mark.parametrize("chunk", [1, 3, 100])
@@ -47,7 +49,7 @@ def test_each_token_may_have_its_own_temperature(chunk):
     temperatures = torch.linspace(0.4, 1.6, N, dtype=torch.float64).unsqueeze(-1)  # [N, 1]
 
     def logprobs(hidden, weight, bias, temperature=temperatures):
-        rest = targets, temperature, chunk, hidden.dtype, True, True
+        rest = targets, temperature, chunk, hidden.dtype, True, True, False
         return OutputHead.apply(hidden, weight, bias, *rest)[0]
 
     for i, temperature in enumerate(temperatures[:, 0].tolist()):
@@ -61,12 +63,14 @@ def test_two_words_by_hand():
     hidden = torch.tensor([[1.0]], requires_grad=True)
     weight = torch.tensor([[0.0], [torch.tensor(3.0).log()]], requires_grad=True)
     made = OutputHead.apply(
-        hidden, weight, None, torch.tensor([1]), 0.5, 1, torch.float32, True, True
+        hidden, weight, None, torch.tensor([1]), 0.5, 1, torch.float32, True, True, True
     )
-    logprob, entropy = made
+    logprob, entropy, kl = made
     p = torch.tensor([0.1, 0.9])
     torch.testing.assert_close(logprob, p.log()[1:])
     torch.testing.assert_close(entropy, -(p * p.log()).sum().reshape(1))
+    # KL(uniform || p) = (log(0.5 / 0.1) + log(0.5 / 0.9)) / 2 = log(0.5 / 0.3)
+    torch.testing.assert_close(kl, torch.tensor([5 / 3]).log())
     (of_weight,) = torch.autograd.grad(logprob, weight, retain_graph=True)
     torch.testing.assert_close(of_weight, torch.tensor([[-0.2], [0.2]]))  # +-(1 - 0.9) / 0.5
     (of_weight,) = torch.autograd.grad(entropy, weight)
@@ -93,9 +97,44 @@ def test_entropies_are_computed_only_if_the_caller_asks():
     logprobs.sum().backward()
 
 
+@pytest.mark.parametrize("chunk", [1, 3, 100])
+@pytest.mark.parametrize("gradient", [True, False])
+def test_the_kl_from_uniform_is_that_of_torch_and_changes_nothing_else(chunk, gradient):
+    (hidden, weight, bias), targets = inputs()
+    given = hidden, weight, bias
+    found = head(hidden, weight, bias, targets, chunk, gradient=gradient, kl=True)
+    p = ((hidden @ weight.T + bias) / 0.7).detach().softmax(-1)
+    uniform = torch.full_like(p, 1 / V)
+    expected = torch.nn.functional.kl_div(p.log(), uniform, reduction="none").sum(-1)
+    assert expected.min() > 0.01
+    torch.testing.assert_close(found[2], expected, rtol=1e-12, atol=1e-12)
+    assert not found[2].requires_grad
+    without = head(hidden, weight, bias, targets, chunk, gradient=gradient)
+    slopes = torch.linspace(-1, 2, N, dtype=torch.float64)
+    values = [(slopes * each[0] + each[1]).sum() for each in (found, without)]
+    one, other = (torch.autograd.grad(value, given) for value in values)
+    torch.testing.assert_close((found[:2], one), (without, other), rtol=0, atol=0)
+
+    def outputs(hidden, weight, bias):
+        return head(hidden, weight, bias, targets, chunk, kl=True)[:2]
+
+    assert torch.autograd.gradcheck(outputs, given, atol=1e-7, rtol=1e-5)
+
+
+def test_the_kl_from_uniform_of_a_bfloat16_head_is_exact_for_its_logits():
+    """The logits are rounded to bfloat16; all later numbers are float32."""
+    (hidden, weight, bias), targets = inputs(torch.bfloat16, 300)
+    kl = head(hidden, weight, bias, targets, 7, kl=True)[2]
+    logits = torch.nn.functional.linear(hidden, weight, bias).detach().double() / 0.7
+    expected = -logits.log_softmax(-1).mean(-1) - torch.tensor(V).log().double()
+    assert kl.dtype == torch.float32
+    torch.testing.assert_close(kl.double(), expected, rtol=1e-5, atol=1e-6)
+
+
 def test_without_tokens_the_gradients_are_zero():
     (hidden, weight, bias), targets = inputs(n=0)
-    logprobs, entropies = head(hidden, weight, bias, targets, 3)
+    logprobs, entropies, kl = head(hidden, weight, bias, targets, 3, kl=True)
+    assert kl.shape == (0,)
     (logprobs.sum() + entropies.sum()).backward()
     assert hidden.grad.shape == (0, H)
     assert not weight.grad.any()

@@ -209,7 +209,7 @@ def test_value_and_gradient_are_those_of_plain_rows(tmp_path, is_critic, length)
 
     def make(model):
         if not is_critic:
-            return PolicyModule(model, chunk=7, entropy_gradient=True)
+            return PolicyModule(model, chunk=7, entropy_gradient=True, kl_from_uniform=True)
         module = ValueModule(model)
         nn.init.normal_(module.head.weight, generator=torch.Generator().manual_seed(0))
         return module
