@@ -120,8 +120,10 @@ def env_config(name: str, args: dict[str, Any]) -> Any:
         harness = dict(agent.get("harness") or {})
         pinned = harness.get("id") or (declared.harness.id if declared.harness else None)
         harness_id = pinned or ("null" if default_id == "bash" else default_id)
-        if declared.harness is None or harness:
-            agent["harness"] = {**harness, "id": harness_id}
+        same = declared.harness is not None and declared.harness.id == harness_id
+        # A harness may be a script with its own packages, which PYTHONPATH would hide.
+        env = {"PYTHONPATH": "", **(declared.harness.env if same else {}), **harness.get("env", {})}
+        agent["harness"] = {**harness, "id": harness_id, "env": env}
         if not loaders.harness_class(harness_id).EXECUTES_CODE:
             agent.setdefault("runtime", {"type": "subprocess"})
         config[role] = agent

@@ -160,6 +160,20 @@ def test_a_policy_in_training_has_a_shell_only_if_the_configuration_asks_for_it(
     assert (asked.harness.id, asked.runtime.type) == ("bash", "prime")  # as the library has it
 
 
+@v1_only
+def test_a_harness_does_not_import_the_librarys_packages_from_our_pythonpath():
+    from envs.verifiers.v1 import env_config
+
+    # The harness null is a script with packages of its own.
+    assert env_config("plain_tasks", {}).agent.harness.env == {"PYTHONPATH": ""}
+    args = {"writer": {"harness": {"env": {"PYTHONPATH": "mine", "A": "b"}}}}
+    race = env_config("letter_race", args)
+    assert race.writer.harness.env == {"PYTHONPATH": "mine", "A": "b"}
+    # What an environment declares remains.
+    assert race.rival.harness.env == {"PYTHONPATH": "", "C": "d"}
+    assert race.rival.harness.stream
+
+
 @pytest.mark.parametrize(
     ("env_id", "message"),
     [

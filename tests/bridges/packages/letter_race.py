@@ -14,7 +14,9 @@ class LetterRaceTaskset(LetterTaskset):
 
 class RaceConfig(vf.EnvConfig):
     writer: vf.AgentConfig = AGENT
-    rival: vf.AgentConfig = AGENT
+    rival: vf.AgentConfig = vf.AgentConfig(
+        harness={"id": "letter-tasks", "stream": True, "env": {"C": "d"}}
+    )
     judge: vf.AgentConfig = AGENT
 
 
