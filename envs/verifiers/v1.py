@@ -120,9 +120,10 @@ def env_config(name: str, args: dict[str, Any]) -> Any:
         harness = dict(agent.get("harness") or {})
         pinned = harness.get("id") or (declared.harness.id if declared.harness else None)
         harness_id = pinned or ("null" if default_id == "bash" else default_id)
-        same = declared.harness is not None and declared.harness.id == harness_id
+        own = declared.harness
+        inherited = own.env if own is not None and own.id == harness_id else {}
         # A harness may be a script with its own packages, which PYTHONPATH would hide.
-        env = {"PYTHONPATH": "", **(declared.harness.env if same else {}), **harness.get("env", {})}
+        env = {"PYTHONPATH": "", **inherited, **harness.get("env", {})}
         agent["harness"] = {**harness, "id": harness_id, "env": env}
         if not loaders.harness_class(harness_id).EXECUTES_CODE:
             agent.setdefault("runtime", {"type": "subprocess"})
