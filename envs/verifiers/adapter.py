@@ -35,8 +35,8 @@ class Adapter(Protocol):
         """Return the first `limit` rows of a split; None if the split does not exist."""
         ...
 
-    async def play(self, row: Row, speak: Speak) -> Outcome:
-        """Play one episode. Raise an exception if the environment's code fails."""
+    async def play(self, row: Row, speak: Speak) -> dict[str, Outcome]:
+        """Play one episode, return role -> outcome. Raise an exception if its code fails."""
         ...
 
 

@@ -50,18 +50,19 @@ class ClassicAdapter:
         rows = dataset.select(range(size)).to_list()
         return [Row(_first_messages(row["prompt"]), row) for row in rows]
 
-    async def play(self, row: Row, speak: Speak) -> Outcome:
+    async def play(self, row: Row, speak: Speak) -> dict[str, Outcome]:
         (output,) = await self._env.run_group([row.data], PolicyClient(speak), MODEL, {})
         if output["error"]:
             raise RuntimeError(f"the rollout ended in an error: {output['error']!r}")
         stop = _STOPS.get(output["stop_condition"] or "")
         # With a truncated turn or max_turns=1, the last turn's reason says more than MAX_TURNS.
         prefer_last = output["is_truncated"] or getattr(self._env, "max_turns", 1) == 1
-        return Outcome(
+        outcome = Outcome(
             reward=float(output["reward"]),
             rewards={name: float(value) for name, value in (output["metrics"] or {}).items()},
             stop_reason=None if stop is StopReason.MAX_TURNS and prefer_last else stop,
         )
+        return {"": outcome}
 
 
 class PolicyClient(OpenAIChatCompletionsClient):

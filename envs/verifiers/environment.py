@@ -61,15 +61,14 @@ class Verifiers(Environment):
 
     async def play(self, episode: Episode, speak: Speak) -> None:
         row = self._rows[episode.example.info["split"]][episode.example.id]
-        outcome = await self._adapter.play(row, speak)
-        episode.memory["outcome"] = outcome
-        episode.stop_reason = outcome.stop_reason
+        episode.memory["outcomes"] = await self._adapter.play(row, speak)
 
     async def score(self, episode: Episode) -> dict[str, float]:
         """Return rewards and metrics by name. Their weighted sum is the library's reward."""
-        outcome = episode.memory.get("outcome")
+        outcome = episode.memory.get("outcomes", {}).get(episode.role)
         if outcome is None:  # the context was full, so `play` did not finish
             return dict.fromkeys(self.reward_weights, 0.0)
+        episode.stop_reason = outcome.stop_reason or episode.stop_reason
         rewards = {**dict.fromkeys(self.reward_weights, 0.0), **outcome.rewards}
         rest = outcome.reward - sum(w * rewards[name] for name, w in self.reward_weights.items())
         return {**rewards, UNLISTED: 0.0 if abs(rest) < 1e-9 else rest}

@@ -1,14 +1,18 @@
 """The adapter for tasksets of `verifiers.v1`, which are played by a harness (an agent program).
 
 The harness, often a separate process, asks the endpoint in envs/policy_endpoint.py for every
-turn. Each request contains the id of a trace, the library's record of one agent's episode.
+turn. Each request contains the id of a trace, the library's record of one run of an agent. An
+environment may run several agents, or one several times: each run is a role of the policy.
 """
 
 # pyright: reportAttributeAccessIssue=false
 # Needed because pyright mistakes this folder, `verifiers`, for the library.
 
 import asyncio
+import math
 import os
+from collections import Counter
+from functools import partial
 from typing import Any
 
 import verifiers.v1 as vf  # pyright: ignore[reportMissingImports]
@@ -50,8 +54,9 @@ class TasksetAdapter:
             self.reward_weights |= _reward_weights(tasks[0])
         return [Row(_first_messages(task.data), task) for task in tasks]
 
-    async def play(self, row: Row, speak: Speak) -> Outcome:
-        sessions: list[str] = []
+    async def play(self, row: Row, speak: Speak) -> dict[str, Outcome]:
+        roles: dict[str, str] = {}  # id of a trace -> role
+        runs = Counter[str]()  # name of an agent -> how often the agent ran
         full = False
 
         async def get_turn(
@@ -65,16 +70,20 @@ class TasksetAdapter:
                 raise
 
         def register_session(trace: vf.Trace) -> None:
-            sessions.append(trace.id)
-            self._endpoint.get_turn_by_key[trace.id] = get_turn
+            name = trace.agent.name
+            runs[name] += 1
+            role = name if runs[name] == 1 else f"{name}-{runs[name]}"
+            roles[trace.id] = "" if isinstance(self._env, vf.SingleAgentEnv) else role
+            get_turn_of_role = partial(get_turn, role=roles[trace.id])
+            self._endpoint.get_turn_by_key[trace.id] = get_turn_of_role
 
         context = await self._model_context()
         try:
             episode = await self._env.run_episode(row.data, context, on_trace=register_session)
         finally:
-            for session in sessions:
+            for session in roles:
                 del self._endpoint.get_turn_by_key[session]
-        return _make_outcome(episode, full)
+        return _make_outcomes(episode, roles, full)
 
     async def _model_context(self) -> vf.ModelContext:
         if self._context is None:
@@ -106,19 +115,16 @@ def env_config(name: str, args: dict[str, Any]) -> Any:
     config: dict[str, Any] = {**args, "taskset": {**args.get("taskset", {}), "id": name}}
     config_class = loaders.env_config_type(name, config.get("id", ""))
     default_id = loaders.default_harness_id(name)
-    roles = agent_config_fields(config_class())
-    if len(roles) > 1:
-        raise ValueError(
-            f"env.id={name} has the agents {', '.join(roles)}, but env=verifiers supports only "
-            "one agent: choose another environment"
-        )
-    for role, declared in roles.items():
+    for role, declared in agent_config_fields(config_class()).items():
         agent = dict(config.get(role, {}))
         harness = dict(agent.get("harness") or {})
         pinned = harness.get("id") or (declared.harness.id if declared.harness else None)
         harness_id = pinned or ("null" if default_id == "bash" else default_id)
-        if declared.harness is None or harness:
-            agent["harness"] = {**harness, "id": harness_id}
+        own = declared.harness
+        inherited = own.env if own is not None and own.id == harness_id else {}
+        # A harness may be a script with its own packages, which PYTHONPATH would hide.
+        env = {"PYTHONPATH": "", **inherited, **harness.get("env", {})}
+        agent["harness"] = {**harness, "id": harness_id, "env": env}
         if not loaders.harness_class(harness_id).EXECUTES_CODE:
             agent.setdefault("runtime", {"type": "subprocess"})
         config[role] = agent
@@ -131,16 +137,20 @@ def _reward_weights(task: Any) -> dict[str, float]:
     return {name: weight for name, weight in (weights | judges).items() if weight}
 
 
-def _make_outcome(episode: Any, full: bool) -> Outcome:
-    """Return the outcome of an episode. If the context was `full`, ignore the episode's error."""
-    if len(episode.traces) > 1:
-        names = [trace.agent.name for trace in episode.traces]
-        raise ValueError(f"agents {names} played, but only one can train: choose another env.id")
+def _make_outcomes(episode: Any, roles: dict[str, str], full: bool) -> dict[str, Outcome]:
+    """Return role -> outcome. If the context was `full`, ignore the episode's error."""
     if not episode.ok and not full:
         errors = [*episode.errors, *(e for trace in episode.traces for e in trace.errors)]
         why = f"{errors[-1].type}: {errors[-1].message}" if errors else "no error message"
         raise RuntimeError(f"the episode of the verifiers environment failed: {why}")
-    (trace,) = episode.traces
+    finished = {trace.id: trace for trace in episode.traces}
+    return {role: _make_outcome(finished.get(id)) for id, role in roles.items()}
+
+
+def _make_outcome(trace: Any) -> Outcome:
+    """Return the outcome of a run: NaN, so that it is not trained, if the library says so."""
+    if trace is None or not trace.agent.trainable:  # None: the library retried the run
+        return Outcome(reward=math.nan)
     scores = {name: reward.score for name, reward in trace.rewards.items() if reward is not None}
     metrics = {name: value for name, value in trace.metrics.items() if value is not None}
     return Outcome(

@@ -116,6 +116,28 @@ def test_every_rollout_of_a_group_is_played_by_itself():
 
 
 @v1_only
+def test_each_run_of_an_agent_is_a_role_with_its_own_reward():
+    rollouts, _ = play(bridge("letter-race"), "a", "bb", "aaa", "a", max_tokens=4)
+    assert [(r.role, said(r)) for r in rollouts] == [
+        ("writer", "a"),
+        ("rival", "bb"),
+        ("writer-2", "aaa"),
+        ("judge", "a"),
+    ]
+    assert [r.rewards["longest"] for r in rollouts[:3]] == [0.0, 0.0, 1.0]
+    # letters + lower / 2 + longest
+    assert [r.reward for r in rollouts] == [1.5, 0.5, 2.5, None]
+    assert "NaN" in rollouts[3].error  # the environment does not train the judge
+
+
+@v1_only
+def test_each_role_has_its_own_stop_reason():
+    rollouts, _ = play(bridge("letter-race"), "a", "bbbbbbbb", "a", max_tokens=4)
+    reasons = [rollout.stop_reason for rollout in rollouts]
+    assert reasons == [StopReason.STOP, StopReason.MAX_TOKENS, StopReason.STOP, StopReason.STOP]
+
+
+@v1_only
 def test_its_limit_of_turns_is_the_stop_reason():
     (rollout,), _ = play(bridge(GAME, args={"agent": {"max_turns": 1}}), "aa")
     assert (rollout.stop_reason, rollout.turns, rollout.reward) == (StopReason.MAX_TURNS, 1, 1.5)
@@ -136,6 +158,20 @@ def test_a_policy_in_training_has_a_shell_only_if_the_configuration_asks_for_it(
     assert (agent.harness.id, agent.runtime.type) == ("null", "subprocess")
     asked = env_config("plain_tasks", {"agent": {"harness": {"id": "bash"}}}).agent
     assert (asked.harness.id, asked.runtime.type) == ("bash", "prime")  # as the library has it
+
+
+@v1_only
+def test_a_harness_does_not_import_the_librarys_packages_from_our_pythonpath():
+    from envs.verifiers.v1 import env_config
+
+    # The harness null is a script with packages of its own.
+    assert env_config("plain_tasks", {}).agent.harness.env == {"PYTHONPATH": ""}
+    args = {"writer": {"harness": {"env": {"PYTHONPATH": "mine", "A": "b"}}}}
+    race = env_config("letter_race", args)
+    assert race.writer.harness.env == {"PYTHONPATH": "mine", "A": "b"}
+    # What an environment declares remains.
+    assert race.rival.harness.env == {"PYTHONPATH": "", "C": "d"}
+    assert race.rival.harness.stream
 
 
 @pytest.mark.parametrize(
