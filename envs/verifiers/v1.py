@@ -122,11 +122,17 @@ def env_config(name: str, args: dict[str, Any]) -> Any:
         harness_id = pinned or ("null" if default_id == "bash" else default_id)
         own = declared.harness
         inherited = own.env if own is not None and own.id == harness_id else {}
-        # A harness may be a script with its own packages, which PYTHONPATH would hide.
-        env = {"PYTHONPATH": "", **inherited, **harness.get("env", {})}
-        agent["harness"] = {**harness, "id": harness_id, "env": env}
         if not loaders.harness_class(harness_id).EXECUTES_CODE:
             agent.setdefault("runtime", {"type": "subprocess"})
+        # A harness may be a script with its own packages, which our PYTHONPATH would hide. A
+        # container has its own PYTHONPATH.
+        is_local = (agent.get("runtime") or {}).get("type", "subprocess") == "subprocess"
+        env = {"PYTHONPATH": ""} if is_local else {}
+        agent["harness"] = {
+            **harness,
+            "id": harness_id,
+            "env": env | inherited | harness.get("env", {}),
+        }
         config[role] = agent
     return loaders.resolve_env_config(config)
 

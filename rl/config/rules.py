@@ -132,8 +132,9 @@ def reward_problems(config: Config) -> Iterator[str]:
         entries = value_of(config, f"{path}.rewards")  # an entry may contain its reward's weight
         entries = entries.values() if isinstance(entries, Mapping) else ()
         own = [entry["weight"] for entry in entries if isinstance(entry.get("weight"), float | int)]
-        # Minimising the entropy needs no rewards.
-        needed = config["entropy_bonus"] >= 0
+        # Minimising the entropy needs no rewards. A schedule may begin or end at 0.
+        scheduled = "entropy_bonus" in (config.get("schedules") or {})
+        needed = config.get("entropy_bonus", 0.0) >= 0 and not scheduled
         if needed and isinstance(weights, Mapping) and not any([*weights.values(), *own]):
             yield f"{path}.reward_weights={dict(weights)} makes every reward 0: raise one weight"
 

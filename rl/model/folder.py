@@ -15,7 +15,7 @@ _HASHED_BEFORE = ("config.json", "tokenizer.json")  # older fingerprints cover n
 _HASHED = (
     *_HASHED_BEFORE,
     *("chat_template.jinja", "tokenizer_config.json", "special_tokens_map.json"),
-    *("added_tokens.json", "vocab.json", "merges.txt", "tokenizer.model", "generation_config.json"),
+    *("added_tokens.json", "tokenizer.model", "generation_config.json"),
 )
 # Suffixes of architectures that are not causal language models.
 _OTHER_HEADS = (

@@ -114,7 +114,9 @@ class GroupCredit:
 
     def _truncate(self, rollout: Rollout) -> Credit:
         credit = self.truncation(rollout)
-        trains = credit.trains and not (credit.reward is None and self.needs_score)
+        trains = credit.trains and not (
+            credit.reward is None and (self.needs_score or rollout.role)
+        )
         return replace(credit, trains=trains, by_token=self.per_token)
 
     def _advantages_of(self, group: ScoredGroup) -> list[tuple[float, ...]]:

@@ -54,8 +54,9 @@ class Branch(Strategy):
         """
         found = []
         for number, turn in enumerate(turns_of(rollout)):
-            # A branch at a given token, or at the rollout's first token, would be a new attempt.
-            first = turn.versions.count(-1) + (0 if number else 1)
+            if -1 in turn.versions:  # the branches would train the given tokens
+                continue
+            first = 0 if number else 1  # a branch at the rollout's first token is a new attempt
             last = len(turn.logprobs) - self.window if self.at == "token" else 0
             starts = np.arange(first, min(max(last, first) + 1, len(turn.logprobs)))
             if not len(starts) or (self.at == "turn" and not number):

@@ -65,8 +65,8 @@ def test_messages_requests_and_turns_in_every_form():
     splits = [env.examples(split) for split in ("train", "eval")]
     weights, env.reward_weights = env.reward_weights, {"letters": 2.0, "length": 0.5}
     played = [episode("x") for _ in range(3)]
-    played[0].memory["outcome"] = Outcome(3.0, {"letters": 1.0, "extra": 9.0})
-    played[1].memory["outcome"] = Outcome(2.0, {"letters": 1.0})
+    played[0].memory["outcomes"] = {"": Outcome(3.0, {"letters": 1.0, "extra": 9.0})}
+    played[1].memory["outcomes"] = {"": Outcome(2.0, {"letters": 1.0})}
     golden("envs/messages", {
         "api": [to_api_format(one, "reasoning_content") for one in own],
         "json": [outcome(clean_json, value) for value in values],

@@ -271,6 +271,12 @@ def test_groups_whose_penalties_differ_have_a_spread():
     assert [c.advantages for c in made] == [(0.5,), (-0.5,)]
 
 
+def test_a_role_without_a_score_never_trains():
+    rollouts = [replace(rollout(None), role="user"), rollout(None)]
+    make = GroupCredit(truncation.keep, SUMMED, group_mean, weights_of({}), needs_score=False)
+    assert [credit.trains for credit in make(EXAMPLE, rollouts)] == [False, True]
+
+
 @pytest.mark.parametrize("needs_score", [True, False])
 def test_a_rollout_without_a_score_trains_only_if_the_loss_reads_no_advantages(needs_score):
     rollouts = [rollout(1.0, lengths=(2,)), rollout(None, StopReason.TIMEOUT, lengths=(98,))]
