@@ -17,7 +17,7 @@ def test_the_plan_of_this_machine_starts_nothing(tmp_path, monkeypatch):
     assert vllm.startswith("vLLM     ")
     assert trainer.startswith("trainer  ")
     assert others.startswith("others   ")
-    assert memory.startswith("memory: ")
+    assert memory.startswith("host needs ")
     assert rate == "learning rate: 0.0005; usual for all of 0.8 M parameters: 0.0001 to 0.01"
     assert not list(tmp_path.iterdir())
 
