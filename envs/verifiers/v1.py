@@ -154,7 +154,7 @@ def _make_outcomes(episode: Any, roles: dict[str, str], full: bool) -> dict[str,
 
 
 def _make_outcome(trace: Any) -> Outcome:
-    """Return the outcome of a run: NaN, so that it is not trained, if the library says so."""
+    """Return the outcome of a run. The reward is NaN if the library does not train this run."""
     if trace is None or not trace.agent.trainable:  # None: the library retried the run
         return Outcome(reward=math.nan)
     scores = {name: reward.score for name, reward in trace.rewards.items() if reward is not None}

@@ -4,6 +4,7 @@ import math
 
 import pytest
 import torch
+from splits import check_order_and_splits
 
 from losses.tokens import Tokens
 from my_lab.online_dpo import OnlineDPO, pairs
@@ -55,15 +56,7 @@ def test_value_and_gradient_of_each_token() -> None:
 
 
 def test_groups_in_separate_micro_batches_and_in_any_order_have_the_same_loss() -> None:
-    loss = OnlineDPO(beta=0.3)
-    whole = loss(tokens_of(TABLE)).loss.tolist()
-    order = [9, 3, 5, 0, 7, 2, 6, 8, 1, 4]
-    mixed = loss(tokens_of([TABLE[i] for i in order])).loss.tolist()
-    assert mixed == pytest.approx([whole[i] for i in order])
-    for group in range(4):
-        members = [i for i, row in enumerate(TABLE) if row[1] == group]
-        alone = loss(tokens_of([TABLE[i] for i in members])).loss.tolist()
-        assert alone == pytest.approx([whole[i] for i in members])
+    check_order_and_splits(OnlineDPO(beta=0.3), tokens_of, TABLE)
 
 
 def test_a_micro_batch_without_pairs_still_has_a_gradient_of_zero() -> None:

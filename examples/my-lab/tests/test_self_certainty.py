@@ -6,6 +6,7 @@ from functools import partial
 import pytest
 import torch
 from composing import composed
+from splits import check_order_and_splits
 
 from losses.ppo_clip import ppo_clip
 from losses.tokens import Tokens
@@ -64,14 +65,7 @@ def test_value_and_gradient_of_each_token() -> None:
 
 
 def test_groups_in_separate_micro_batches_and_in_any_order_have_the_same_loss() -> None:
-    whole = LOSS(tokens_of(TABLE)).loss.tolist()
-    order = [9, 3, 5, 0, 7, 2, 6, 8, 1, 4]
-    mixed = LOSS(tokens_of([TABLE[i] for i in order])).loss.tolist()
-    assert mixed == pytest.approx([whole[i] for i in order])
-    for group in range(4):
-        members = [i for i, row in enumerate(TABLE) if row[1] == group]
-        alone = LOSS(tokens_of([TABLE[i] for i in members])).loss.tolist()
-        assert alone == pytest.approx([whole[i] for i in members])
+    check_order_and_splits(LOSS, tokens_of, TABLE)
 
 
 def test_a_micro_batch_without_tokens_has_no_loss() -> None:
