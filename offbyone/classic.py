@@ -76,7 +76,7 @@ class ExportedRubric(vf.Rubric):
         played: PlayedEpisode = state[PLAYED]
         # If a limit of verifiers ended the rollout, `env_response` did not receive the last turn.
         if len(state["trajectory"]) > played.episode.turns:
-            played.add(_newest_message(state))
+            played.add_turn(_newest_message(state))
         played.episode.stop_reason = played.episode.stop_reason or _stop_reason(state)
         try:
             rewards = await played.rewards()
