@@ -2,7 +2,7 @@
 
 A process reserves a slot by locking files that all sweeps of a user share, one file per core or
 GPU. The kernel releases the locks when the process ends. The process and its children use only the
-cores of the slot, and by default at most one OpenMP thread per core (lab/cli/sweep.py).
+cores of the slot. lab/cli/sweep.py sets OMP_NUM_THREADS.
 """
 
 import fcntl

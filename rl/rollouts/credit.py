@@ -217,8 +217,8 @@ def scored_group(
 
 
 def _select_reward(group: ScoredGroup, name: str) -> ScoredGroup:
-    # A missing, NaN or infinite named reward counts as 0. NaN and infinity occur if a truncation
-    # function gave a reward to a rollout whose reward was None.
+    # A missing, NaN or infinite named reward counts as 0. It made the reward of the rollout None,
+    # and this None may have been replaced by a truncation function.
     rewards = [
         None if reward is None else finite_float(named.get(name)) or 0.0
         for reward, named in zip(group.rewards, group.named_rewards, strict=True)

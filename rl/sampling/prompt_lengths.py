@@ -48,7 +48,7 @@ class FittingExamples(LazyExamples):
         draws = (rng.randrange(len(self)) for _ in range(100))
         # If no random draw fits, all examples are tried in order, because very few may fit.
         for tried in chain([index], draws, range(len(self))):
-            if not self._tokens_if_too_long(tried):
+            if not self._num_tokens_if_too_long(tried):
                 return self._examples[tried]
         shortest = min(self._too_long.values())
         raise ValueError(
@@ -56,10 +56,10 @@ class FittingExamples(LazyExamples):
             f"The shortest has {shortest} tokens"
         )
 
-    def _tokens_if_too_long(self, index: int) -> int:
+    def _num_tokens_if_too_long(self, index: int) -> int:
         if index not in self._too_long:
             example = self._examples[index]
-            tokens = self._too_long[index] = self._count_if_too_long(example)
+            tokens = self._too_long[index] = self._count_tokens_if_too_long(example)
             self._num_long += tokens > 0
             if tokens and self._num_long.bit_count() == 1:  # warn at the 1st, 2nd, 4th, 8th, ...
                 log.warning(
@@ -69,7 +69,7 @@ class FittingExamples(LazyExamples):
                 )
         return self._too_long[index]
 
-    def _count_if_too_long(self, example: Example) -> int:
+    def _count_tokens_if_too_long(self, example: Example) -> int:
         """Return the number of tokens if the prompt is too long; 0 if it fits or counting fails."""
         env = self._env.environment_of(example)
         if env.holds_conversation:  # the environment writes the prompt only during the episode

@@ -37,10 +37,10 @@ class NonFiniteSteps:
         # Wait until all ranks have written, because the supervisor ends all ranks if one fails.
         self._ranks.any(True)
         message = (
-            f"the loss or the gradient of {self._in_a_row} steps in a row was NaN or infinite, and "
-            f"trainer.max_nonfinite_steps={self._most} of them end the run. Lower "
-            "optim.learning_rate. In a custom loss, check divisors and arguments of logarithms "
-            f"(docs/troubleshooting.md, instability). The tokens of step {step} are kept for "
+            f"the loss or the gradient was NaN or infinite, {self._in_a_row} times in a row. The "
+            f"limit is trainer.max_nonfinite_steps={self._most}. Lower optim.learning_rate. In a "
+            "custom loss, check divisors and arguments of logarithms (docs/troubleshooting.md, "
+            f"instability). To try another loss on step {step}: "
             f"{' '.join(program('compare_losses'))} {self._run_folder} steps={step} loss=<another>"
         )
         if is_last:

@@ -213,7 +213,7 @@ def test_only_steps_in_a_row_without_a_gradient_end_the_run_and_each_is_recorded
     assert [
         step for step in range(99) if folder.tokens_of(step, "trainer.rank0").is_file()
     ] == recorded
-    warned = [message for message in caplog.messages if "steps in a row was NaN" in message]
+    warned = [message for message in caplog.messages if "was NaN or infinite" in message]
     assert len(warned) == len(recorded) - 1
 
 
