@@ -204,7 +204,7 @@ def test_only_steps_in_a_row_without_a_gradient_end_the_run_and_each_is_recorded
     left = [{**STATS, "train/skipped": each} for each in skipped]
     run.learner.update = lambda batch, observer: left.pop(0)
     answers["record_all"] = lambda call: Answer(value=msgspec.Raw(pack(["000000.0"])))
-    with pytest.raises(RunFailed, match=f"{most} steps in a row") as caught:
+    with pytest.raises(RunFailed, match=f"{most} times in a row") as caught:
         run.train()
     ends = len(skipped) - 1
     assert f"offbyone compare-losses {folder} steps={ends} loss=<another>" in str(caught.value)
