@@ -40,7 +40,7 @@ log = logging.getLogger(__name__)
 
 # Result of `rewards_by_name`: name -> reward, and name -> rewards of the turns.
 Scores = tuple[dict[str, float], dict[str, tuple[float, ...]]]
-_Played = tuple[Rollout, Speaker]  # a rollout, and the speaker of its first role
+_Played = tuple[Rollout, list[Speaker]]  # a rollout; the speakers of its role and of `others`
 
 
 @dataclass
@@ -108,7 +108,7 @@ class Player:
                         async with clock.hold_slots(self.chat.slots, count):
                             seed = seeds.next()
                             openings = await self.chat.generate(prompt, count, seed)
-        speakers: dict[int, Speaker] = {}
+        speakers: dict[int, list[Speaker]] = {}
 
         async def play_one(
             example: Example,
@@ -134,7 +134,7 @@ class Player:
             (replace(own, others=()), speaker)
             for rollout in chosen
             for own, speaker in zip(
-                (rollout, *rollout.others), speakers[id(rollout.messages)].speakers, strict=True
+                (rollout, *rollout.others), speakers[id(rollout.messages)], strict=True
             )
         ]
         finished = FinishedGroup(env, self.chat, pairs, self._log_once, self._checked)
@@ -148,12 +148,12 @@ class Player:
         retries = 0
         while True:
             async with self._env_slot(start.env):
-                rollout, first = await self._play_once(start)
+                rollout, speakers = await self._play_once(start)
             for each in (rollout, *rollout.others):
                 self._log_once(start.env, each.error)
             broken = rollout.stop_reason in (StopReason.ENV_ERROR, StopReason.ENGINE_ERROR)
             if not broken or retries == self.sampler.max_retries:
-                return rollout, first
+                return rollout, speakers
             # The retry samples a new first turn, because the failed attempt has used `opening`.
             retries += 1
             start = replace(start, opening=None, seeds=replace(start.seeds, retries=retries))
@@ -213,11 +213,14 @@ class Player:
         if error:  # an error ends the episode of every role
             for each in first.speakers:
                 each.episode.stop_reason = episode.stop_reason
-        rollout, *others = [
-            self._rollout(start, speaker, score, error)
+        played = [
+            (self._rollout(start, speaker, score, error), speaker)
             for speaker, score in zip(first.speakers, scores or repeat(({}, {})), strict=False)
         ]
-        return replace(rollout, others=tuple(others)), first
+        # Put roles without a reward last, because strategies read the reward of the first rollout.
+        played.sort(key=lambda one: one[0].reward is None)
+        rollout, *others = [rollout for rollout, _ in played]
+        return replace(rollout, others=tuple(others)), [speaker for _, speaker in played]
 
     def _rollout(
         self, start: RolloutInputs, speaker: Speaker, scores: Scores, error: str

@@ -20,6 +20,7 @@ from rl.records import Rollout
 from rl.sampling.player import Player
 from rl.sampling.renderer_chat import RendererChat
 from rl.sampling.sampler import PolicySampler
+from rl.sampling.strategy import Independent, Strategy
 from tests.support.virtual_time import run_virtually
 
 IM_END = 258  # a byte's token is the byte, then <|endoftext|> <|im_start|> <|im_end|>
@@ -130,9 +131,10 @@ def play(
     messages: tuple[dict[str, Any], ...] = HI,
     max_seq_len: int = 256,
     sampler: PolicySampler = SAMPLER,
+    strategy: Strategy | None = None,
 ) -> tuple[Rollout, ...]:
     """Return the rollouts of example 3, under version 7, in virtual time."""
     chat = RendererChat(sampler, tiny_renderer(), client, max_seq_len, LiveVersion(7))
-    player = Player(sampler, env, chat)
+    player = Player(sampler, env, chat, strategy=strategy or Independent())
     example = Example(id=3, env=env.name, messages=list(messages))
     return run_virtually(player.play_group(0, example, group_size))

@@ -10,6 +10,7 @@ from envs.episode import StopReason
 from envs.messages import user
 from envs.protocol import Environment
 from rl.inference.completion import RequestFailed
+from rl.sampling.strategies import AdaptiveSize
 from tests.support.scripted import SAMPLER, ScriptedClient, play
 
 
@@ -78,6 +79,21 @@ def test_a_role_without_a_reward_is_counted_and_the_other_role_keeps_its_own(giv
     assert (first.reward, first.error) == (1.0, "")
     assert second.reward is reward
     assert said in second.error
+
+
+def test_strategies_read_the_reward_of_a_role_that_has_one():
+    env = changed(score=lambda self, episode: _scored(episode))
+    strategy = AdaptiveSize(max_rounds=3)  # ends after the first round in which rewards differ
+    rollouts = play(env, ScriptedClient("a"), group_size=2, strategy=strategy)
+    assert [(r.role, r.reward) for r in rollouts] == [
+        *(("second", 0.0), ("first", None)),
+        *(("second", 1.0), ("first", None)),
+    ]
+    assert [r.messages[0]["content"] for r in rollouts] == ["two", "one"] * 2
+
+
+async def _scored(episode):
+    return {"won": math.nan if episode.role == "first" else float(episode.number)}
 
 
 def test_a_wrong_name_of_one_role_is_refused():
