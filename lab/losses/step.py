@@ -18,6 +18,8 @@ from torch import Tensor
 from lab.losses.arms import Arm
 from lab.losses.recorded import recorded_batches, rollout_lines, source_of
 from losses.groups import Source
+from rl.config.facts import fact
+from rl.config.schema import Run
 from rl.learner.learner import Learner
 from rl.learner.objective import Batch
 from rl.learner.ranks import Ranks
@@ -66,9 +68,9 @@ def take_steps(folder: RunFolder, arms: Sequence[Arm], checkpoint: Path) -> Iter
                 fields["first_position"] = "positions"
                 place = {key: int(getattr(tokens, x)[own][0]) for key, x in fields.items()}
                 trained.append(_to_row(row, *credit, number=row.row, **place))
-            scored = _rank_batch(learner, held_out, step)
+            scored = _rank_batch(arm.run, learner, held_out, step)
             before = _logprobs(learner, scored, len(ids))
-            learner.update(_rank_batch(learner, trained, step))
+            learner.update(_rank_batch(arm.run, learner, trained, step))
             change = _logprobs(learner, scored, len(ids)) - before
             means = (change[signs > 0].mean(), change[signs < 0].mean(), change.abs().mean())
             del learner  # free its memory for the learner of the next arm
@@ -80,9 +82,10 @@ def _to_row(row: RecordedRow, advantages: Any = (0,), weights: Any = (0,), **pla
     return weighted_row(TrainingRow(**sampled), advantages, weights, **place)
 
 
-def _rank_batch(learner: Learner, rows: Sequence[Any], step: int) -> RankBatch:
+def _rank_batch(run: Run, learner: Learner, rows: Sequence[Any], step: int) -> RankBatch:
     settings = {"step": step, "ranks": 1, "metrics": {}, "shares_prefixes": learner.shares_prefixes}
-    return plan(rows, tokens_per_micro_batch=8192, **settings)[0]
+    whole_groups = fact(run.loss["_target_"], "whole_groups", False)
+    return plan(rows, tokens_per_micro_batch=8192, whole_groups=whole_groups, **settings)[0]
 
 
 def _logprobs(learner: Learner, batch: RankBatch, count: int) -> Tensor:

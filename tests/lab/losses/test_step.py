@@ -1,18 +1,20 @@
 """compare_losses.py with step=true takes the optimizer step of a loss."""
 
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 import torch
 
 from lab.losses.arms import arms_of
 from lab.losses.command import main
-from lab.losses.step import take_steps
+from lab.losses.step import _rank_batch, take_steps
+from losses.aggregation import token_mean
 from rl.config.build import build
 from rl.config.schema import Run
 from rl.learner.learner import Learner
 from rl.learner.objective import Batch
-from rl.rollouts.plan import plan_batch
+from rl.rollouts.plan import plan_batch, weighted_rows
 from rl.runtime.token_files import Lines, write_lines
 from tests.support.forked_groups import forked_groups
 from tests.support.ranks import on_ranks, per_world
@@ -62,6 +64,19 @@ def test_the_step_of_a_loss_is_that_of_a_run_with_it(setup, case):
     assert abs(float(own[3])) > 0.01
     assert other[0] == "loss=gspo"
     assert other[1:] != own[1:]
+
+
+@pytest.mark.parametrize("whole", [True, False])
+def test_a_loss_that_compares_rollouts_gets_each_group_whole(whole, tmp_path, monkeypatch):
+    monkeypatch.syspath_prepend(tmp_path)
+    name = f"step_whole_{whole}".lower()
+    (tmp_path / f"{name}.py").write_text(f"whole_groups = {whole}\ndef mine(tokens): ...\n")
+    rows = weighted_rows(forked_groups(num_groups=6), token_mean)
+    run, learner = SimpleNamespace(loss={"_target_": f"{name}.mine"}), SimpleNamespace()
+    learner.shares_prefixes = False
+    batch = _rank_batch(run, learner, rows, STEP)  # advantages of 0 are apart, except in a group
+    places = [{*micro.group_ids.tolist()} for micro in batch.micro_batches]
+    assert (sum(map(len, places)) == len(set().union(*places))) is whole
 
 
 def test_a_run_without_a_usable_checkpoint_is_refused(tmp_path, capsys):
