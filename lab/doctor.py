@@ -12,7 +12,7 @@ from pathlib import Path
 from envs.loading import cache_folder
 from rl.model.shape import GIB
 from rl.placement.installed import device_problem
-from rl.runtime.devices import Host, this_host
+from rl.runtime.devices import Host, fast_dtype, this_host
 
 _MIN_OPEN_FILES, _MIN_FREE_SPACE = 4096, 5 * GIB
 _CONFINE = (
@@ -40,7 +40,8 @@ def checks(host: Host) -> Iterator[tuple[str, str, str]]:
     ):
         problem = f"missing, but vLLM compiles kernels on a GPU: {remedy}"
         yield name, found or without_gpu, problem if host.devices and not found else ""
-    gpus = f"{len(host.devices)}, driver {host.driver}" if host.devices else "none: CPU only"
+    gpus = f"{len(host.devices)}, driver {host.driver}" if host.devices else ""
+    gpus = gpus or f"none: CPU only, fastest in {fast_dtype()}"
     uses_nccl = len(host.devices) > 1
     yield "GPUs", gpus, device_problem(host, needs_vllm=True, uses_nccl=uses_nccl) or ""
     memory = "its size is unknown"

@@ -29,6 +29,7 @@ from rl.config.endpoints import with_endpoints
 from rl.config.positions import positions_of
 from rl.config.schema import ConfigError
 from rl.config.shipped import CONF, SHIPPED
+from rl.runtime.devices import fast_dtype
 from rl.runtime.failure import OutOfTime, RunFailed
 from rl.runtime.lock import FolderUnusable
 from rl.runtime.stop_request import EXIT_UNSAVED, Stopped
@@ -50,6 +51,7 @@ def _at_most_positions(length: int, *, _parent_: DictConfig) -> int:
 
 
 OmegaConf.register_new_resolver("shipped", _shipped_path, replace=True)
+OmegaConf.register_new_resolver("fast_dtype", fast_dtype, replace=True)
 OmegaConf.register_new_resolver("explained_keys", explained_keys, replace=True)
 OmegaConf.register_new_resolver("at_most_positions", _at_most_positions, replace=True)
 

@@ -13,6 +13,7 @@ from pathlib import Path
 _QUERY = "--query-gpu=index,uuid,memory.total,driver_version,mig.mode.current"
 # Matches the line of a MIG partition in `nvidia-smi -L`; captures its memory in GB and its UUID.
 _PARTITION = re.compile(r"^\s+MIG .*?(\d+)gb.*\(UUID: (MIG-[^)]+)\)")
+_BFLOAT16 = {"avx512bw", "avx_ne_convert", "bf16"}  # names of instruction sets, x86-64 and ARM
 _MOST_FILES = 65_536  # highest limit of open files that we set; each open file needs kernel memory
 
 
@@ -123,6 +124,12 @@ def _read(path: Path) -> str:
         return path.read_text()
     except OSError:
         return ""
+
+
+def fast_dtype(cpuinfo: Path = Path("/proc/cpuinfo")) -> str:
+    """Return "bfloat16"; "float32" if there is no GPU and the CPU has no bfloat16 instructions."""
+    flags = set(_read(cpuinfo).split())
+    return "bfloat16" if visible_gpus() or not flags or flags & _BFLOAT16 else "float32"
 
 
 def visible_gpus(devices: Path = Path("/dev")) -> list[str]:

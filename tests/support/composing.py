@@ -11,7 +11,7 @@ import pytest
 import yaml
 from hydra import compose, initialize_config_dir
 from hydra.core.hydra_config import HydraConfig
-from omegaconf import DictConfig
+from omegaconf import DictConfig, OmegaConf
 
 from lab.cli.launch import as_plain_dict
 from rl.config.check import check, check_learned
@@ -19,6 +19,9 @@ from rl.config.endpoints import FILE
 from rl.config.learned import Learned
 from rl.config.schema import ConfigError
 from rl.dry_call.learn import learn
+
+# The default dtype depends on the machine, but the expected values of tests do not.
+OmegaConf.register_new_resolver("fast_dtype", lambda: "bfloat16", replace=True)
 
 REPO = Path(__file__).parents[2]
 CONF, SWEEPS = REPO / "conf", REPO / "sweeps"

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from rl.runtime import devices
-from rl.runtime.devices import min_gpu_memory, this_host, visible_gpus
+from rl.runtime.devices import fast_dtype, min_gpu_memory, this_host, visible_gpus
 
 MIB = 1 << 20
 
@@ -126,3 +126,24 @@ def test_this_machine_has_cores_and_memory(monkeypatch):
     assert host.memory is not None
     assert host.free_memory is not None
     assert host.memory > host.free_memory > 0
+
+
+@pytest.mark.parametrize(
+    ("flags", "gpus", "dtype"),
+    [
+        ("flags\t\t: fpu sse avx avx2 fma f16c", [], "float32"),
+        ("flags\t\t: fpu sse avx avx2 fma f16c", ["0"], "bfloat16"),
+        ("flags\t\t: avx2 avx512f avx512dq avx512bw avx512vl", [], "bfloat16"),
+        ("flags\t\t: avx2 avx_vnni avx_ne_convert", [], "bfloat16"),
+        ("Features\t: fp asimd asimddp sve", [], "float32"),
+        ("Features\t: fp asimd asimddp sve bf16 i8mm", [], "bfloat16"),
+        (None, [], "bfloat16"),
+    ],
+)
+def test_a_cpu_without_bfloat16_instructions_trains_in_float32(
+    flags, gpus, dtype, tmp_path, monkeypatch
+):
+    monkeypatch.setattr(devices, "visible_gpus", lambda: gpus)
+    if flags:
+        (tmp_path / "cpuinfo").write_text(f"model name\t: a CPU\n{flags}\n")
+    assert fast_dtype(tmp_path / "cpuinfo") == dtype
