@@ -102,9 +102,10 @@ def test_a_batch_and_an_evaluation_of_the_same_rollouts_say_the_same():
 
 
 def test_a_named_reward_is_averaged_over_finite_values_and_the_others_are_counted():
+    """Only the first eight turns have a metric of their own."""
     rewards = [1.0, math.nan, 0.0, math.inf]
     played = group(*(rollout(1.0, exact=1.0, form=form) for form in rewards))
-    by_turn = [{"form": (form, 1.0)} for form in rewards]
+    by_turn = [{"form": (form, *[1.0] * 8)} for form in rewards]
     rollouts = tuple(
         replace(one, turn_rewards=turns)
         for one, turns in zip(played.rollouts, by_turn, strict=True)
@@ -117,7 +118,7 @@ def test_a_named_reward_is_averaged_over_finite_values_and_the_others_are_counte
         "reward/form/nonfinite": 2.0,
         "reward/form/turn_0": 0.5,
         "reward/form/turn_0/nonfinite": 2.0,
-        "reward/form/turn_1": 1.0,
+        **{f"reward/form/turn_{turn}": 1.0 for turn in range(1, 8)},
     }
     evaluated = summarise([PlayedExample(played.example, played.rollouts)], 1.0).metrics()
     assert evaluated["eval/reward/form"] == 0.5

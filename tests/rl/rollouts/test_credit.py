@@ -303,6 +303,22 @@ def test_the_loss_of_a_run_decides_whether_rollouts_without_a_score_train(reads,
     assert (credit.trains, credit.advantages) == (trains, (0.0,))
 
 
+@pytest.mark.parametrize(
+    ("facts", "expected"),
+    [
+        ({}, (False, False, False)),
+        ({"advantage_by_turn": True}, (True, False, False)),
+        ({"advantage_by_token": True}, (False, True, False)),
+        ({"advantage_compares": True}, (False, False, True)),
+    ],
+)
+def test_the_credits_of_a_run_have_the_facts_of_its_advantage(facts, expected):
+    nodes = {"truncation": "keep", "reward": "default", "advantage": "group_mean"}
+    run = SimpleNamespace(**{k: chosen(k, v) for k, v in nodes.items()}, learned=learned(**facts))
+    made = GroupCredit.of(run, weights_of({}))
+    assert (made.per_turn, made.per_token, made.compares) == expected
+
+
 # Completions of 2 and (3), 4 and 5, (6) tokens; those in brackets do not train.
 GROUPS = [
     group(
