@@ -53,8 +53,14 @@ class Trainer:
 
 
 def test_training_and_evaluation_follow_their_schedules_at_the_version(tmp_path):
-    client = ScriptedClient("good", "bad")
-    trainer = Trainer(tmp_path, client, every=2, last=2)
+    client, versions = ScriptedClient("good", "bad"), []
+
+    async def score(self, episode):
+        versions.append(episode.policy_version)
+        return {"good": 1.0}
+
+    env = type("Noting", (ScriptedEnv,), {"score": score})()
+    trainer = Trainer(tmp_path, client, every=2, last=2, env=env)
     schedules = Schedules(
         {
             "sampler.temperature": lambda step: 1.0 - 0.1 * step,
@@ -62,13 +68,18 @@ def test_training_and_evaluation_follow_their_schedules_at_the_version(tmp_path)
             "env.max_turns": lambda step: 1 + step,
         }
     )
-    trainer.evaluator.player = player = replace(trainer.player, schedules=schedules)
+    sampler = replace(SAMPLER, top_k=4)  # for which vLLM returns likely tokens, if they are trained
+    player = replace(trainer.player, schedules=schedules, sampler=sampler)
+    trainer.evaluator.player = player
     run_virtually(player.play_group_at(0, HELD_OUT[0], 1, 3))
-    assert [sampling["temperature"] for _, sampling, *_ in client.requests] == [0.7]
+    ((_, sampling, _, _),) = client.requests
+    assert (sampling["temperature"], sampling["logprobs"]) == (0.7, 20)
     assert player.env.max_turns == 4
     client.requests.clear()
     run_virtually(trainer.evaluator._player_of(2).play_group(0, HELD_OUT[0], 1))
-    assert [sampling["temperature"] for _, sampling, *_ in client.requests] == [2.5]
+    ((_, sampling, _, version),) = client.requests
+    assert (sampling["temperature"], "logprobs" in sampling, version) == (2.5, False, 2)
+    assert versions == [3, 2]
 
 
 def test_the_first_the_last_and_every_other_version_are_evaluated(tmp_path):

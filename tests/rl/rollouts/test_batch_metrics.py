@@ -81,14 +81,6 @@ def test_without_sampled_tokens_there_is_no_staleness():
     assert not any(name.startswith("staleness/") for name in metrics)
 
 
-def test_a_batch_that_nobody_could_score_has_no_mean_reward():
-    metrics = batch_metrics([group(rollout(None, []))], step=0)
-
-    assert math.isnan(metrics["train/reward"])
-    assert math.isnan(metrics["rollout/zero_spread"])
-    assert metrics["rollout/errors"] == 1.0
-
-
 def test_a_batch_and_an_evaluation_of_the_same_rollouts_say_the_same():
     groups = [*BATCH, group(rollout(1.0), rollout(1.0))]
     batch = batch_metrics(groups, step=4)

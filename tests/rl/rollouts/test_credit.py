@@ -22,7 +22,7 @@ from rl.rollouts.batch_metrics import batch_metrics
 from rl.rollouts.compared import compared_columns
 from rl.rollouts.credit import GroupCredit, RewardShaping
 from rl.rollouts.difficulty_buffer import DifficultyBuffer
-from rl.rollouts.plan import plan, rollout_fields, weighted_rows
+from rl.rollouts.plan import rollout_fields, weighted_rows
 from rl.rollouts.service import RolloutService
 from rl.runtime.folder import RunFolder
 from tests.support.composing import chosen, learned
@@ -352,13 +352,6 @@ def test_a_rollout_that_does_not_train_leaves_rows_and_denominators(aggregation,
     assert [set(r.advantages[r.completion_mask]) for r in rows] == [{0.5}, {7.0}, {0.0}]
     found = [set(r.token_weights[r.completion_mask]) for r in rows]
     assert found == [{np.float32(weight)} for weight in weights]
-
-
-def test_a_batch_in_which_nothing_trains_is_a_step_without_tokens():
-    rows = weighted_rows(GROUPS[2:], token_mean)
-    assert rows == []
-    (share,) = plan(rows, step=0, ranks=1, tokens_per_micro_batch=9, metrics={})
-    assert not any(micro.completion_mask.any() for micro in share.micro_batches)
 
 
 def test_the_trainer_gets_the_shaped_rewards_and_their_groups():

@@ -231,6 +231,8 @@ async def test_ranks_that_miss_the_last_evaluation_do_not_end_as_done(failing, t
     await served._answer(Call(what="publish", version=1))
     async with asyncio.timeout(5):
         answers = [await served._answer(Call(what="evaluation", version=1)) for _ in range(2)]
+        earlier = await served._answer(Call(what="evaluation", version=0))
+    assert not earlier.over  # the next call of the ranks reports the error
     sampling.cancel()
     assert {(answer.over, answer.stopped) for answer in answers} == {(f"{failing} failed", False)}
 

@@ -120,6 +120,10 @@ class Holding(ScriptedEnv):
             scoring(failing_with(OSError("a\n\n  b"))),
             "Mine.score raised OSError: a b (test_player_",
         ),
+        (
+            scoring(failing_with(OSError("x" * 301))),
+            f"Mine.score raised OSError: {'x' * 300} (test_player_",
+        ),
         (scoring(failing_with(asyncio.CancelledError("x"))), "Mine.score raised CancelledError: x"),
         (scoring(failing_with(TimeoutError("own"))), "Mine.score raised TimeoutError: own ("),
         (scoring(lambda *_: None), "Mine.score raised AttributeError: "),
