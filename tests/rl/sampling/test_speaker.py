@@ -1,13 +1,12 @@
 """Environments that hold the conversation ask the policy for every turn."""
 
-from dataclasses import replace
-
 import pytest
 
 from envs.episode import StopReason
 from envs.messages import user
 from envs.protocol import ContextFull, Environment
-from tests.support.scripted import HI, PREFIX, SAMPLER, ScriptedClient, play
+from tests.support.fuzz import FuzzedClient
+from tests.support.scripted import HI, IM_END, PREFIX, ScriptedClient, play, tiny_tokenizer
 
 
 class Driving(Environment):
@@ -102,8 +101,8 @@ def test_the_arguments_of_a_tool_call_may_be_repeated_as_json_text(given, repeat
 
     env = type("Mine", (Driving,), {"repeat": repeat})("more")
     call = f'<tool_call>\n{{"name": "look", "arguments": {given}}}\n</tool_call>'
-    sampler = replace(SAMPLER, max_tokens=99)
-    (rollout,) = play(env, ScriptedClient(call, "good"), sampler=sampler)
+    said = [[*tiny_tokenizer().encode(text), IM_END] for text in (call, "good")]
+    (rollout,) = play(env, FuzzedClient(said))
     assert (len(rollout.rows), rollout.tool_calls) == (num_rows, 1)
 
 
