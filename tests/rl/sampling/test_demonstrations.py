@@ -34,6 +34,7 @@ def test_the_mask_covers_the_answer_and_its_stop_token():
 
 
 def test_a_group_has_reward_1_and_no_versions():
+    assert (SAMPLER.uses_vllm, SAMPLER.seeded, SAMPLER.temperature) == (False, False, 1.0)
     group = SAMPLER.group(ENV, RENDERER, Random(5), 4, 256)
     assert len(group) == 4
     for rollout in group:

@@ -260,8 +260,11 @@ class Ranked(ScriptedEnv):
 def test_groups_are_scored_after_a_strategy_that_reads_no_rewards():
     rollouts = play(branch(branches=1), ScriptedClient("a"), Ranked(), 4)
     assert [rollout.rewards["good"] for rollout in rollouts] == [0.0, 1.0, 2.0, 3.0]
-    with pytest.raises(ValueError, match="Extremes reads the rewards of attempts, but score_group"):
-        play(Extremes(factor=2), ScriptedClient("a"), Ranked(), 4)
+    hints = HintWhenAllFail(num_hinted=1, failed_reward=0.0)
+    for reading in (Extremes(factor=2), AdaptiveSize(max_rounds=2), hints):
+        said = f"{type(reading).__name__} reads the rewards of attempts, but score_group"
+        with pytest.raises(ValueError, match=said):
+            play(reading, ScriptedClient("a"), Ranked(), 4)
 
 
 def test_unscored_attempts_stay_in_the_group_and_are_branched():
