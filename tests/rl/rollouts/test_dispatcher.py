@@ -272,6 +272,22 @@ def test_a_batch_that_is_complete_is_trained_before_the_run_ends():
     assert list(world.batches) == [0, 1]
 
 
+def test_groups_that_pass_after_the_last_rejection_do_not_continue_the_run():
+    world = picky(lambda index: (0.0, float(index > 63)))
+
+    async def batch():
+        running = asyncio.ensure_future(world.dispatcher.run())
+        await world.dispatcher.publish(0)
+        await asyncio.sleep(1000)  # groups 64 to 68 were running at the 64th rejection, and pass
+        groups = await world.dispatcher.take_batch(0)
+        with pytest.raises(NoMoreBatches):
+            await asyncio.wait_for(world.dispatcher.take_batch(1), 1000)
+        running.cancel()
+        return [group.index for group in groups]
+
+    assert run_virtually(batch()) == [64, 65, 66]
+
+
 def test_one_group_in_64_that_passes_keeps_the_run_alive():
     world = picky(lambda index: (0.0, float(index % 60 == 0)))
     run_virtually(_batches(world, 1, every=60))
