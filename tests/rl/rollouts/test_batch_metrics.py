@@ -73,14 +73,6 @@ def test_every_metric_is_a_plain_float():
     assert {type(value) for value in batch_metrics(BATCH, step=4).values()} == {float}
 
 
-def test_without_sampled_tokens_there_is_no_staleness():
-    demonstration = rollout(1.0, [[-1, -1]])
-
-    metrics = batch_metrics([group(demonstration)], step=4)
-
-    assert not any(name.startswith("staleness/") for name in metrics)
-
-
 def test_a_batch_and_an_evaluation_of_the_same_rollouts_say_the_same():
     groups = [*BATCH, group(rollout(1.0), rollout(1.0))]
     batch = batch_metrics(groups, step=4)
@@ -124,9 +116,3 @@ def test_self_play_has_a_spread_although_every_rollout_gets_the_same_sum():
     assert batch_metrics([played], step=4)["rollout/zero_spread"] == 0.0
     same = replace(played, credits=(Credit(0.0, (1.0, -1.0)),) * 2)
     assert batch_metrics([played, same], step=4)["rollout/zero_spread"] == 0.5
-
-
-def test_tokens_of_version_0_have_a_staleness_like_any_other():
-    metrics = batch_metrics([group(rollout(1.0, [[0, 1]]))], step=2)
-    assert metrics["staleness/max"] == 2
-    assert metrics["staleness/mean"] == 1.5
