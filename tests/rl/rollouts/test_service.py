@@ -314,7 +314,7 @@ async def test_requests_retried_since_the_last_batch_are_logged_with_this_one(tm
     served = service(tmp_path, [group(1.0)], tally=tally)
     served._replicas = SimpleNamespace(metrics=replica_metrics)
     served._dispatcher.buffer.rejected["too_easy"] = 4
-    counted = []
+    counted, metrics = [], {}
     for step, retried in enumerate((7, 7, 10)):
         tally.num_retried = retried
         (answer,) = await asked(served, Call(what="next_batch", step=step))
