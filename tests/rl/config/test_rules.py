@@ -224,6 +224,7 @@ OUT_OF_RANGE: list[tuple[str, Any, Changes]] = [
     ("adapter.dropout", 1.0, lora()),
     ("truncation.limit", 0, {"truncation": chosen("truncation", "penalty")}),
     ("buffer.min_spread", -0.1, {"buffer": chosen("buffer", "difficulty")}),
+    ("buffer.min_reward", 0.9, {"buffer": chosen("buffer", "difficulty") | {"max_reward": 0.9}}),
     ("order.hard_weight", -1.0, {"order": chosen("order", "difficulty")}),
     ("order.hard_threshold", 0.8, {"order": chosen("order", "difficulty")}),  # = easy_threshold
     ("kl.beta", -0.1, {}),

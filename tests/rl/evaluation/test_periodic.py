@@ -53,8 +53,14 @@ class Trainer:
 
 
 def test_training_and_evaluation_follow_their_schedules_at_the_version(tmp_path):
-    client = ScriptedClient("good", "bad")
-    trainer = Trainer(tmp_path, client, every=2, last=2)
+    client, versions = ScriptedClient("good", "bad"), []
+
+    async def score(self, episode):
+        versions.append(episode.policy_version)
+        return {"good": 1.0}
+
+    env = type("Noting", (ScriptedEnv,), {"score": score})()
+    trainer = Trainer(tmp_path, client, every=2, last=2, env=env)
     schedules = Schedules(
         {
             "sampler.temperature": lambda step: 1.0 - 0.1 * step,
@@ -69,6 +75,7 @@ def test_training_and_evaluation_follow_their_schedules_at_the_version(tmp_path)
     client.requests.clear()
     run_virtually(trainer.evaluator._player_of(2).play_group(0, HELD_OUT[0], 1))
     assert [sampling["temperature"] for _, sampling, *_ in client.requests] == [2.5]
+    assert versions == [3, 2]
 
 
 def test_the_first_the_last_and_every_other_version_are_evaluated(tmp_path):

@@ -73,22 +73,6 @@ def test_every_metric_is_a_plain_float():
     assert {type(value) for value in batch_metrics(BATCH, step=4).values()} == {float}
 
 
-def test_without_sampled_tokens_there_is_no_staleness():
-    demonstration = rollout(1.0, [[-1, -1]])
-
-    metrics = batch_metrics([group(demonstration)], step=4)
-
-    assert not any(name.startswith("staleness/") for name in metrics)
-
-
-def test_a_batch_that_nobody_could_score_has_no_mean_reward():
-    metrics = batch_metrics([group(rollout(None, []))], step=0)
-
-    assert math.isnan(metrics["train/reward"])
-    assert math.isnan(metrics["rollout/zero_spread"])
-    assert metrics["rollout/errors"] == 1.0
-
-
 def test_a_batch_and_an_evaluation_of_the_same_rollouts_say_the_same():
     groups = [*BATCH, group(rollout(1.0), rollout(1.0))]
     batch = batch_metrics(groups, step=4)
@@ -102,9 +86,10 @@ def test_a_batch_and_an_evaluation_of_the_same_rollouts_say_the_same():
 
 
 def test_a_named_reward_is_averaged_over_finite_values_and_the_others_are_counted():
+    """Only the first eight turns have a metric of their own."""
     rewards = [1.0, math.nan, 0.0, math.inf]
     played = group(*(rollout(1.0, exact=1.0, form=form) for form in rewards))
-    by_turn = [{"form": (form, 1.0)} for form in rewards]
+    by_turn = [{"form": (form, *[1.0] * 8)} for form in rewards]
     rollouts = tuple(
         replace(one, turn_rewards=turns)
         for one, turns in zip(played.rollouts, by_turn, strict=True)
@@ -117,7 +102,7 @@ def test_a_named_reward_is_averaged_over_finite_values_and_the_others_are_counte
         "reward/form/nonfinite": 2.0,
         "reward/form/turn_0": 0.5,
         "reward/form/turn_0/nonfinite": 2.0,
-        "reward/form/turn_1": 1.0,
+        **{f"reward/form/turn_{turn}": 1.0 for turn in range(1, 8)},
     }
     evaluated = summarise([PlayedExample(played.example, played.rollouts)], 1.0).metrics()
     assert evaluated["eval/reward/form"] == 0.5
@@ -131,9 +116,3 @@ def test_self_play_has_a_spread_although_every_rollout_gets_the_same_sum():
     assert batch_metrics([played], step=4)["rollout/zero_spread"] == 0.0
     same = replace(played, credits=(Credit(0.0, (1.0, -1.0)),) * 2)
     assert batch_metrics([played, same], step=4)["rollout/zero_spread"] == 0.5
-
-
-def test_tokens_of_version_0_have_a_staleness_like_any_other():
-    metrics = batch_metrics([group(rollout(1.0, [[0, 1]]))], step=2)
-    assert metrics["staleness/max"] == 2
-    assert metrics["staleness/mean"] == 1.5

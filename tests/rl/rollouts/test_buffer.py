@@ -42,15 +42,6 @@ def test_the_oldest_groups_are_drawn_first():
     assert len(buffer) == 1
 
 
-def test_a_batch_waits_until_it_is_full():
-    buffer = filled((0, 0))
-
-    assert buffer.draw(0, 2, 1, running=[]) is None
-    buffer.add(group(1, 0))
-    assert drawn(buffer, 0, 2, 1) == [0, 1]
-    assert len(buffer) == 0
-
-
 @pytest.mark.parametrize(("running", "waits"), [([1], True), ([2], False), ([3, 0], True)])
 def test_a_batch_waits_for_a_group_that_would_be_too_old_for_the_next(running, waits):
     groups = filled((0, 2), (1, 2)).draw(2, 2, 1, running)
@@ -68,15 +59,6 @@ def test_a_batch_waits_if_later_batches_could_not_hold_the_groups_that_it_leaves
     assert buffer.draw(1, 2, 2, running=[0, 0, 0]) is None
     buffer.add(group(3, 0))
     assert drawn(buffer, 1, 2, 2, running=[0, 0]) == [2, 3]
-
-
-def test_an_unscorable_group_is_rejected():
-    buffer = FifoBuffer()
-
-    assert not buffer.add(group(0, 0, (None, None)))
-    assert buffer.add(group(1, 0, (None, 0.5)))
-    assert buffer.rejected == {"unscorable": 1}
-    assert len(buffer) == 1
 
 
 @pytest.mark.parametrize("buffer", [FifoBuffer(), difficulty_buffer(min_spread=0.0)])

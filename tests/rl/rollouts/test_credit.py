@@ -22,7 +22,7 @@ from rl.rollouts.batch_metrics import batch_metrics
 from rl.rollouts.compared import compared_columns
 from rl.rollouts.credit import GroupCredit, RewardShaping
 from rl.rollouts.difficulty_buffer import DifficultyBuffer
-from rl.rollouts.plan import plan, rollout_fields, weighted_rows
+from rl.rollouts.plan import rollout_fields, weighted_rows
 from rl.rollouts.service import RolloutService
 from rl.runtime.folder import RunFolder
 from tests.support.composing import chosen, learned
@@ -303,6 +303,22 @@ def test_the_loss_of_a_run_decides_whether_rollouts_without_a_score_train(reads,
     assert (credit.trains, credit.advantages) == (trains, (0.0,))
 
 
+@pytest.mark.parametrize(
+    ("facts", "expected"),
+    [
+        ({}, (False, False, False)),
+        ({"advantage_by_turn": True}, (True, False, False)),
+        ({"advantage_by_token": True}, (False, True, False)),
+        ({"advantage_compares": True}, (False, False, True)),
+    ],
+)
+def test_the_credits_of_a_run_have_the_facts_of_its_advantage(facts, expected):
+    nodes = {"truncation": "keep", "reward": "default", "advantage": "group_mean"}
+    run = SimpleNamespace(**{k: chosen(k, v) for k, v in nodes.items()}, learned=learned(**facts))
+    made = GroupCredit.of(run, weights_of({}))
+    assert (made.per_turn, made.per_token, made.compares) == expected
+
+
 # Completions of 2 and (3), 4 and 5, (6) tokens; those in brackets do not train.
 GROUPS = [
     group(
@@ -336,13 +352,6 @@ def test_a_rollout_that_does_not_train_leaves_rows_and_denominators(aggregation,
     assert [set(r.advantages[r.completion_mask]) for r in rows] == [{0.5}, {7.0}, {0.0}]
     found = [set(r.token_weights[r.completion_mask]) for r in rows]
     assert found == [{np.float32(weight)} for weight in weights]
-
-
-def test_a_batch_in_which_nothing_trains_is_a_step_without_tokens():
-    rows = weighted_rows(GROUPS[2:], token_mean)
-    assert rows == []
-    (share,) = plan(rows, step=0, ranks=1, tokens_per_micro_batch=9, metrics={})
-    assert not any(micro.completion_mask.any() for micro in share.micro_batches)
 
 
 def test_the_trainer_gets_the_shaped_rewards_and_their_groups():

@@ -14,6 +14,7 @@ from rl.rollouts.credit import GroupCredit, RewardShaping
 from rl.rollouts.difficulty_buffer import DifficultyBuffer
 from rl.rollouts.dispatcher import DispatcherState
 from rl.rollouts.example_order import ExampleOrder
+from rl.rollouts.sampling_limits import FailureLimits
 from rl.rollouts.truncation import keep
 from rl.wire import NoMoreBatches
 from tests.support.virtual_time import run_virtually
@@ -189,7 +190,10 @@ def test_a_checkpoint_keeps_the_state_of_the_advantage():
     assert replace(first, advantage=list).state() == {}
 
 
-def test_the_run_fails_with_the_most_common_error_if_no_rollout_can_be_scored():
+@pytest.mark.parametrize(("groups_per_step", "num_groups"), [(GROUPS_PER_STEP, 16), (20, 20)])
+def test_the_run_fails_with_the_most_common_error_if_no_rollout_can_be_scored(
+    groups_per_step, num_groups
+):
     async def play_group(index, example, group_size, version):
         errors = ["Env.score raised KeyError: 'a' (env.py:3)", f"rare {index}"]
         return tuple(
@@ -198,11 +202,12 @@ def test_the_run_fails_with_the_most_common_error_if_no_rollout_can_be_scored():
 
     world = World(0, 1)
     world.dispatcher.play_group = play_group
+    world.dispatcher._limits = FailureLimits(2, groups_per_step)
     with pytest.raises(ExceptionGroup) as caught:
         world.run(1)
     assert str(caught.value.exceptions[0]) == (
-        "none of the last 32 rollouts could be scored. "
-        "Correct the most frequent error (16 rollouts): Env.score raised KeyError: 'a' (env.py:3)"
+        f"none of the last {2 * num_groups} rollouts could be scored. Correct the most frequent "
+        f"error ({num_groups} rollouts): Env.score raised KeyError: 'a' (env.py:3)"
     )
 
 
@@ -267,6 +272,22 @@ def test_a_batch_that_is_complete_is_trained_before_the_run_ends():
     assert list(world.batches) == [0, 1]
 
 
+def test_groups_that_pass_after_the_last_rejection_do_not_continue_the_run():
+    world = picky(lambda index: (0.0, float(index > 63)))
+
+    async def batch():
+        running = asyncio.ensure_future(world.dispatcher.run())
+        await world.dispatcher.publish(0)
+        await asyncio.sleep(1000)  # groups 64 to 68 were running at the 64th rejection, and pass
+        groups = await world.dispatcher.take_batch(0)
+        with pytest.raises(NoMoreBatches):
+            await asyncio.wait_for(world.dispatcher.take_batch(1), 1000)
+        running.cancel()
+        return [group.index for group in groups]
+
+    assert run_virtually(batch()) == [64, 65, 66]
+
+
 def test_one_group_in_64_that_passes_keeps_the_run_alive():
     world = picky(lambda index: (0.0, float(index % 60 == 0)))
     run_virtually(_batches(world, 1, every=60))
@@ -302,9 +323,25 @@ def test_progress_names_the_next_batch():
     assert world.dispatcher.progress() == "waiting for the first weights"
     world.dispatcher.version.publish(0)
     assert world.dispatcher.progress() == "batch 0: 0 of 6 rollouts, 0 in flight"
+
+    async def progress():
+        running = asyncio.ensure_future(world.dispatcher.run())
+        await world.dispatcher.publish(0)  # six groups start, which end 1 s, 1.001 s, ... later
+        found = []
+        for seconds in (1.0015, 0.003):
+            await asyncio.sleep(seconds)
+            found.append(world.dispatcher.progress())
+        running.cancel()
+        await world.dispatcher.take_batch(0)
+        return [*found, world.dispatcher.progress()]
+
     world = World(0, 1)
-    world.run(3)
-    assert world.dispatcher.progress().startswith("batch 3: ")
+    world.dispatcher.play_group = graded(lambda index: (0.0, 1.0))
+    assert run_virtually(progress()) == [
+        "batch 0: 4 of 6 rollouts, 8 in flight",
+        "batch 0: 6 of 6 rollouts, 2 in flight",
+        "batch 1: 4 of 6 rollouts, 2 in flight",
+    ]
 
 
 def test_no_batch_follows_a_stop_although_groups_are_ready():

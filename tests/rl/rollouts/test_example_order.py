@@ -95,14 +95,6 @@ def test_the_shuffled_order_is_that_of_earlier_versions():
     ]
 
 
-def test_shuffled_is_another_permutation_at_each_pass_and_for_each_seed():
-    def passes(seed):
-        drawn = [position for _, position in places(begun(ShuffledOrder(), pools(10), seed), 30)]
-        return [tuple(drawn[i : i + 10]) for i in (0, 10, 20)]
-
-    assert len({*passes(0), *passes(1)}) == 6
-
-
 def test_the_shuffled_order_depends_only_on_seed_and_index():
     def drawn(indices):
         order = begun(ShuffledOrder(), pools(10), 0)

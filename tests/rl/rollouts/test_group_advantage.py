@@ -112,6 +112,7 @@ def test_a_group_with_advantages_by_token_compares_these_and_not_the_rewards():
         ((1.0, 0.0), (0.0, 0.0), [[0.0, 0.0], [0.0, 0.0]]),  # nothing to learn
         ((1.0, 0.0), (0.5, -0.5), [[1.0, 0.0]]),
         ((1.0, 1.0), (0.0, 0.0), [[1.0, 1.0]]),
+        ((0.1 + 0.2, 0.3), (0.0, 0.0), [[0.1 + 0.2, 0.3]]),  # equal up to rounding
     ],
 )
 def test_a_group_teaches_if_its_advantages_are_not_zero(rewards, numbers, columns):

@@ -95,18 +95,19 @@ def test_a_replayed_group_keeps_rewards_advantages_and_tokens():
 
 
 @pytest.mark.parametrize(
-    ("options", "rewards", "advantages", "compared", "stored"),
+    ("options", "rewards", "advantages", "changes", "stored"),
     [
-        ({}, (1.0, 0.0), (0.5, -0.5), None, 1),
-        ({}, (1.0, 1.0), (0.0, 0.0), None, 0),  # no advantage
-        ({}, (0.0, 0.0), (0.0, 0.0), (), 1),  # nothing was compared, for example with a critic
-        ({}, (None, 1.0), (0.0, 0.5), None, 1),
-        ({"replay_share": 0.0}, (1.0, 0.0), (0.5, -0.5), None, 0),
+        ({}, (1.0, 0.0), (0.5, -0.5), {}, 1),
+        ({}, (1.0, 0.0), (0.5, -0.5), {"trains": False}, 0),
+        ({}, (1.0, 1.0), (0.0, 0.0), {}, 0),  # no advantage
+        ({}, (0.0, 0.0), (0.0, 0.0), {"compared": ()}, 1),  # nothing compared, as with a critic
+        ({}, (None, 1.0), (0.0, 0.5), {}, 1),
+        ({"replay_share": 0.0}, (1.0, 0.0), (0.5, -0.5), {}, 0),
     ],
 )
-def test_which_groups_are_stored(options, rewards, advantages, compared, stored):
+def test_which_groups_are_stored(options, rewards, advantages, changes, stored):
     mixed, one = buffer(**options), group(0, 0, rewards, advantages)
-    mixed.add(replace(one, credits=tuple(replace(c, compared=compared) for c in one.credits)))
+    mixed.add(replace(one, credits=tuple(replace(c, **changes) for c in one.credits)))
     mixed.draw(0, 1 + bool(mixed.shares[0]), 0, ())
     assert mixed.metrics()["stored"] == stored
 
@@ -160,6 +161,17 @@ def test_demonstrations_have_no_reward_no_version_and_ids_of_their_own():
     shown = batch[2]
     assert (shown.example.env, shown.version) == ("e", 1)
     assert [(c.reward, c.advantages, c.trains) for c in shown.credits] == [(None, (0.0,), True)] * 2
+
+
+def test_several_demonstrations_of_a_batch_differ_and_have_the_environments_of_new_groups():
+    mixed, asked = buffer(replay_share=0.0, demonstration_share=0.5), []
+    mixed.demonstrate = lambda *given: asked.append(given) or (rollout(1.0, -1),)
+    examples = [Example(0, env, []) for env in "ab"]
+    for index, example in enumerate(examples):
+        mixed.add(replace(group(index, 2), example=example))
+    drawn = mixed.draw(2, 4, 0, ())
+    assert asked == [("demonstration 8", examples[0]), ("demonstration 9", examples[1])]
+    assert [(g.index, g.example.env) for g in drawn[2:]] == [(-9, "a"), (-10, "b")]
 
 
 def test_the_lines_of_added_rollouts_name_their_source():

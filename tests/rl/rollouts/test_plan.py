@@ -300,28 +300,3 @@ def test_token_weights_are_those_of_the_aggregation_over_the_whole_batch(groups,
         if micro.token_ids[i, 0] > 0
     }
     assert got == {i: (np.float32(weights[unit]), g) for i, (unit, g) in expected.items()}
-
-
-FORKED = [[1, 1, 1, 1, 1, 1], [6]]  # completion tokens: an episode in six rows and one in one
-
-
-@pytest.mark.parametrize(
-    ("how", "forked", "whole"),
-    [
-        (token_mean, 1 / 12, 1 / 12),
-        (sequence_mean, 1 / 12, 1 / 12),  # half the batch each, over six tokens
-        (partial(constant_length, length=7), 1 / 14, 1 / 14),
-        (prompt_mean, 1 / 12, 1 / 12),
-    ],
-    ids=["token_mean", "sequence_mean", "constant_length", "prompt_mean"],
-)
-def test_the_weight_of_an_episode_does_not_depend_on_its_number_of_rows(how, forked, whole):
-    rollouts = [
-        Rollout(tuple(row(i, n + 2, prompt=2) for i, n in enumerate(rows)), [], 0.0, {},
-                StopReason.STOP, 1, 0.0)
-        for rows in FORKED
-    ]  # fmt: skip
-    credits = (Credit(0.0, (1.0,)), Credit(0.0, (-1.0,)))
-    rows = weighted_rows([Group(0, Example(0, "e", []), 0, tuple(rollouts), credits)], how)
-    expected = [np.float32(forked)] * 6 + [np.float32(whole)]
-    assert [r.token_weights[-1] for r in rows] == expected

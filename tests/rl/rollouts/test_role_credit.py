@@ -117,9 +117,3 @@ def test_a_batch_names_the_reward_of_each_role_and_knows_which_rollouts_were_com
     lines = [trained_line(groups[0], r, c, True) for r, c in zip(groups[0].rollouts,
              groups[0].credits, strict=True)]  # fmt: skip
     assert [line["role"] for line in lines] == ["a", "b", "a", "b", "b"]
-
-
-def test_without_roles_nothing_names_one():
-    plain = group(0, rollout("", 1.0), rollout("", 0.0))
-    assert not [name for name in batch_metrics([plain], 0) if name.startswith("role/")]
-    assert "role" not in trained_line(plain, plain.rollouts[0], plain.credits[0], True)

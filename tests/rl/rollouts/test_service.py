@@ -71,13 +71,15 @@ class Dispatcher:
         return "batch 0: nothing"
 
 
-def service(folder, groups, aggregation=TOKEN_MEAN, tally=None, record="none") -> RolloutService:
+def service(
+    folder, groups, aggregation=TOKEN_MEAN, tally=None, record="none", **facts
+) -> RolloutService:
     run = SimpleNamespace(
         batch_credit=chosen("batch_credit", "none"),
         loss=chosen("loss", "cispo"),
         aggregation=aggregation,
         record=chosen("record", record),
-        learned=learned(),
+        learned=learned(**facts),
         trainer=SimpleNamespace(ranks=2, tokens_per_micro_batch=64, wait_timeout=5.0),
     )
     run_folder = RunFolder(folder)
@@ -112,6 +114,42 @@ async def test_each_rank_gets_its_share_of_one_plan(tmp_path):
     first, second = (unpack(answer.value, RankBatch) for answer in answers)
     assert first.micro_batches[0].rollout_ids.tolist() == [0]
     assert second.micro_batches[0].rollout_ids.tolist() == [1]
+
+
+async def test_a_loss_of_whole_groups_gets_them_and_an_aggregation_by_turn_gets_turns(tmp_path):
+    turn_mean = chosen("aggregation", "turn_mean")
+    served = service(tmp_path, [group(1.0, 2.0)], turn_mean, aggregation_takes_turns=True)
+    served._run.loss = {"_target_": "tests.rl.learner.test_batch_losses.Ranked"}
+    calls = [Call(what="next_batch", rank=rank, step=0) for rank in (0, 1)]
+    batches = [unpack(answer.value, RankBatch) for answer in await asked(served, *calls)]
+    assert [b.micro_batches[0].rollout_ids.tolist() for b in batches] == [[0, 1], [-1]]
+    assert batches[0].micro_batches[0].token_weights[:, 1].tolist() == [0.5, 0.5]
+
+
+@pytest.mark.parametrize(
+    ("current", "version", "published"),
+    [(-1, 3, [3]), (-1, 2, None), (3, 4, [4]), (4, 4, [])],  # 4 again, to a restarted vLLM
+)
+async def test_a_version_is_published_once_and_the_first_is_that_of_the_checkpoint(
+    current, version, published, tmp_path
+):
+    found, evaluated, routed = [], [], []
+
+    async def publish(version):
+        found.append((version, len(routed)))  # requests go to updated replicas before groups start
+
+    served = service(tmp_path, [group(1.0)])
+    served._dispatcher.publish, served._dispatcher.step = publish, 3
+    served._dispatcher.version = SimpleNamespace(number=current)
+    served._evaluator = SimpleNamespace(start=evaluated.append)
+    served._replicas = SimpleNamespace(publish=routed.append)
+    await served._answer(Call(what="publish", version=version, replicas={"inference": 1}))
+    if published is None:
+        said = "rank 0 resumed after step 2 and the rollouts process after step 3"
+        assert said in str(served._failure.result())
+        return
+    assert (found, evaluated) == ([(v, 1) for v in published], published)
+    assert routed == [{"inference": 1}]
 
 
 @pytest.mark.parametrize(("shares", "num_micro_batches"), [(True, 1), (False, 2)])
@@ -193,6 +231,8 @@ async def test_ranks_that_miss_the_last_evaluation_do_not_end_as_done(failing, t
     await served._answer(Call(what="publish", version=1))
     async with asyncio.timeout(5):
         answers = [await served._answer(Call(what="evaluation", version=1)) for _ in range(2)]
+        earlier = await served._answer(Call(what="evaluation", version=0))
+    assert not earlier.over  # the next call of the ranks reports the error
     sampling.cancel()
     assert {(answer.over, answer.stopped) for answer in answers} == {(f"{failing} failed", False)}
 
@@ -265,14 +305,24 @@ async def test_a_message_that_json_cannot_hold_is_written_as_text(tmp_path):
 
 
 async def test_requests_retried_since_the_last_batch_are_logged_with_this_one(tmp_path):
+    """The metrics of buffer, order and replicas are logged under their own prefixes."""
+
+    async def replica_metrics():
+        return {"inference/restarts": 2}
+
     tally = RequestTally(num_retried=5)  # of the start
     served = service(tmp_path, [group(1.0)], tally=tally)
-    counted = []
+    served._replicas = SimpleNamespace(metrics=replica_metrics)
+    served._dispatcher.buffer.rejected["too_easy"] = 4
+    counted, metrics = [], {}
     for step, retried in enumerate((7, 7, 10)):
         tally.num_retried = retried
         (answer,) = await asked(served, Call(what="next_batch", step=step))
-        counted.append(unpack(answer.value, RankBatch).metrics["rollout/retried_requests"])
+        metrics = unpack(answer.value, RankBatch).metrics
+        counted.append(metrics["rollout/retried_requests"])
     assert counted == [2.0, 0.0, 3.0]
+    own = {"buffer/rejected_too_easy": 4.0, "order/easy": 0.25, "inference/restarts": 2}
+    assert metrics == metrics | own
 
 
 async def test_over_tcp_the_service_answers_only_connections_that_begin_with_the_key(tmp_path):
@@ -318,7 +368,9 @@ async def test_the_service_closes_while_a_rank_is_connected(tmp_path, monkeypatc
 
 
 async def test_every_rank_stops_before_the_same_batch(tmp_path):
-    served = service(tmp_path, [group(0.0, 1.0)])
+    served, waiting = service(tmp_path, [group(0.0, 1.0)]), asyncio.Event()
+    router = SimpleNamespace(end=waiting.set)  # requests that wait for a restart of vLLM fail
+    served._replicas = SimpleNamespace(router=router, metrics=lambda: asyncio.sleep(0, {}))
     reporting = asyncio.ensure_future(served.report())
     (one,) = await asked(served, Call(what="next_batch", rank=0, step=0))
     served._run_folder.stop_request.touch()
@@ -327,6 +379,7 @@ async def test_every_rank_stops_before_the_same_batch(tmp_path):
             await asyncio.sleep(0.02)
     (other,) = await asked(served, Call(what="next_batch", rank=1, step=0))
     ends = await asked(served, *(Call(what="next_batch", rank=r, step=1) for r in range(2)))
+    await asyncio.wait_for(waiting.wait(), 5)
     reporting.cancel()
     assert (one.over, other.over) == ("", "")
     assert [(end.over, end.stopped) for end in ends] == [("stopped, as asked", True)] * 2

@@ -54,12 +54,6 @@ def credit(rollouts, advantage=to_go, *, shaping=SUMMED, cut=truncation.keep, pe
     return GroupCredit(cut, shaping, advantage, lambda _: WEIGHTS, per_turn)(EXAMPLE, rollouts)
 
 
-def test_the_reward_of_the_episode_belongs_to_the_last_turn():
-    (made,) = credit([rollout([1.0, 0.5], 3.0)])
-    assert made.turn_rewards == (2.0, 4.0)
-    assert made.reward == 6.0
-
-
 def test_turns_are_compared_with_the_same_turns_of_the_group():
     made = credit([rollout([1.0, 0.5], 3.0), rollout([0.0, 0.5], 1.0)])
     # To go: 6, 4 and 2, 2.

@@ -1,6 +1,7 @@
 """A demonstration has the tokens of a rollout in which the policy answered like the expert."""
 
-from itertools import islice
+from functools import partial
+from itertools import islice, repeat
 from random import Random
 
 import numpy as np
@@ -33,6 +34,7 @@ def test_the_mask_covers_the_answer_and_its_stop_token():
 
 
 def test_a_group_has_reward_1_and_no_versions():
+    assert (SAMPLER.uses_vllm, SAMPLER.seeded, SAMPLER.temperature) == (False, False, 1.0)
     group = SAMPLER.group(ENV, RENDERER, Random(5), 4, 256)
     assert len(group) == 4
     for rollout in group:
@@ -90,6 +92,24 @@ def test_every_turn_of_a_long_conversation_is_trained_in_one_row():
     assert set(row.turns[~row.completion_mask]) == {-1}
     prompt = RENDERER.render_ids(MANY_TURNS[:-1], add_generation_prompt=True)
     assert row.token_ids[: len(prompt)].tolist() == prompt  # the last prompt, whole
+    (rollout,) = SAMPLER.group(told(repeat(MANY_TURNS)), RENDERER, Random(0), 1, 1000)
+    assert rollout.turns == 3
+
+
+def told(conversations):
+    """Return an environment whose expert tells these conversations."""
+    return type("Telling", (Environment,), {"demonstrations": lambda *_: iter(conversations)})()
+
+
+@pytest.mark.parametrize("count", [99, 100])
+def test_a_hundred_conversations_in_a_row_that_are_too_long_end_the_run(count):
+    short, long = ([{"role": "user", "content": "a"}, said("b" * n)] for n in (1, 99))
+    group = partial(SAMPLER.group, told([*[long] * count, short] * 2), RENDERER, Random(0), 2)
+    if count < 100:
+        assert [rollout.messages for rollout in group(64)] == [short] * 2
+    else:
+        with pytest.raises(ValueError, match="but max_seq_len=64: set"):
+            group(64)
 
 
 def test_thinking_is_trained_and_a_format_that_drops_it_from_history_forks(tmp_path):

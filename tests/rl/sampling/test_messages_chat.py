@@ -10,7 +10,7 @@ from envs.protocol import Environment
 from rl.inference.completion import GenerationError
 from rl.inference.live_version import LiveVersion
 from rl.inference.router import Router
-from rl.sampling.chat import ChatSettings
+from rl.sampling.chat import ChatSettings, checked_call
 from rl.sampling.messages_chat import MessagesClient
 from rl.sampling.player import Player
 from tests.support.answers import Answers
@@ -40,6 +40,9 @@ async def play(server: Answers, env: Environment, n: int = 1, seed: int | None =
     with server.serving() as url:
         async with client(url).connect(setting) as chat:
             return await Player(sampler, env, chat, seed=seed).play_group(0, HI, n)
+
+
+IDS = ("c1", "call_1")  # of the server, and of a call without one
 
 
 async def look(word: str) -> str:
@@ -77,17 +80,27 @@ async def test_the_server_gets_stop_texts_and_seeds():
     assert len({body["seed"] for body in server.bodies}) == 2
 
 
-async def test_the_arguments_of_a_tool_are_sent_as_text():
-    call = {"id": "c1", "type": "function"}
-    call |= {"function": {"name": "look", "arguments": '{"word": "bon"}'}}
-    server = Answers((200, said(None, tool_calls=[call])), (200, said("good")))
+async def test_no_more_requests_than_the_sampler_allows_are_open():
+    server = Answers((200, said("good")), seconds=0.1)
+    rollouts = await play(server, ScriptedEnv(), 6, max_concurrent=2)
+    assert (len(rollouts), server.most_at_once <= 2) == (6, True)
+
+
+@pytest.mark.parametrize("thought", ["reasoning_content", "reasoning"])
+async def test_the_arguments_of_a_tool_are_sent_as_text_and_thinking_is_not_sent(thought):
+    call = {"type": "function", "function": {"name": "look", "arguments": '{"word": "bon"}'}}
+    calls = [call | {"id": "c1"}, call]
+    server = Answers((200, said(None, tool_calls=calls, **{thought: "hm"})), (200, said("good")))
     (rollout,) = await play(server, Tooled(max_turns=3))
-    assert (rollout.reward, rollout.turns, rollout.tool_calls) == (2.0, 2, 1)
+    assert (rollout.reward, rollout.turns, rollout.tool_calls) == (2.0, 2, 2)
+    assert rollout.messages[1]["reasoning_content"] == "hm"
     assert rollout.num_completion == 14
     assert server.bodies[0]["tools"][0]["function"]["name"] == "look"
     again = server.bodies[1]["messages"]
+    assert again[1].keys() == {"role", "content", "tool_calls"}
     assert again[1]["tool_calls"][0]["function"]["arguments"] == '{"word": "bon"}'
-    assert again[2] == {"role": "tool", "tool_call_id": "c1", "content": "bon means good"}
+    results = [{"role": "tool", "tool_call_id": i, "content": "bon means good"} for i in IDS]
+    assert again[2:] == results
 
 
 async def test_an_answer_that_was_cut_off_and_a_full_context_have_different_stop_reasons():
@@ -117,3 +130,13 @@ async def test_a_malformed_tool_call_counts_as_a_mistake_of_the_policy(call):
     (rollout,) = await play(server, Tooled(max_turns=3))
     assert (rollout.reward, rollout.tool_calls, rollout.tool_errors) == (2.0, 1, 1)
     assert rollout.messages[1]["content"] == "\ufffd"
+
+
+@pytest.mark.parametrize(
+    ("length", "error"), [(200, None), (201, "the tool call's name is too long")]
+)
+def test_names_and_ids_of_tool_calls_have_at_most_200_characters(length, error):
+    call = checked_call("i" * 201, "n" * length, {"a": 1}, "as written")
+    assert (call["id"], call.get("error")) == ("i" * 200, error)
+    function = ("", "as written") if error else ("n" * 200, {"a": 1})
+    assert (call["function"]["name"], call["function"]["arguments"]) == function

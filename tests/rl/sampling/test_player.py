@@ -46,13 +46,6 @@ def test_a_rollout_knows_the_limit_of_its_turns_which_an_environment_may_have_fo
     assert play(env, client)[0].turn_limit == client.requests[0][1]["max_tokens"] == 6
 
 
-def test_named_rewards_are_kept_unweighted_and_a_name_without_weight_does_not_count():
-    (rollout,) = play(ScriptedEnv(), ScriptedClient("good"))
-
-    assert rollout.rewards == {"good": 1.0, "length": 4.0}
-    assert (rollout.reward, rollout.error, rollout.turns) == (2.0, "", 1)
-
-
 def test_a_multi_turn_rollout_is_one_row_with_exactly_the_sampled_tokens():
     client = ScriptedClient("one", "two", "good")
 

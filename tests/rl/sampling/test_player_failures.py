@@ -120,6 +120,10 @@ class Holding(ScriptedEnv):
             scoring(failing_with(OSError("a\n\n  b"))),
             "Mine.score raised OSError: a b (test_player_",
         ),
+        (
+            scoring(failing_with(OSError("x" * 301))),
+            f"Mine.score raised OSError: {'x' * 300} (test_player_",
+        ),
         (scoring(failing_with(asyncio.CancelledError("x"))), "Mine.score raised CancelledError: x"),
         (scoring(failing_with(TimeoutError("own"))), "Mine.score raised TimeoutError: own ("),
         (scoring(lambda *_: None), "Mine.score raised AttributeError: "),
@@ -344,7 +348,7 @@ def test_two_turns_at_once_are_timed_once():
         assert rollout.stop_reason is reason
 
 
-def test_every_episode_is_closed():
+def test_every_episode_is_closed_and_each_error_is_logged(caplog):
     closed = []
 
     class Closing(Timed):
@@ -361,3 +365,4 @@ def test_every_episode_is_closed():
 
     assert sorted(closed) == ["bad", "good", "hang"]
     assert [r.stop_reason for r in rollouts] == ["stop", "env_error", "timeout"]
+    assert [caplog.text.count(said) for said in ("broken", "rollout_timeout=60 s")] == [1, 1]

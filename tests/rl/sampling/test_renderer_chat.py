@@ -19,15 +19,24 @@ from aiohttp import web
 
 from envs.episode import Example
 from rl.inference.client import VLLMClient
+from rl.inference.completion import Completion
 from rl.inference.live_version import LiveVersion
 from rl.model.tokenizer import PlainParser, Tokenizer, load_parser
 from rl.records import Rollout
 from rl.sampling.chat import ChatSettings
 from rl.sampling.player import Player
-from rl.sampling.renderer_chat import RendererClient
+from rl.sampling.renderer_chat import RendererChat, RendererClient
 from rl.sampling.tokens_chat import TokensClient
 from tests.support.replicas import router_to
-from tests.support.scripted import IM_END, SAMPLER, ScriptedEnv, tiny_model
+from tests.support.scripted import (
+    IM_END,
+    SAMPLER,
+    ScriptedClient,
+    ScriptedEnv,
+    tiny_model,
+    tiny_renderer,
+    tiny_tokenizer,
+)
 
 SAID = ("<think>\nfirst\n</think>\n\none", "<think>\nthen\n</think>\n\ntwo", "good")
 PLAIN = ("one", "two", "good")
@@ -195,6 +204,33 @@ def test_a_single_turn_rewrites_nothing(kind, model, caplog):
     rollout = asyncio.run(_played(server, kind(on_rewrite="refuse"), model, "qwen3", env))
     assert rollout.reward == 2.0
     assert caplog.text == ""
+
+
+@pytest.mark.parametrize("kind", [RendererClient, TokensClient])
+async def test_a_chat_has_as_many_slots_as_all_vllms_together(kind, model):
+    setting = replace(setting_of(model, "qwen3", ScriptedEnv()), num_seqs=3)
+    async with kind(on_rewrite="fork").connect(setting) as chat:
+        assert chat.slots._number == 3
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        (
+            '<tool_call>\n{"name": "f", "arguments": {}}\n</tool_call>\n'
+            '<tool_call>\n{"arguments": {}}\n</tool_call>',
+            [("call_0", None), ("call_1", "the tool call has no name")],
+        ),
+        ('<tool_call>\n{"name": \n</tool_call>', [("call_0", "the tool call is not valid JSON")]),
+        ('<tool_call>\n{"name": "f"}', [("call_0", "the tool call is not closed")]),
+    ],
+)
+def test_each_tool_call_has_an_id_and_its_mistake(text, expected):
+    chat = RendererChat(SAMPLER, tiny_renderer(), ScriptedClient(), 256, LiveVersion(7))
+    prompt = asyncio.run(chat.first_prompt([{"role": "user", "content": "hi"}], None))
+    ids = tiny_tokenizer().encode(text)
+    calls = chat.message(prompt, Completion([*ids, IM_END], [], [], cut_off=False))["tool_calls"]
+    assert [(call["id"], call.get("error")) for call in calls] == expected
 
 
 def test_an_unknown_format_is_read_as_text(model):

@@ -48,14 +48,6 @@ def test_kept_tokens_stand_at_the_tokens_that_were_sampled_from_them():
     assert fork.kept is None
 
 
-def test_a_row_has_the_types_that_travel():
-    (row,) = played(([1], [2])).freeze()
-
-    assert row.token_ids.dtype == row.token_versions.dtype == np.int32
-    assert row.rollout_logprobs.dtype == np.float32
-    assert row.completion_mask.dtype == np.bool_
-
-
 @pytest.mark.parametrize(
     "rewritten",
     [[1, 2, 3, 0, 5], [1, 2, 5], [1, 2, 3]],

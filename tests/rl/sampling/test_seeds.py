@@ -6,7 +6,7 @@ from envs.episode import Example
 from rl.inference.live_version import LiveVersion
 from rl.sampling.player import Player
 from rl.sampling.renderer_chat import RendererChat
-from rl.sampling.sampler import RequestSeeds
+from tests.rl.sampling.test_roles import Talking
 from tests.support.scripted import HI, SAMPLER, ScriptedClient, ScriptedEnv, scoring, tiny_renderer
 from tests.support.virtual_time import run_virtually
 
@@ -30,6 +30,8 @@ def test_every_turn_has_its_own_seed_and_the_same_run_repeats_it():
     ]
     assert len(given) == len(set(given)) == 2 * 2 * 3 * 3
     assert given[-9:] == seeds(turns(3), seed=6, group=1)
+    given = seeds(Talking(), size=2)  # two roles with two turns each
+    assert len(given) == len(set(given)) == 2 * 2 * 2
 
 
 def test_the_request_of_a_group_has_one_seed_from_which_vllm_counts_up():
@@ -47,9 +49,3 @@ def test_a_retry_has_another_seed():
 
 def test_requests_have_no_seed_without_sampler_seeded():
     assert seeds(turns(2), seed=None) == [None] * 6
-
-
-def test_a_copy_begins_at_the_first_turn():
-    used = RequestSeeds(5, 1)
-    used.next()
-    assert RequestSeeds(5, 1).next() != used.next()

@@ -1,9 +1,12 @@
 """Environments that hold the conversation ask the policy for every turn."""
 
+import pytest
+
 from envs.episode import StopReason
 from envs.messages import user
 from envs.protocol import ContextFull, Environment
-from tests.support.scripted import HI, PREFIX, ScriptedClient, play
+from tests.support.fuzz import FuzzedClient
+from tests.support.scripted import HI, IM_END, PREFIX, ScriptedClient, play, tiny_tokenizer
 
 
 class Driving(Environment):
@@ -48,6 +51,7 @@ def test_a_conversation_that_only_grows_is_one_row():
 def test_a_text_is_scored_after_the_prompt_and_is_not_trained():
     async def talk(self, episode, speak):
         spoken = await speak(list(HI), None)
+        assert (spoken.prompt_tokens, spoken.completion_tokens) == (PREFIX, len("good") + 1)
         logprobs = await speak.logprobs(list(HI), "42", after="so ")
         episode.memory["known"] = logprobs, spoken.message["content"]
 
@@ -65,14 +69,17 @@ def test_a_text_is_scored_after_the_prompt_and_is_not_trained():
     assert rollout.reward == -(ord("4") + ord("2")) / 8
 
 
-def test_a_text_that_does_not_fit_ends_the_episode():
+@pytest.mark.parametrize(("count", "num_scored"), [(255 - PREFIX, 1), (256 - PREFIX, 0)])
+def test_a_text_that_does_not_fit_ends_the_episode(count, num_scored):
+    """The limit is 256 tokens, and vLLM samples one after the text."""
+
     async def talk(self, episode, speak):
         await speak(list(HI), None)
-        await speak.logprobs(list(HI), "9" * 256)
+        await speak.logprobs(list(HI), "9" * count)
 
     client = ScriptedClient("good")
     (rollout,) = play(changed(play=talk), client)
-    assert (rollout.reward, client.scored) == (1.0, [])
+    assert (rollout.reward, len(client.scored)) == (1.0, num_scored)
 
 
 def test_additional_keys_of_a_message_do_not_fork_the_rollout():
@@ -81,6 +88,22 @@ def test_additional_keys_of_a_message_do_not_fork_the_rollout():
 
     (rollout,) = play(changed(repeat=repeat), ScriptedClient("good"))
     assert len(rollout.rows) == 1
+
+
+@pytest.mark.parametrize(
+    ("given", "repeated", "num_rows"),
+    [('{"a": 1}', '{ "a":1}', 1), ('{"a": 1}', '{"a": 2}', 2), ("{}", "", 1)],
+)
+def test_the_arguments_of_a_tool_call_may_be_repeated_as_json_text(given, repeated, num_rows):
+    def repeat(self, message):
+        function = {"name": "look", "arguments": repeated}
+        return {**message, "tool_calls": [message["tool_calls"][0] | {"function": function}]}
+
+    env = type("Mine", (Driving,), {"repeat": repeat})("more")
+    call = f'<tool_call>\n{{"name": "look", "arguments": {given}}}\n</tool_call>'
+    said = [[*tiny_tokenizer().encode(text), IM_END] for text in (call, "good")]
+    (rollout,) = play(env, FuzzedClient(said))
+    assert (len(rollout.rows), rollout.tool_calls) == (num_rows, 1)
 
 
 def test_a_changed_history_forks_the_rollout_at_every_turn():

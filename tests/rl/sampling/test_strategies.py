@@ -3,7 +3,7 @@
 import asyncio
 from dataclasses import replace
 from importlib import import_module
-from itertools import count
+from itertools import count as count_from
 from textwrap import dedent
 
 import numpy as np
@@ -14,7 +14,7 @@ from losses.advantages import group_mean
 from losses.aggregation import sequence_mean
 from rl.dry_call.rewards import made_up_rollout
 from rl.inference.live_version import LiveVersion
-from rl.records import Group
+from rl.records import Group, TrainingRow
 from rl.rollouts.buffer import FifoBuffer
 from rl.rollouts.credit import GroupCredit, RewardShaping
 from rl.rollouts.plan import plan_batch
@@ -154,6 +154,17 @@ def test_branches_at_turns_begin_where_a_later_turn_is_least_likely():
     ]
 
 
+def test_the_uncertainty_is_the_mean_of_a_window_that_ends_with_its_turn():
+    turns = np.array([-1, 0, 0, 0, 0, -1, 1], np.int32)
+    logprobs = -np.array([0, 9, 4, 1, 1, 0, 3], np.float32)  # the first token is not branched
+    row = TrainingRow(turns + 5, turns >= 0, logprobs, turns.clip(max=0), turns)
+    rollout = replace(made_up_rollout(1.0, 2), rows=(row,))
+    # With a window of two: (4 + 1) / 2 and (1 + 1) / 2 in the first turn, and 3 in the second.
+    assert branch(window=2).position(rollout) == (1, 0)
+    assert branch(window=1).position(rollout) == (0, 1)
+    assert branch(window=1, at="turn").position(rollout) == (1, 0)
+
+
 def test_a_turn_that_begins_with_given_tokens_is_not_branched():
     async def given(self, group, play_one, size):
         return [await play_one(group.example, seed=i, prefix="zz") for i in range(size)]
@@ -249,12 +260,15 @@ class Ranked(ScriptedEnv):
 def test_groups_are_scored_after_a_strategy_that_reads_no_rewards():
     rollouts = play(branch(branches=1), ScriptedClient("a"), Ranked(), 4)
     assert [rollout.rewards["good"] for rollout in rollouts] == [0.0, 1.0, 2.0, 3.0]
-    with pytest.raises(ValueError, match="Extremes reads the rewards of attempts, but score_group"):
-        play(Extremes(factor=2), ScriptedClient("a"), Ranked(), 4)
+    hints = HintWhenAllFail(num_hinted=1, failed_reward=0.0)
+    for reading in (Extremes(factor=2), AdaptiveSize(max_rounds=2), hints):
+        said = f"{type(reading).__name__} reads the rewards of attempts, but score_group"
+        with pytest.raises(ValueError, match=said):
+            play(reading, ScriptedClient("a"), Ranked(), 4)
 
 
 def test_unscored_attempts_stay_in_the_group_and_are_branched():
-    numbers = count()
+    numbers = count_from()
 
     async def score(self, episode):
         if next(numbers) == 0:
@@ -299,14 +313,18 @@ def test_a_batch_may_have_groups_of_any_size_and_none_is_counted():
     assert np.bincount(share.group_ids).tolist() == [len(group.rollouts) for group in groups]
 
 
-def test_a_strategy_that_never_returns_a_rollout_ends_the_run_with_its_reason():
-    limits = FailureLimits(group_size=2, groups_per_step=1)
+@pytest.mark.parametrize(("groups_per_step", "count"), [(1, 64), (9, 72)])
+def test_a_strategy_that_never_returns_a_rollout_ends_the_run_with_its_reason(
+    groups_per_step, count
+):
+    limits = FailureLimits(group_size=2, groups_per_step=groups_per_step)
     group = Group(0, GROUP.example, 0, (), ())
     buffer, end = FifoBuffer(), None
-    for _ in range(64):
+    for _ in range(count):
+        assert end is None
         limits.record_group(group)
         end = limits.record_decision(accepted=buffer.add(group), counts=buffer.rejected)
-    assert "(whole run: 64 without_rollouts)" in str(end)
+    assert f"(whole run: {count} without_rollouts)" in str(end)
     assert "use another strategy if most are without_rollouts" in str(end)
 
 

@@ -71,6 +71,17 @@ def test_lines_below_min_reward_or_without_one_are_left_out(tmp_path):
     sampler = TranscriptSampler(path=path, min_reward=0.5, max_staleness=0)
     drawn = [m[-1]["content"] for m in islice(sampler.conversations(ScriptedEnv(), Random(0)), 20)]
     assert set(drawn) == {"0.5", "1.0"}
+    with pytest.raises(ValueError, match=r"a reward of at least sampler.min_reward=2.0: correct"):
+        TranscriptSampler(path=path, min_reward=2.0, max_staleness=0)
+
+
+def test_files_below_the_home_folder_are_read_in_the_order_of_their_names(tmp_path, monkeypatch):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    for name in "cab":
+        (tmp_path / name).mkdir()
+        written(tmp_path / name, line(assistant(name), "stop"))
+    found = read_conversations("~/*/rollouts.jsonl", None)
+    assert [messages[-1]["content"] for _, messages in found] == ["a", "b", "c"]
 
 
 @pytest.mark.parametrize("odd", [{"prompt": "hi"}, {"messages": "hi"}, {"messages": {"a": 1}}])

@@ -5,6 +5,7 @@ import re
 import subprocess
 import sys
 import time
+from itertools import pairwise
 
 from envs.episode import Example
 from rl.inference.live_version import LiveVersion
@@ -29,9 +30,21 @@ class Blocking(ScriptedEnv):
         return await super().score(episode)
 
 
+class Noting(Watchdog):
+    """Note after how many seconds it reports."""
+
+    def _report(self, seconds):
+        reports.append(seconds)
+        super()._report(seconds)
+
+
+reports = []
+
+
 async def played(env, *, patience):
     sentences = []
-    with Watchdog(sentences.append, patience=patience, interval=0.05) as watchdog:
+    reports.clear()
+    with Noting(sentences.append, patience=patience, interval=0.05) as watchdog:
         chat = RendererChat(
             SAMPLER, tiny_renderer(), ScriptedClient("bad", "good"), 256, LiveVersion(7)
         )
@@ -43,7 +56,8 @@ def test_a_score_that_blocks_is_named_with_its_line_and_counted_and_the_run_goes
     (bad, good), sentences = asyncio.run(played(Blocking(lambda: time.sleep(1)), patience=0.2))
 
     assert (good.reward, bad.reward) == (2.0, 0.0)
-    assert bad.blocked_time > 0.2
+    assert bad.blocked_time == reports[-1] > 0.2
+    assert all(later > 2 * earlier for earlier, later in pairwise(reports))
     assert good.blocked_time == 0.0
     message = r"all rollouts have been blocked for .* s by .*\(test_watchdog\.py:\d+\)"
     assert re.match(message, sentences[0])
@@ -60,9 +74,14 @@ def test_a_library_in_between_does_not_hide_the_environments_line():
 def test_a_loop_that_is_alive_is_left_alone():
     async def alive():
         sentences = []
-        with Watchdog(sentences.append, patience=1.0, interval=0.05):
+        with Watchdog(sentences.append, patience=1.0, interval=0.05) as watchdog:
             for _ in range(30):
                 await asyncio.sleep(0.01)
+            task = asyncio.current_task()
+            watchdog._blocked[task] = 2.0  # read once, by the rollout that blocked
+            assert [watchdog.pop_blocked_seconds() for _ in range(2)] == [2.0, 0.0]
+        shipped = Watchdog(sentences.append)
+        assert (shipped._patience, shipped._interval) == (3.0, 0.5)
         return sentences
 
     assert asyncio.run(alive()) == []
