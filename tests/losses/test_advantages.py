@@ -78,7 +78,7 @@ def test_a_group_without_differences_has_zero_advantages(name):
     assert advantage([0.0, 0.0, 0.0]) == [0.0, 0.0, 0.0]
     third = 0.1 + 0.2  # 0.30000000000000004
     assert advantage([0.3, third, 0.3]) == [0.0, 0.0, 0.0]
-    assert advantage([1.0, 1.0 + 9e-7]) == [0.0, 0.0]
+    assert advantage([0.0, 1e-6]) == [0.0, 0.0]
     assert advantage([1.0, 1.0 + 2e-6])[0] < 0 < advantage([1.0, 1.0 + 2e-6])[1]
 
 

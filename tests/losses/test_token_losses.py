@@ -7,6 +7,7 @@ import torch
 
 from losses.cispo import cispo
 from losses.cross_entropy import cross_entropy
+from losses.decoupled_ppo import decoupled_ppo
 from losses.distill import distill
 from losses.dppo import dppo
 from losses.gspo import gspo
@@ -171,10 +172,21 @@ def test_masked_is_drops_tokens_below_and_above_the_bounds(check_table):
     )
 
 
-def test_masked_is_keeps_a_ratio_equal_to_a_bound(check_table):
-    rows = [(1 / 2, 1 / 2, 1.0, -1.0, -1.0)]  # ratio 1 in [1, 1]
-    none = {"masked_fraction": [0], "masked_fraction_low": [0], "masked_fraction_high": [0]}
-    check_table(partial(masked_is, ratio_low=1.0, ratio_high=1.0), rows, **none)
+@pytest.mark.parametrize(
+    "loss",
+    [
+        partial(masked_is, ratio_low=1.0, ratio_high=1.0),
+        partial(ppo_clip, clip_low=0.0, clip_high=0.0, dual_clip=1.0),
+        partial(gspo, clip_low=0.0, clip_high=0.0),
+        partial(decoupled_ppo, clip_low=0.0, clip_high=0.0, weight_cap=1.0),
+        partial(dppo, delta_low=0.0, delta_high=0.0, tau=1.0),
+    ],
+)
+def test_a_token_that_equals_every_bound_is_neither_dropped_nor_counted(loss):
+    tokens = Tokens.by_hand(-torch.ones(2), -torch.ones(2), torch.tensor([1.0, -1.0]))
+    out = loss(tokens)
+    assert out.loss.tolist() == [-1.0, 1.0]
+    assert not any(m.any() for name, m in out.metrics.items() if name != "proximal_weight")
 
 
 def test_dppo_drops_by_moved_probability_and_penalises_every_ratio(check_table):

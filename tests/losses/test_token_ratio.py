@@ -34,15 +34,15 @@ def test_the_anchor_carries_no_gradient():
 
 
 def test_a_clamped_ratio_is_bounded_has_no_gradient_and_is_counted():
-    logprobs = vector(-1.0, -31.0, -1.0).requires_grad_()
-    tokens = tokens_of(logprobs, vector(-31.0, -1.0, -2.0))  # log ratios 30, -30, 1
-    torch.testing.assert_close(log_ratio(tokens.anchor, logprobs), vector(20.0, -20.0, 1.0))
+    logprobs = vector(-1.0, -31.0, -1.0, -1.0).requires_grad_()
+    tokens = tokens_of(logprobs, vector(-31.0, -1.0, -2.0, -21.0))  # log ratios 30, -30, 1, 20
+    torch.testing.assert_close(log_ratio(tokens.anchor, logprobs), vector(20.0, -20.0, 1.0, 20.0))
     ratio = ratio_to(tokens.anchor, logprobs)
-    e = 2.718281828459045
-    torch.testing.assert_close(ratio, vector(485165195.4097903, 2.061153622438558e-9, e))
+    e, e20 = 2.718281828459045, 485165195.4097903
+    torch.testing.assert_close(ratio, vector(e20, 2.061153622438558e-9, e, e20))
     ratio.sum().backward()
-    torch.testing.assert_close(logprobs.grad, vector(0.0, 0.0, e))
-    torch.testing.assert_close(tokens.ratio_clamped, torch.tensor([1.0, 1.0, 0.0]))
+    torch.testing.assert_close(logprobs.grad, vector(0.0, 0.0, e, e20))
+    torch.testing.assert_close(tokens.ratio_clamped, torch.tensor([1.0, 1.0, 0.0, 0.0]))
 
 
 @pytest.mark.parametrize(
