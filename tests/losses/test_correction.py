@@ -17,9 +17,9 @@ IDS = (0, 1, 0, 1, 2)
 TABLE = [
     (correction.none, (1.0, 1.0, 1.0, 1.0, 1.0), {}),
     (
-        partial(correction.tis_token, cap=4.0),  # the first ratio equals the cap
-        (4.0, 0.25, 0.5, 0.25, 4.0),
-        {"correction_truncated": (0, 0, 0, 0, 1)},
+        partial(correction.tis_token, cap=2.0),
+        (2.0, 0.25, 0.5, 0.25, 2.0),
+        {"correction_truncated": (1, 0, 0, 0, 1)},
     ),
     (
         partial(correction.tis_sequence, cap=3.0),
@@ -32,12 +32,12 @@ TABLE = [
         {"correction_masked": (0, 1, 0, 1, 1)},
     ),
     (
-        partial(correction.mis, low=0.1, high=2.0),  # the first product equals `high`
+        partial(correction.mis, low=0.1, high=5.0),
         (2.0, 0.0, 2.0, 0.0, 0.0),
         {"correction_masked": (0, 1, 0, 1, 1)},
     ),
-    (  # sequence 1 stays: its mean is the lower bound though its product 1/16 is below
-        partial(correction.geometric_mask, low=0.25, high=1.5),
+    (  # sequence 1 stays: its mean 1/4 is above 0.2 though its product 1/16 is not
+        partial(correction.geometric_mask, low=0.2, high=1.5),
         (1.0, 1.0, 1.0, 1.0, 0.0),
         {"correction_masked": (0, 0, 0, 0, 1)},
     ),
@@ -74,3 +74,19 @@ def test_a_token_of_impossible_probability_keeps_every_weight_finite():
         out = function(old_logprobs, rollout_logprobs, torch.tensor([0, 1]), 2)
         expected = torch.tensor([2.061153622438558e-9, 485165195.4097903])  # e^-20, e^20
         torch.testing.assert_close(out.weights, expected)
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        *(partial(f, cap=1.0) for f in (correction.tis_token, correction.tis_sequence)),
+        *(
+            partial(f, low=1.0, high=1.0)
+            for f in (correction.icepop, correction.mis, correction.geometric_mask)
+        ),
+    ],
+)
+def test_a_ratio_equal_to_the_cap_or_to_the_bounds_is_kept_and_not_counted(function):
+    out = function(-torch.ones(1), -torch.ones(1), torch.tensor([0]), 1)
+    assert out.weights.tolist() == [1.0]
+    assert [float(values) for values in out.metrics.values()] == [0.0]
