@@ -129,12 +129,14 @@ def test_a_disk_that_is_full_at_the_sync_is_reported_and_leaves_nothing(
     save, tmp_path, monkeypatch
 ):
     monkeypatch.setattr(shutil, "disk_usage", lambda path: SimpleNamespace(free=3072 * 2**20))
+
     def full(descriptor):
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     save(3)
     monkeypatch.setattr(os, "fsync", full)
-    with pytest.raises(RunFailed, match=r"step 4 could not be written \(.*No space left.* 3,072 MiB.*resume"):
+    said = r"step 4 could not be written \(.*No space left.* 3,072 MiB.*resume"
+    with pytest.raises(RunFailed, match=said):
         save(4)
     assert [path.name for path in RunFolder(tmp_path).checkpoints.iterdir()] == ["step_000003"]
 
