@@ -76,17 +76,11 @@ def test_a_token_of_impossible_probability_keeps_every_weight_finite():
         torch.testing.assert_close(out.weights, expected)
 
 
-@pytest.mark.parametrize(
-    "function",
-    [
-        *(partial(f, cap=1.0) for f in (correction.tis_token, correction.tis_sequence)),
-        *(
-            partial(f, low=1.0, high=1.0)
-            for f in (correction.icepop, correction.mis, correction.geometric_mask)
-        ),
-    ],
-)
-def test_a_ratio_equal_to_the_cap_or_to_the_bounds_is_kept_and_not_counted(function):
-    out = function(-torch.ones(1), -torch.ones(1), torch.tensor([0]), 1)
-    assert out.weights.tolist() == [1.0]
-    assert [float(values) for values in out.metrics.values()] == [0.0]
+def test_a_ratio_equal_to_the_cap_or_to_the_bounds_is_kept_and_not_counted():
+    cap, bounds = {"cap": 1.0}, {"low": 1.0, "high": 1.0}
+    options = {"tis_token": cap, "tis_sequence": cap, "icepop": bounds, "mis": bounds}
+    for name, given in (options | {"geometric_mask": bounds}).items():
+        logprobs = -torch.ones(1)
+        out = getattr(correction, name)(logprobs, logprobs, torch.tensor([0]), 1, **given)
+        assert out.weights.tolist() == [1.0]
+        assert [float(values) for values in out.metrics.values()] == [0.0]
