@@ -199,8 +199,8 @@ def test_a_step_with_schedules_is_that_of_their_values_at_this_step(setup, how):
     common = ("loss=grpo", "kl=k3", "correction=tis_token", "updates_per_batch=2", "max_steps=2")
     common += ("model.dtype=float32", "optim.learning_rate=1e-3", "optim.schedule=linear")
     common += ("optim.warmup_steps=0", "optim.min_ratio=0.5")
-    values = {"entropy_bonus": -1e4, "kl.beta": 5.0, "loss.clip_high": 0.01, "correction.cap": 0.9}
-    first = {"entropy_bonus": 0.0, "kl.beta": 0.1, "loss.clip_high": 0.9, "correction.cap": 9.0}
+    values = {"entropy_bonus": -1e4, "kl.beta": 0.5, "loss.clip_high": 0.01, "correction.cap": 0.9}
+    first = {"entropy_bonus": 0.0, "kl.beta": 5.0, "loss.clip_high": 0.9, "correction.cap": 9.0}
     for form in ("{1}", "{{_target_: rl.schedule.pieces, values: {{0: {0}, 1: {1}}}}}"):
         options = (f"{key}={form.format(first[key], value)}" for key, value in values.items())
         config = split_schedules(composed(*common, *options))
