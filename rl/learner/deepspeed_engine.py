@@ -128,9 +128,9 @@ def save_engine(engine: Any, folder: Path, *, partly_frozen: bool) -> None:
 
 def load_engine(engine: Any, folder: Path) -> None:
     """Load the state that `save_engine` wrote, which has no frozen weights. Collective."""
-    path, _ = engine.load_checkpoint(str(folder), tag=_TAG)
-    if path is None:
+    if not engine._get_all_ckpt_names(str(folder), _TAG):  # else DeepSpeed's error has no text
         raise ValueError(f"{folder} lacks DeepSpeed's files: restore them, or start a new run")
+    engine.load_checkpoint(str(folder), tag=_TAG)
 
 
 def linearise(value: Tensor, gradients: Sequence[Tensor], outputs: Sequence[Tensor]) -> Tensor:

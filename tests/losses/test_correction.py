@@ -74,3 +74,13 @@ def test_a_token_of_impossible_probability_keeps_every_weight_finite():
         out = function(old_logprobs, rollout_logprobs, torch.tensor([0, 1]), 2)
         expected = torch.tensor([2.061153622438558e-9, 485165195.4097903])  # e^-20, e^20
         torch.testing.assert_close(out.weights, expected)
+
+
+def test_a_ratio_equal_to_the_cap_or_to_the_bounds_is_kept_and_not_counted():
+    cap, bounds = {"cap": 1.0}, {"low": 1.0, "high": 1.0}
+    options = {"tis_token": cap, "tis_sequence": cap, "icepop": bounds, "mis": bounds}
+    for name, given in (options | {"geometric_mask": bounds}).items():
+        logprobs = -torch.ones(1)
+        out = getattr(correction, name)(logprobs, logprobs, torch.tensor([0]), 1, **given)
+        assert out.weights.tolist() == [1.0]
+        assert [float(values) for values in out.metrics.values()] == [0.0]

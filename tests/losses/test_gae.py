@@ -24,13 +24,7 @@ def table(*rows):
 
 
 @pytest.mark.parametrize(("gamma", "gae_lambda", "expected"), TABLE)
-def test_gae_matches_the_table(gamma, gae_lambda, expected):
-    found = gae(table(REWARDS), table(VALUES), gamma=gamma, gae_lambda=gae_lambda)
-    torch.testing.assert_close(found, table(expected), rtol=1e-12, atol=1e-12)
-
-
-@pytest.mark.parametrize(("gamma", "gae_lambda", "expected"), TABLE)
-def test_a_shorter_rollout_beside_a_longer_one_has_the_same_advantages(gamma, gae_lambda, expected):
+def test_a_rollout_beside_a_longer_one_has_the_advantages_of_the_table(gamma, gae_lambda, expected):
     rewards = table([*REWARDS, 0.0, 0.0], [1.0, 2.0, 3.0, 4.0, 5.0])
     values = table([*VALUES, 0.0, 0.0], [5.0, 4.0, 3.0, 2.0, 1.0])
     found = gae(rewards, values, gamma=gamma, gae_lambda=gae_lambda)

@@ -17,6 +17,7 @@ CLIPPED = [  # the value may move 0.5 from the old one
     (-1.0, 1.0, 0.0, 2.0, -2.0, 1),  # beyond, away from the return: (-1 - 1)^2 / 2 is the larger
     (1.0, 0.5, 0.0, 0.125, 0.5, 1),  # beyond the return as well: the bounded one is on it
     (2.0, 3.0, 2.0, 0.5, -1.0, 0),  # not moved
+    (0.5, 1.0, 0.0, 0.125, -0.5, 0),  # moved by exactly 0.5
 ]
 
 

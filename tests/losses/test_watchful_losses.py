@@ -13,7 +13,7 @@ CLIP = {"clip_low": 0.2, "clip_high": 0.28}
 
 def test_only_the_tokens_of_highest_entropy_of_each_sequence_train(check_table):
     rows = [  # PPO's clip where it is among the ceil(0.4 n) highest entropies of its sequence
-        (1 / 2, 1 / 2, 1.0, -1.0, -1.0),  # 0: the first of five
+        (1 / 2, 1 / 8, -2.0, 6.0, 0.0),  # 0: the first of five, bounded by dual_clip
         (1 / 2, 1 / 4, -1.0, 0.0, 0.0),  # 1: the second of three, 2 are in, but see below
         (1 / 2, 1 / 4, 1.0, -1.28, 0.0),  # 0: the second of five, clipped
         (1 / 2, 1 / 4, -1.0, 0.0, 0.0),  # 0: the third of five: out
@@ -23,14 +23,15 @@ def test_only_the_tokens_of_highest_entropy_of_each_sequence_train(check_table):
         (1 / 2, 1 / 2, 2.0, -2.0, -2.0),  # 1: the second of three
     ]
     check_table(
-        partial(top_entropy, fraction=0.4, **CLIP, dual_clip=None),
+        partial(top_entropy, fraction=0.4, **CLIP, dual_clip=3.0),
         rows,
         sequence_ids=[0, 1, 0, 0, 1, 0, 0, 1],
         others={"entropies": torch.tensor([9.0, 0.1, 8.0, 2.0, 3.0, 1.0, 0.0, 0.5])},
         kept_fraction=[1, 0, 1, 0, 1, 0, 0, 1],
-        clip_fraction=[0, 0, 1, 0, 0, 0, 0, 0],
+        clip_fraction=[1, 0, 1, 0, 0, 0, 0, 0],
         clip_fraction_low=[0, 0, 0, 0, 0, 0, 0, 0],
         clip_fraction_high=[0, 0, 1, 0, 0, 0, 0, 0],
+        clip_fraction_dual=[1, 0, 0, 0, 0, 0, 0, 0],
     )
 
 

@@ -189,16 +189,26 @@ def test_a_batch_without_rows_is_planned():
 
 @per_world("how", {1: ["scheduled"]})
 @on_ranks
-def test_a_bonus_that_falls_from_0_has_the_gradient_of_the_entropy(setup, how):
-    """`run.entropy_bonus` is the largest value of the schedule, 0."""
-    folder, norms = RunFolder(setup.new_folder()), []
+def test_a_step_with_schedules_is_that_of_their_values_at_this_step(setup, how):
+    """`run.entropy_bonus` is the largest value of its schedule, 0, and the entropy has a gradient.
+
+    It is large, because the entropies of an untrained model hardly have a gradient.
+    """
+    folder, found = RunFolder(setup.new_folder()), []
     folder.set_model(setup.sources["float32"])
-    for end in (0.0, -1e4):  # the entropies of an untrained model hardly have a gradient
-        fall = f"{{_target_: rl.schedule.linear, start: 0.0, end: {end}, steps: 1}}"
-        config = split_schedules(composed(f"entropy_bonus={fall}"))
+    common = ("loss=grpo", "kl=k3", "correction=tis_token", "updates_per_batch=2", "max_steps=2")
+    common += ("model.dtype=float32", "optim.learning_rate=1e-3", "optim.schedule=linear")
+    common += ("optim.warmup_steps=0", "optim.min_ratio=0.5")
+    values = {"entropy_bonus": -1e4, "kl.beta": 0.5, "loss.clip_high": 0.01, "correction.cap": 0.9}
+    first = {"entropy_bonus": 0.0, "kl.beta": 5.0, "loss.clip_high": 0.9, "correction.cap": 9.0}
+    for form in ("{1}", "{{_target_: rl.schedule.pieces, values: {{0: {0}, 1: {1}}}}}"):
+        options = (f"{key}={form.format(first[key], value)}" for key, value in values.items())
+        config = split_schedules(composed(*common, *options))
         learner = Learner(run_with_facts(config), folder, setup.ranks)
-        norms.append(learner.update(setup.batch(setup.rows, "one", step=1))["train/grad_norm"])
-    assert norms[1] > 2 * norms[0]
+        found.append(learner.update(setup.batch(setup.rows, "one", step=1)))
+    constant, scheduled = found
+    assert constant["train/learning_rate"] == pytest.approx(5e-4)  # of the last step
+    assert scheduled == constant | {f"schedule/{key}": value for key, value in values.items()}
 
 
 def surest(tokens):

@@ -15,6 +15,7 @@ def test_every_rank_gets_the_bytes_of_all_in_their_order(setup):
     words = ["ä first", ""]
     assert ranks.from_first(words[ranks.rank]) == words[0]
     assert ranks.from_first(words[1 - ranks.rank]) == words[1]
+    assert ranks.sum(1.5 + ranks.rank) == (1.5, 4.0)[ranks.world - 1]
 
 
 @worlds

@@ -5,6 +5,7 @@ import math
 from dataclasses import replace
 from functools import partial
 
+import numpy as np
 import pytest
 import torch
 
@@ -315,9 +316,12 @@ def test_a_learner_with_a_critic_gives_it_a_head_start_and_resumes_it(setup, how
     bare = start("loss=ppo", "critic=none")
     assert bare._critic is None
     without = set(bare.update(batch))
-    ppo = ("loss=ppo", "critic.head_start=1", "kl=k1", "updates_per_batch=2")
+    ppo = ("loss=ppo", "critic.head_start=1", "kl=k1", "updates_per_batch=2", "max_steps=3")
+    ppo += ("critic.optim.schedule=linear", "critic.optim.warmup_steps=0")
     one = start(*ppo)
     before = setup.everywhere(one.policy)
+    infinite = replace(batch, turn_rewards=batch.turn_rewards + np.float32(math.inf))
+    assert one.update(infinite)["train/skipped"] == 1  # the critic skips, and the policy waits
     first = one.update(batch)
     assert all_same(setup.everywhere(one.policy), before)
     assert first["train/empty"] == 1
@@ -329,4 +333,6 @@ def test_a_learner_with_a_critic_gives_it_a_head_start_and_resumes_it(setup, how
     other = start(*ppo)
     other.load(run_folder.path)
     assert other.update(replace(batch, step=2)) == expected
+    rate = composed()["optim"]["learning_rate"] / 10  # min_ratio of the last step
+    assert expected["train/critic_learning_rate"] == pytest.approx(rate)
     assert set(expected) - without - REFERENCE == {f"train/{name}" for name in OWN}

@@ -215,6 +215,19 @@ def test_a_model_without_weights_is_drawn_from_the_seed(folder):
     assert not torch.equal(one[name], other[name])
 
 
+def test_a_float32_head_has_the_logprobs_of_float32_logits(folder, rows):
+    model, (token_ids, mask) = load_model(folder, torch.bfloat16, 0), stacked(rows)
+    hidden = model.model(input_ids=token_ids).last_hidden_state[:, :-1][mask[:, 1:]]
+    full = (hidden.float() @ model.lm_head.weight.float().T / 0.6).log_softmax(-1)
+    expected = full.gather(-1, token_ids[mask][:, None])[:, 0]
+    exact, rounded = (
+        PolicyModule(model, chunk=4, head_dtype=dtype)(token_ids, mask, 0.6)[0]
+        for dtype in (torch.float32, None)
+    )
+    torch.testing.assert_close(exact, expected, rtol=1e-5, atol=1e-5)
+    assert (rounded - expected).abs().max() > 1e-4
+
+
 def test_an_output_head_s_bias_counts_in_logprobs_entropies_and_gradients(folder, rows):
     """No model of ours has one; `plain` calls the head itself and cannot forget it."""
     model = tiny_policy.exact_model(folder, seed=2)

@@ -2,6 +2,7 @@
 
 import functools
 import re
+from dataclasses import replace
 from pathlib import Path
 from shutil import copytree
 
@@ -11,7 +12,13 @@ from peft import PeftModel
 from safetensors.torch import save_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
+from rl.dry_call.learn import run_with_facts
+from rl.learner.learner import load_for_training
+from rl.learner.logprobs import Rows
 from rl.learner.objective import Batch
+from rl.learner.reference.local import InitialPolicy
+from tests.rl.learner.test_updates import setting
+from tests.support.composing import composed
 from tests.support.policy_setup import ADAPTED, PlainSteps, adapted
 from tests.support.ranks import on_ranks, per_world
 
@@ -57,6 +64,25 @@ def test_a_checkpoint_without_a_trained_weight_is_refused(setup, mode):
     torch.save(state, path)
     with pytest.raises(RuntimeError, match=re.escape(name)):
         policy.load(folder)
+    with pytest.raises(ValueError, match="lacks DeepSpeed's files: restore them, or start a new"):
+        policy.load(setup.new_folder())
+
+
+@per_world("how", {1: ["named"]})
+@on_ranks
+def test_an_adapter_names_its_base_on_the_hub_or_else_the_folder_that_the_run_began_with(
+    setup, how
+):
+    run, folder = run_with_facts(composed("adapter=lora")), setup.sources["float32"]
+    for path, init_from, expected in (
+        (None, None, str(folder)),
+        ("a/hub-name", None, "a/hub-name"),
+        (str(folder.parent), None, str(folder)),
+        ("a/hub-name", "another-run", str(folder)),
+    ):
+        given = replace(run, init_from=init_from, model=replace(run.model, path=path))
+        model = load_for_training(given, folder)
+        assert model.peft_config["default"].base_model_name_or_path == expected
 
 
 def optimized(policy):
@@ -135,6 +161,16 @@ def test_with_its_adapter_off_a_trained_policy_is_the_model_it_began_as(setup, d
     policy = trained(adapted(setup, saved), dtype, mode)
     batch = Batch.of(setup.batch(setup.rows).micro_batches[0], setup.ranks.device, 0)
     off, on = policy.base_scores(batch).logprobs, policy.score(batch)
-    base = setup.policy(dtype, mode, PlainSteps()).score(batch)
-    assert torch.equal(off, base)
+    plain = setup.policy(dtype, mode, PlainSteps())
+    assert torch.equal(off, plain.score(batch))
     assert (off - on).abs().max() > 0.01
+    own = batch.token_ids[batch.mask][:, None]
+    kept, warm = torch.cat([own, (own + 1) % 256], -1), torch.linspace(0.5, 2.0, len(own))[:, None]
+    rows = Rows(batch.token_ids, batch.mask, batch.envs, warm, kept)
+    given = InitialPolicy(refresh_every=0, refresh_mix=1.0, top_k=3, sees_hint=False)
+    given = given.start(setting(setup, policy, reads_candidates=True))
+    (found,) = given.score([rows])
+    options = {"kept": kept, "top_k": (3, policy.vocabulary)}
+    likeliest = plain._score(rows.token_ids, rows.mask, warm, **options)
+    for one, other in zip(vars(found).values(), (likeliest[0], *likeliest[2:]), strict=True):
+        assert torch.equal(one, other)

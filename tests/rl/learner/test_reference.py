@@ -18,6 +18,7 @@ from rl.learner.logprobs import Rows
 from rl.learner.preparation import Preparation
 from rl.learner.ranks import Ranks
 from rl.learner.reference import endpoint as endpoint_file
+from rl.learner.reference import local as local_file
 from rl.learner.reference.endpoint import Endpoint
 from rl.learner.reference.local import FrozenModel, InitialPolicy
 from rl.learner.reference.per_env import PerEnvironment
@@ -47,6 +48,23 @@ def setting(folder, temperature=1.0, *, reads_candidates=False):
         vocabulary=VOCABULARY,
         reads_candidates=reads_candidates,
     )
+
+
+def test_the_options_of_an_endpoint_are_those_of_its_client(folder, monkeypatch):
+    monkeypatch.setenv("TEACHER_KEY", "secret")
+    options = {"api_key_variable": "TEACHER_KEY", "timeout": 7.0}
+    given = replace(teacher("http://127.0.0.1:9/v1", max_retries=3, top_k=1), **options)
+    client = given.start(setting(folder))._client(3)
+    assert vars(client) | options | {"max_retries": 3} == vars(client)
+    assert client.max_mib > 200  # 100,000 tokens with 16 candidates of 100 bytes
+
+
+def test_a_hub_model_is_that_of_the_revision_in_its_own_dtype(folder, monkeypatch):
+    asked = []
+    monkeypatch.setattr(local_file, "local_folder", lambda *given: asked.append(given) or folder)
+    model = FrozenModel(path="a/b", revision="v2", dtype="bfloat16", **SHARED)
+    assert model.start(setting(folder))._module.model.dtype == torch.bfloat16
+    assert asked == [("a/b", "v2", "reference")]
 
 
 def batch() -> Rows:
@@ -203,8 +221,8 @@ def test_a_server_with_another_tokenizer_is_refused_before_the_first_batch(serve
     endpoint(same, folder)
     other, _ = serve(tokens=sample[:-1])
     with pytest.raises(RunFailed) as caught:
-        endpoint(other, folder)
-    assert str(caught.value).startswith(f"reference.url={other} has another tokenizer than the")
+        endpoint(f"{other}/", folder)
+    assert str(caught.value).startswith(f"reference.url={other}/ has another tokenizer than the")
     assert "\n" not in str(caught.value)
     assert not seen
 
@@ -279,9 +297,11 @@ def test_a_loss_that_compares_no_distributions_gets_no_candidates(serve, folder)
 
 
 def test_a_teacher_with_a_larger_vocabulary_names_only_tokens_that_the_policy_knows(folder):
-    given = replace(setting(folder, reads_candidates=True), vocabulary=100)
+    (whole,) = started(frozen(folder), folder).score([batch()])
+    first = int(whole.candidates[0, 0])  # the likeliest token of the first place
+    given = replace(setting(folder, reads_candidates=True), vocabulary=first)
     (found,) = frozen(folder).start(given).score([batch()])
-    assert found.candidates.max() < 100
+    assert found.candidates.max() < first
 
 
 TOO_MANY = (
@@ -303,8 +323,9 @@ def test_candidates_that_the_policy_does_not_know_are_refused(serve, folder):
     url, _ = serve(likeliest={str(VOCABULARY): {"logprob": -0.1, "rank": 1}})
     with pytest.raises(RunFailed, match=f"returns the token id {VOCABULARY}, but the policy"):
         endpoint(url, folder, top_k=1).score([batch()])
-    with pytest.raises(RunFailed, match=r"reference\.top_k=999 exceeds the policy's vocabulary"):
-        endpoint(url, folder, top_k=999)
+    assert endpoint(url, folder, top_k=VOCABULARY)._top_k == VOCABULARY
+    with pytest.raises(RunFailed, match=r"reference\.top_k=321 exceeds the policy's vocabulary"):
+        endpoint(url, folder, top_k=VOCABULARY + 1)
 
 
 def test_each_environment_s_rows_are_scored_by_its_own_teacher(serve, folder):
@@ -411,14 +432,20 @@ def one_rank(tmp_path_factory):
 def test_in_bfloat16_too_a_reference_follows_by_the_mix_and_survives_a_checkpoint(folder, tmp_path):
     """Two hundred refreshes of 0.01 towards a policy that stands still: 0.99 ** 200 are left."""
     given = replace(setting(folder), dtype=torch.bfloat16)
-    reference = InitialPolicy(refresh_every=1, refresh_mix=0.01, **SHARED).start(given)
+    slow, fast = (InitialPolicy(refresh_every=1, refresh_mix=x, **SHARED) for x in (0.01, 1.0))
+    both = PerEnvironment(teachers={"slow": slow, "fast": fast})
+    teachers = both.start(given)
+    reference = teachers._teachers["slow"]
     start = {n: p.clone() for n, p in reference._module.model.named_parameters()}
     given.policy.weights = lambda: {name: tensor + 1 for name, tensor in start.items()}
     for step in range(100):
-        reference.after_step(step)
-    reference.save(tmp_path)
-    other = InitialPolicy(refresh_every=1, refresh_mix=0.01, **SHARED).start(given)
-    other.load(tmp_path)
+        teachers.after_step(step)
+    teachers.save(tmp_path)
+    loaded = both.start(given)
+    loaded.load(tmp_path)
+    other = loaded._teachers["slow"]
+    for name, parameter in loaded._teachers["fast"]._module.model.named_parameters():
+        assert torch.equal(parameter, start[name] + 1)
     for name, average in reference._average.items():  # in float32, not as rounded to bfloat16
         assert torch.equal(other._average[name], average)
     for step in range(100):

@@ -12,8 +12,9 @@ import torch.distributed as dist
 from losses.aggregation import token_mean
 from losses.gae import gae
 from losses.squared_error import squared_error
-from rl.learner.critic import Critic, ValueModel
+from rl.learner.critic import Critic, ValueModel, _metrics
 from rl.learner.objective import Batch
+from rl.learner.value_credit import ValueCredit
 from rl.rollouts.plan import plan_batch
 from tests.support.forked_groups import forked_groups, plain_credit
 
@@ -145,6 +146,12 @@ def test_what_is_logged_is_of_the_states_alone(monkeypatch):
             "train/kl_penalty": lost / 10,  # of the rollouts that train
         }
     )
+
+
+def test_returns_without_differences_have_no_explained_variance():
+    ones = torch.ones(1, 2, dtype=torch.float64)
+    metrics = _metrics(0 * ones, ValueCredit(ones, ones, ones.bool()))
+    assert np.isnan(metrics["train/explained_variance"])
 
 
 def pairs():

@@ -19,6 +19,7 @@ from losses.reverse_kl_topk import reverse_kl_topk
 from losses.tokens import TokenLoss
 from rl.config.schedules import Schedules
 from rl.dry_call.learn import run_with_facts
+from rl.learner.collectives import gather_bytes
 from rl.learner.kl import KLPenalty
 from rl.learner.learner import Learner
 from rl.learner.logprobs import Logprobs, Rows
@@ -382,8 +383,11 @@ def test_an_adaptive_beta_and_a_moving_reference_survive_a_checkpoint(setup, how
     tiny.exact_model(noisy, seed=5).float().save_pretrained(noisy)
     config = json.loads((noisy / "config.json").read_text())
     (noisy / "config.json").write_text(json.dumps(config | {"attention_dropout": 0.1}))
-    taught = start("loss=ppo_clip_kl", "reference=model", f"reference.path={noisy}")
+    given = (f"reference.path={noisy}", "model.head_dtype=bfloat16")
+    taught = start("loss=ppo_clip_kl", "reference=model", *given)
     assert (bare.shares_prefixes, taught.shares_prefixes) == (True, False)
+    modules = taught.policy.engine.module, taught._reference._module
+    assert [module._head_dtype for module in modules] == [torch.bfloat16] * 2
     assert not [name for name in bare.update(setup.batch(setup.rows)) if "kl_b" in name]
     steered = ("loss=ppo_clip_kl", "reference.refresh_every=2", "reference.refresh_mix=0.5")
     one = start(*steered)
@@ -397,11 +401,12 @@ def test_an_adaptive_beta_and_a_moving_reference_survive_a_checkpoint(setup, how
     assert not all_same(compared(), initial)  # refreshed after the second step
     one.save(run_folder.path)
     third = setup.batch(setup.rows, step=2)
-    expected = one.update(third)
+    expected, drawn = one.update(third), torch.initial_seed()
     other = start(*steered, "seed=1")
     other.load(run_folder.path)
     found = other.update(third)
     assert found == expected
+    assert torch.initial_seed() != drawn
     # The divergence stays far below its target: beta falls by the most, two percent a step.
     assert 0 < expected["train/kl_divergence"] < 0.04
     betas = [each["train/kl_beta"] for each in (*stats, found)]
@@ -452,6 +457,8 @@ def test_a_resumed_run_draws_the_dropout_masks_of_its_step(setup, how):
     expected = one.update(second)
     other.load(run_folder.path)
     assert other.update(second) == expected
+    seeds = gather_bytes(str(torch.initial_seed()).encode())
+    assert len(set(seeds)) == setup.ranks.world  # each rank draws its own masks
     other.load(run_folder.path)
     again = other.update(replace(second, step=2))  # the masks of another step
     assert again["train/entropy"] != expected["train/entropy"]

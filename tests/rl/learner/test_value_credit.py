@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from losses.gae import gae
-from rl.learner.value_credit import credit, rewards_at_tokens
+from rl.learner.value_credit import _whiten, credit, rewards_at_tokens
 
 # Two turns of 2 and 3 tokens that earn 1 and 2; one turn of 2 tokens that earns 4.
 TURNS = [[0, 0, 1, 1, 1], [0, 0, 0, 0, 0]]
@@ -98,6 +98,8 @@ def test_a_rollout_that_does_not_count_stays_out_of_everything(over):
 def test_advantages_without_spread_are_no_lesson_and_those_of_a_broken_critic_no_number():
     level = credited("tokens", 1.0, 0.0, exists=[[0] * 5, [1, 0, 0, 0, 0]], whiten=True)
     assert not level.advantages.any()
+    small = _whiten(table([[0.0, 6e-6]]), torch.ones(1, 2).bool())  # above rounding errors
+    torch.testing.assert_close(small, table([[-1.0, 1.0]]))
     broken = credited("tokens", 1.0, 1.0, values=[[torch.nan] * 5] * 2, whiten=True)
     assert broken.advantages[table(EXISTS).bool()].isnan().all()
 

@@ -34,11 +34,11 @@ def warnings(caplog, *rows: dict, loss_reads: tuple[str, ...] = ("advantages",))
 @pytest.mark.parametrize(
     ("row", "name", "said"),
     [
-        ({"rollout/zero_spread": 0.95}, "no spread", "95% of the groups"),
+        ({"rollout/zero_spread": 0.91}, "no spread", "91% of the groups"),
         ({"train/reward": 0.2}, "instability", "the mean reward fell from 0.50 to 0.2"),
         ({"train/reward": 0.3, "train/entropy": 0.01}, "entropy", "the entropy fell from 0.4 to"),
-        ({"rollout/truncated": 0.6}, "length", "raise sampler.max_tokens"),
-        ({"rollout/untrained": 0.7}, "masked", "70% of the rollouts are not trained"),
+        ({"rollout/truncated": 0.5}, "length", "50% of the rollouts were cut off: raise"),
+        ({"rollout/untrained": 0.5}, "masked", "50% of the rollouts are not trained"),
     ],
 )
 def test_a_problem_of_the_last_steps_is_named_once_with_key_and_page(row, name, said, caplog):
@@ -54,15 +54,29 @@ def test_a_problem_of_the_last_steps_is_named_once_with_key_and_page(row, name, 
         {"train/entropy": 0.001, "train/reward": 0.9},  # the policy has learned the task
         {"train/reward": None, "train/entropy": float("nan")},
         {"train/reward": 0.3, "train/entropy": None},  # nothing was trained
+        # Each is just within its limit, or equal to it.
+        {"rollout/zero_spread": 0.89, "rollout/truncated": 0.49, "rollout/untrained": 0.49},
+        {"train/reward": 0.25},  # half of the best
+        {"train/reward": 0.3, "train/entropy": 0.021},  # a twentieth of the first would be 0.02
+        {"train/reward": 0.41, "train/entropy": 0.01},  # 0.8 times the best would be 0.4
     ],
 )
 def test_no_alarm_without_a_problem(row, caplog):
     assert warnings(caplog, {}, row) == []
 
 
-@pytest.mark.parametrize(("last", "warns"), [(2.9, False), (3.1, True)])
-def test_growing_memory_is_named_unless_it_grows_by_less_than_half_or_a_gib(last, warns, caplog):
-    left = [2.0, *[last] * WINDOW]
+def test_rewards_that_were_never_above_a_twentieth_do_not_fall(caplog):
+    assert warnings(caplog, {"train/reward": 0.046875}, {"train/reward": 0.0}) == []
+
+
+@pytest.mark.parametrize(
+    ("early", "last", "warns"),
+    [(2.0, 3.0, False), (2.0, 3.1, True), (1.0, 1.9, False), (4.0, 5.9, False)],
+)
+def test_growing_memory_is_named_unless_it_grows_by_less_than_half_or_a_gib(
+    early, last, warns, caplog
+):
+    left = [early, *[last] * WINDOW]
     alarms = Alarms(Learned.from_settings(learned()), memory=lambda: left.pop(0))
     for _ in range(2 * WINDOW - 1):
         alarms.add(FINE)
@@ -71,7 +85,7 @@ def test_growing_memory_is_named_unless_it_grows_by_less_than_half_or_a_gib(last
 
 
 def test_the_peak_memory_of_a_process_is_in_gib():
-    assert 0.01 < peak_gib() < 1000
+    assert 0.01 < peak_gib() < 100
 
 
 def test_a_loss_that_reads_no_advantages_needs_no_spread(caplog):

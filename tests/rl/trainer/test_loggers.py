@@ -134,7 +134,8 @@ class Service:
     def __init__(self):
         self.runs: dict[str, list[tuple[int, float]]] = {}
 
-    def init(self, *, id, **_):
+    def init(self, *, id, **options):
+        self.options = options
         steps = self.runs.setdefault(id, [])
 
         def log(values, step):
@@ -151,8 +152,9 @@ def test_a_resumed_wandb_run_has_the_repeated_steps_and_not_the_lost_ones(tmp_pa
     def start(first, *rewards):
         metrics = MetricsFile(folder)
         metrics.truncate_after(first - 1)
-        logger = WandbLogger(project="p", entity=None, mode="offline", **TABLES)
-        logger.start(folder.path, "run", {})
+        options = {"project": "p", "entity": "team", "mode": "offline"}
+        logger = WandbLogger(**options, rollouts_every=0, num_rollouts=4)
+        logger.start(folder.path, "run", {"seed": 7})
         for step, reward in enumerate(rewards, first):
             metrics.append(step, row := {"train/reward": reward})
             logger.log(step, row)
@@ -162,6 +164,9 @@ def test_a_resumed_wandb_run_has_the_repeated_steps_and_not_the_lost_ones(tmp_pa
     start(2, 0.5, 0.6)
     os.utime(folder.wandb_id, (0, 0))  # a copy of the folder may have other times
     start(4, 0.7)  # no step is lost
+    given = {"project": "p", "entity": "team", "mode": "offline", "config": {"seed": 7}}
+    given |= {"dir": folder.path, "name": "run", "resume": "allow"}
+    assert service.options | given == service.options
     old, new = service.runs.values()
     assert old == [(0, 0.1), (1, 0.2), (2, 0.3), (3, 0.4)]
     assert new == [(0, 0.1), (1, 0.2), (2, 0.5), (3, 0.6), (4, 0.7)]

@@ -1,5 +1,6 @@
 """The trainer's loop with a fake learner and pusher, on a real socket."""
 
+import math
 import os
 import signal
 import socket
@@ -61,7 +62,7 @@ class WithoutReplicas(Receivers):
 class Rehearsal(loop.TrainingRun):
     """One rank whose learner and pusher are fakes."""
 
-    def __init__(self, folder, *, start, max_steps, checkpoint_every, moves=True):
+    def __init__(self, folder, *, start, max_steps, checkpoint_every, **changes):
         settings = [f"trainer.checkpoint_every={checkpoint_every}", f"max_steps={max_steps}"]
         self.run = Run.of(composed(f"output_dir={folder.path.parent}", *settings))
         self.run_folder, self.start = folder, start
@@ -71,7 +72,7 @@ class Rehearsal(loop.TrainingRun):
         self.profiler = None
         self.ranks = SimpleNamespace(first=True, rank=0, from_first=lambda word: word, any=bool)
         self.nonfinite = NonFiniteSteps(folder, self.ranks, self.settings.max_nonfinite_steps)
-        stats = {**STATS, "train/grad_norm": float(moves)}
+        stats = STATS | changes
         self.learner = SimpleNamespace(
             policy=None, shares_prefixes=True, update=lambda batch, observer: dict(stats)
         )
@@ -158,7 +159,8 @@ def test_a_line_of_metrics_has_the_numbers_of_batch_and_step_and_their_rate(
     numbers = {"train/tokens": 500.0, "rollout/forks": 2.0}
 
     def batch(call: Call) -> Answer:
-        made = RankBatch(step=call.step, micro_batches=(EMPTY,), metrics=numbers)
+        ids = ("000000.0",) * call.step  # only the second step is recorded
+        made = RankBatch(call.step, (EMPTY,), metrics=numbers, record_ids=ids)
         return Answer(value=msgspec.Raw(pack(made)))
 
     answers["next_batch"] = batch
@@ -168,10 +170,16 @@ def test_a_line_of_metrics_has_the_numbers_of_batch_and_step_and_their_rate(
     for row in rows:
         assert row | numbers | STATS == row
         assert row["rollout/tokens_per_s"] == pytest.approx(500.0 / row["time/step"])
+    files = [folder.tokens_of(step, "trainer.rank0") for step in range(2)]
+    assert [file.is_file() for file in files] == [False, True]
 
 
-def test_a_step_without_gradient_need_not_change_the_weights(folder, calls, saved):
-    run = Rehearsal(folder, start=0, max_steps=1, checkpoint_every=0, moves=False)
+@pytest.mark.parametrize(
+    "changes",
+    [{"train/grad_norm": 0.0}, {"train/grad_norm": math.nan}, {"train/learning_rate": 0.0}],
+)
+def test_a_step_without_gradient_or_rate_need_not_change_the_weights(folder, calls, saved, changes):
+    run = Rehearsal(folder, start=0, max_steps=1, checkpoint_every=0, **changes)
     run.train()
     assert run.pushed == [(0, False), (1, False)]
 
@@ -181,17 +189,28 @@ def test_a_resumed_run_has_every_line_once(folder, calls, saved):
     for step in range(5):  # the run was killed after its checkpoint of step 3
         with_later.append(step, {"old": 1.0})
     with_later.close()
+    for step in (2, 3):
+        folder.rollouts_of(step).write_text("")
     Rehearsal(folder, start=3, max_steps=6, checkpoint_every=0).train()
     rows = read_metrics(folder)
     assert [row["step"] for row in rows] == [0, 1, 2, 3, 4, 5]
     assert ["old" in row for row in rows] == [True] * 3 + [False] * 3
     assert [row.get("train/policy_version") for row in rows[3:]] == [4, 5, 6]
+    assert [folder.rollouts_of(step).exists() for step in (2, 3)] == [True, False]
 
 
 @pytest.mark.parametrize(("every", "steps"), [(0, [5]), (2, [2, 4, 5]), (5, [5])])
-def test_checkpoints_are_saved_when_due_and_at_the_end(every, steps, folder, calls, saved):
-    Rehearsal(folder, start=0, max_steps=5, checkpoint_every=every).train()
-    assert saved == steps
+def test_checkpoints_are_saved_when_due_and_at_the_end(
+    every, steps, folder, calls, answers, monkeypatch
+):
+    given = []
+    monkeypatch.setattr(loop, "save_checkpoint", lambda *_, **named: given.append(named))
+    answers["state"] = lambda call: Answer(value=msgspec.Raw(pack({"next": 1})))
+    run = Rehearsal(folder, start=0, max_steps=5, checkpoint_every=every)
+    run.settings = replace(run.settings, keep_checkpoints=7)
+    run.train()
+    state = {"rollouts": {"next": 1}, "model": folder.initial_model(), "keep": 7}
+    assert given == [{"step": step, **state} for step in steps]
 
 
 def test_only_steps_in_a_row_without_a_gradient_end_the_run_and_each_is_recorded(
@@ -200,7 +219,8 @@ def test_only_steps_in_a_row_without_a_gradient_end_the_run_and_each_is_recorded
     monkeypatch.chdir(folder.path)  # in which there is no compare_losses.py
     run = Rehearsal(folder, start=0, max_steps=99, checkpoint_every=0)
     most = run.settings.max_nonfinite_steps
-    skipped = [1.0] * (most - 1) + [0.0] + [1.0] * most
+    several = [0.5] * (most - 1) + [0.0]  # half of the updates of each step
+    skipped = [*several * 3, *[1.0] * most]
     left = [{**STATS, "train/skipped": each} for each in skipped]
     run.learner.update = lambda batch, observer: left.pop(0)
     answers["record_all"] = lambda call: Answer(value=msgspec.Raw(pack(["000000.0"])))
@@ -208,7 +228,8 @@ def test_only_steps_in_a_row_without_a_gradient_end_the_run_and_each_is_recorded
         run.train()
     ends = len(skipped) - 1
     assert f"offbyone compare-losses {folder} steps={ends} loss=<another>" in str(caught.value)
-    recorded = [step for step, each in enumerate(skipped) if each]
+    *first, last = [step for step, each in enumerate(skipped) if each]
+    recorded = [*first[:5], last]  # more would fill the disk
     assert [call.step for call in calls if call.what == "record_all"] == recorded
     assert [
         step for step in range(99) if folder.tokens_of(step, "trainer.rank0").is_file()
@@ -255,6 +276,8 @@ def test_stop_when_ends_the_run_after_the_first_step_that_fulfils_it(
     run.train()
     rows = read_metrics(folder)
     assert [row["step"] for row in rows if "train/loss" in row or "time/step" in row] == steps
+    last = [(row["step"], row["eval/reward"]) for row in rows if "time/step" not in row]
+    assert last == [(4, pytest.approx(1.2))] * (len(steps) == 4)
     assert saved == [len(steps)]
     doing = read_statuses(folder)["trainer.rank0"].doing
     assert doing == ("done" if len(steps) == 4 else f"done: stop_when={condition} is fulfilled")
@@ -281,15 +304,32 @@ def test_a_metric_of_stop_when_in_an_earlier_line_is_known(folder, caplog):
 
 def test_a_rank_that_shares_its_gpu_waits_for_vllm_before_it_uses_memory(folder, monkeypatch):
     names = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", WAIT_VARIABLE: "1"}
-    for name, value in {**names, "DS_ACCELERATOR": "cpu"}.items():
+    interfaces = dict.fromkeys(("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"), "")  # are set
+    for name, value in {**names, **interfaces, "DS_ACCELERATOR": "cpu"}.items():
         monkeypatch.setenv(name, value)
-    joined = list[object]()
-    monkeypatch.setattr(loop.Ranks, "join", lambda *given: joined.append(given))
-    Run.of(composed("inference.startup_timeout=0.01")).save(folder.config)
+    joined, threads = list[object](), list[int]()
+    monkeypatch.setattr(loop.torch, "set_num_threads", threads.append)
+
+    def join(*given):
+        joined.append(given)
+        raise RunFailed("no other rank")
+
+    monkeypatch.setattr(loop.Ranks, "join", join)
+    given = ("inference.startup_timeout=0.01", "trainer.wait_timeout=70", "trainer.num_threads=3")
+    Run.of(composed(*given)).save(folder.config)
     with pytest.raises(RunFailed, match="not every vLLM has started"):
         loop.TrainingRun(folder)
     assert not joined
     assert read_statuses(folder)["trainer.rank0"].doing.startswith("waiting for vLLM to start")
+    monkeypatch.delenv(WAIT_VARIABLE)
+    hosts = ("cluster=ray", "cluster.interface=lo")
+    for more, meeting in (((), folder.private.rendezvous), (hosts, None)):
+        Run.of(composed(*given, *more)).save(folder.config)
+        with pytest.raises(RunFailed, match="no other rank"):
+            loop.TrainingRun(folder)
+        # A request times out before a collective does.
+        assert joined.pop() == (meeting, 140.0)
+    assert threads == [3, 3]
 
 
 PHASES = ("add", "update", "push", "probe", "_publish", "_log", "_save")

@@ -22,6 +22,8 @@ def curves(folder):
         name: [(event.step, event.value) for event in plain.Scalars(name)]
         for name in plain.Tags()["scalars"]
     }
+    (text,) = plain.Tensors("my run/text_summary")[-1].tensor_proto.string_val
+    assert text.decode().strip() == "seed: 0"
     # The pages of TensorBoard use the other reader, which ignores a folder's first start.
     shown = plugin_event_accumulator.EventAccumulator(path).Reload()
     for name, events in found.items():
