@@ -9,8 +9,20 @@ from typing import Any
 import pytest
 
 from rl.config.facts import sees_hint
+from rl.config.learned import Learned
+from rl.config.limits import num_returned_tokens
+from rl.config.reference_rules import each_reference_problems
+from rl.config.schedules import split_schedules
 from rl.config.schema import ConfigError
-from tests.support.composing import Changes, changed, check_all, chosen, composed, only_problem
+from tests.support.composing import (
+    Changes,
+    changed,
+    check_all,
+    chosen,
+    composed,
+    learned,
+    only_problem,
+)
 
 SFT = {
     "loss": chosen("loss", "sft"),
@@ -261,6 +273,21 @@ def test_limits_are_exact_if_top_k_bounds_them(
     problem = only_problem(changed(config, {**changes, "sampler.presence_penalty": 0.5}))
     assert problem.startswith("with sampler.presence_penalty=0.5 vLLM does not sample")
     assert "remove the option" in problem
+
+
+def test_vllm_returns_twice_top_k_tokens_and_at_least_twenty() -> None:
+    numbers = {1: 20, 10: 20, 11: 22, 128: 256, 129: 0, 0: 0, -1: 0}
+    assert {k: num_returned_tokens({"top_k": k, "top_p": 0.9}) for k in numbers} == numbers
+    for other in ({"allow_biased_ratio": True}, {"repetition_penalty": 1.1}):
+        assert num_returned_tokens({"top_k": 8, **other}) == 0
+
+
+def test_an_endpoint_needs_temperature_1_at_each_step(config: dict[str, Any]) -> None:
+    cooler = {"_target_": "rl.schedule.linear", "start": 1.0, "end": 0.6, "steps": 9}
+    given = changed(config, {**DISTILL, "reference": ENDPOINT, "sampler.temperature": cooler})
+    facts = Learned.from_settings(learned(loss_reads=["ref_logprobs"]))
+    (problem,) = each_reference_problems(split_schedules(given), facts)
+    assert problem.startswith("reference=endpoint returns logprobs at temperature 1, but sampler.")
 
 
 def test_a_limit_without_top_k_says_how_it_becomes_exact(config: dict[str, Any]) -> None:

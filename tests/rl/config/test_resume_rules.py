@@ -7,7 +7,7 @@ import pytest
 import yaml
 
 from rl.config.check import check
-from rl.config.resume_rules import run_folder_problems
+from rl.config.resume_rules import resume_problems, run_folder_problems
 from rl.config.schema import ConfigError, Run
 from rl.runtime.code_copies import copy_code
 from rl.runtime.folder import RunFolder
@@ -91,6 +91,32 @@ def test_a_resumed_run_may_not_learn_something_else(
     assert said in only_problem(changed(changed(config, run), {"resume": True, **changes}))
 
 
+MAY_CHANGE = (
+    "max_time", "stop_when", "cluster.interface", "logger._target_", "evaluation.every",
+    "record.columns", "accept_changed_code", "init_optimizer", "learned.x", "client.max_retries",
+    "env.max_concurrent", "env.tool_timeout", "reference.timeout", "reference.api_key_variable",
+    *(f"reference.teachers.a.{key}" for key in ("url", "api_key_variable", "timeout")),
+    "reference.teachers.a.max_retries", "max_calls", "num_rounds", "reflection.base_url",
+    "reflection.api_key_variable", "reflection.timeout", "reflection.max_retries",
+)  # fmt: skip
+MAY_NOT = (
+    "seed", "init_from", "client.url", "env.envs.a.name", "env.sampling.a.stop", "reference.path",
+    "reference.teachers.a.path", "reflection.model", "sampler.seeded", "max_step", "reward_weights",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("key", [*MAY_CHANGE, *MAY_NOT])
+def test_a_resume_may_change_what_the_run_hardly_learns_from(key: str, tmp_path: Path) -> None:
+    def nested(value: Any) -> Any:
+        for name in reversed(key.split(".")):
+            value = {name: value}
+        return value
+
+    saved = tmp_path / "config.yaml"
+    saved.write_text(yaml.safe_dump({"format": 2, **nested(1)}))
+    assert len(list(resume_problems(nested(2), saved))) == (key in MAY_NOT)
+
+
 @pytest.mark.parametrize(("count", "more"), [(3, ""), (4, " (and 1 more)"), (5, " (and 2 more)")])
 def test_three_changed_keys_are_shown_and_the_others_are_counted(
     count: int, more: str, config: dict[str, Any]
@@ -110,6 +136,9 @@ def test_a_folder_that_holds_a_run_is_refused_with_two_remedies(config: dict[str
         "run_name"
     )
     check(changed(config, {"run_name": "other"}))
+    evaluation = {key: config[key] for key in ("output_dir", "run_name")}  # it cannot resume
+    (problem,) = run_folder_problems(evaluation)
+    assert problem == f"{folder.path} already holds a run: choose another run_name"
     (folder.path / "metrics.jsonl").unlink()
     (folder.path / "summary.json").write_text("{}")  # of an evaluation
     assert "already holds a run" in only_problem(config)

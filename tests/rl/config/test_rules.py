@@ -132,6 +132,10 @@ REFUSED: dict[str, tuple[Changes, str]] = {
         {"trainer.devices": [1], "cluster": chosen("cluster", "ray")},
         "trainer.devices=[1] names GPUs of this machine, but rl.cluster.ray_cluster.RayCluster",
     ),
+    "GPUs of this machine for a vLLM elsewhere": (
+        {"inference.devices": [0], "cluster": chosen("cluster", "ray")},
+        "inference.devices=[0] names GPUs of this machine, but rl.cluster.ray_cluster.RayCluster",
+    ),
     "no duration": (
         {"max_time": "3x"},
         "max_time=3x is not a duration: write 3h30m, 90m, or a",
@@ -185,6 +189,14 @@ ALLOWED: dict[str, Changes] = {
         "env": limited(stop=["</a>"], max_tokens=255, rollout_timeout=60),
     },
     "GPUs of this machine": {"trainer.devices": [1], "inference.devices": [0]},
+    "ZeRO 2 that offloads nothing, compiled": {
+        "deepspeed": {"zero_optimization": {"stage": 2, "offload_optimizer": {"device": "none"}}},
+        "trainer.compile": True,
+    },
+    "no reward, but an entropy bonus at some steps": {
+        "env.reward_weights": {"exact": 0.0},
+        "entropy_bonus": {"_target_": "rl.schedule.linear", "start": 0.5, "end": 0.0, "steps": 9},
+    },
 }
 
 
@@ -307,6 +319,11 @@ def test_a_data_set_that_cannot_be_read_is_refused(
     problem = only_problem(changed(config, {"env": env, "env.dataset.path": str(tmp_path / name)}))
     assert problem.startswith(f"env.dataset.path={tmp_path / name}")
     assert said in problem
+    (tmp_path / "some.jsonl").touch()
+    there = {"env": env, "env.dataset.path": str(tmp_path / "*.jsonl")}
+    check(changed(config, there))
+    own = {"own": {"fn": {"_target_": "envs.rewards.exact_match"}, "weight": 0.5}}
+    check(changed(config, {**there, "env.reward_weights": {"correct": 0.0}, "env.rewards": own}))
 
 
 @pytest.mark.parametrize("choice", ["tiny-wiki", "tiny-words"])
@@ -330,6 +347,8 @@ def test_shipped_files_are_found_from_every_folder(
         ("url", "HTTPS://hunter2@host:8000/v1", "contains a password or key"),
         ("url", "https://host/v1?a=b&api_key=hunter2", "contains a password or key"),
         ("base_url", "http://host?access-token=hunter2", "contains a password or key"),
+        ("url", "http://host/?a&my_secret=hunter2", "contains a password or key"),
+        ("url", " ftp://host?passwd=hunter2", "contains a password or key"),
         ("api_key_variable", "sk-hunter2", "does not name an environment variable"),
         ("api_key_variable", "AKIAhunter2EXAMPLE", "does not name an environment variable"),
         ("api_key_variable", "hf_hunter2", "does not name an environment variable"),

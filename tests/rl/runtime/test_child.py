@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from rl.runtime.child import Child, Reaper, end_groups, group_alive, python_module
+from rl.runtime.child import Child, Reaper, end_groups, group_alive, last_lines, python_module
 from tests.support.families import Family, alive, wait_until
 
 REPO = Path(__file__).parents[3]
@@ -55,6 +55,14 @@ def test_a_child_has_its_own_group_its_log_and_its_environment(reaper, tmp_path)
             assert wait_until(lambda child=child: child.returncode is not None)
             assert child.returncode == 3
     assert log.read_text() == "out first\nerr\nout second\nerr\n"
+
+
+def test_the_end_of_a_log_has_twenty_lines_and_the_last_state_of_a_progress_bar(tmp_path):
+    assert last_lines(tmp_path / "log") == "(no log yet)"
+    lines = [*(f"line {number}" for number in range(24)), "10%\r50%"]
+    (tmp_path / "log").write_bytes("\r\n".join([*lines, "", ""]).encode())
+    assert last_lines(tmp_path / "log").split("\n") == [*lines[5:24], "50%"]
+    assert last_lines(tmp_path / "log", 2) == "line 23\n50%"
 
 
 def test_a_child_in_the_terminal_reads_and_writes_it(reaper, tmp_path, capfd):

@@ -30,6 +30,8 @@ def test_memory_is_that_of_the_machine_or_of_the_cgroup(tmp_path):
         memory_stat=f"anon {4 * MIB}\ninactive_file {MIB}\n",
     )
     assert devices._memory(system, group) == (6 * MIB, 2 * MIB)
+    larger = written(tmp_path / "c", memory_max=f"{9 * MIB}\n", memory_current=f"{MIB}\n")
+    assert devices._memory(system, larger) == (8 * MIB, 4 * MIB)
     assert devices._memory(tmp_path / "no", tmp_path / "no") == (None, None)
 
 
@@ -118,7 +120,33 @@ def test_a_gpu_is_what_the_driver_shows(device, visible, expected, tmp_path, mon
     assert visible_gpus(tmp_path) == expected
 
 
+@pytest.mark.parametrize(
+    ("soft", "hard", "limit", "is_raised"),
+    [
+        *[(1024, 4096, 4096, True), (4096, 4096, 4096, False)],
+        *[(1024, 1 << 20, 65536, True), (1024, -1, 65536, True)],  # -1: no limit
+        *[(65537, 1 << 20, 65536, False), (-1, -1, 65536, False)],
+    ],
+)
+def test_the_limit_of_open_files_is_raised_as_far_as_allowed(
+    soft, hard, limit, is_raised, monkeypatch
+):
+    limits = [(soft, hard)]
+    monkeypatch.setattr(devices.resource, "getrlimit", lambda _: limits[-1])
+    monkeypatch.setattr(devices.resource, "setrlimit", lambda _, new: limits.append(new))
+    assert devices.raise_file_limit() == limit
+    assert limits[1:] == [(limit, hard)] * is_raised
+
+
+@pytest.mark.parametrize(("siblings", "core"), [("2-3", 2), ("1,5", 1), ("6", 6), ("", 5)])
+def test_a_core_is_the_lowest_of_its_logical_cpus(siblings, core, monkeypatch):
+    monkeypatch.setattr(Path, "read_text", lambda path: siblings * ("/cpu5/topology" in str(path)))
+    assert devices.core_of(5) == core
+
+
 def test_this_machine_has_cores_and_memory(monkeypatch):
+    monkeypatch.setenv("OMP_NUM_THREADS", "2,1")
+    assert this_host().num_threads is None
     monkeypatch.setenv("OMP_NUM_THREADS", "3")
     host = this_host()
     assert 1 <= host.cores <= host.cpus

@@ -13,6 +13,7 @@ from rl.runtime.metrics import (
     num_steps_done,
     read_metrics,
     stage_seconds,
+    steps_done,
     total_seconds,
 )
 
@@ -106,3 +107,6 @@ def test_the_mean_time_of_an_activity_is_over_all_steps():
     assert stage_seconds(rows) == {"checkpoint": 2.0, "update": 1.0, "wait": 1.0}
     assert total_seconds(rows) == 8.0
     assert total_seconds([]) == 0.0
+    # Without time/step, the means of the stages (1 and 2) count for each of the two steps.
+    assert total_seconds([{"time/wait": 1.0}, {"time/wait": 1.0, "time/update": 4.0}]) == 6.0
+    assert steps_done([{"step": 3, "time": 1.0}]) == 4  # a step without metrics

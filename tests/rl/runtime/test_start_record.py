@@ -9,7 +9,7 @@ import yaml
 from hydra.core.override_parser.overrides_parser import OverridesParser
 
 from rl.runtime.folder import RunFolder
-from rl.runtime.start_record import resume_advice, resume_command
+from rl.runtime.start_record import program, resume_advice, resume_command
 
 
 def a_run(path: Path, **record) -> RunFolder:
@@ -33,6 +33,13 @@ def test_the_command_repeats_the_start_with_the_same_files(tmp_path):
     ]
     elsewhere = a_run(tmp_path / "x", command=["python", "t.py"], started_in="/a b", run_name="x")
     assert resume_command(elsewhere) == "cd '/a b' && python t.py run_name=x resume=true"
+
+
+def test_a_program_is_a_file_of_the_working_folder_or_a_command(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert program("optimize_prompt") == ["offbyone", "optimize-prompt"]
+    (tmp_path / "optimize_prompt.py").touch()
+    assert program("optimize_prompt") == ["python", "optimize_prompt.py"]
 
 
 @pytest.mark.parametrize(
