@@ -193,6 +193,11 @@ ALLOWED: dict[str, Changes] = {
         reverse=MODEL, arithmetic={**MODEL, "top_k": 4}
     ),
     "a divergence for each": {**KL, **{k: v for k, v in BOTH.items() if k != "loss"}},
+    "penalties of separate rewards": {
+        "advantage": chosen("advantage", "max_rl"),
+        "truncation": {**chosen("truncation", "penalty"), "limit": 8},
+        **{"reward.normalise_each": True, "reward.length_penalty": 0.1},
+    },
     "a critic of turns": {
         **PPO,
         **{"critic.over": "turns", "critic.loss.clip": 0.2, "updates_per_batch": 4},

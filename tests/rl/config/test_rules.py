@@ -322,7 +322,7 @@ def test_a_data_set_that_cannot_be_read_is_refused(
     (tmp_path / "some.jsonl").touch()
     there = {"env": env, "env.dataset.path": str(tmp_path / "*.jsonl")}
     check(changed(config, there))
-    own = {"own": {"fn": {"_target_": "envs.rewards.exact_match"}, "weight": 0.5}}
+    own = {"own": {"fn": {"_target_": "envs.rewards.exact_match"}, "weight": 0.5}, "gone": None}
     check(changed(config, {**there, "env.reward_weights": {"correct": 0.0}, "env.rewards": own}))
 
 

@@ -178,6 +178,11 @@ def test_a_file_may_name_the_fields_that_a_branch_hides(own: Any) -> None:
             3,
         ),
         ("return TokenLoss(-tokens.logprobs, None)", "returned metrics that are a NoneType", 3),
+        (
+            "return TokenLoss(-tokens.logprobs, {}, tokens.logprobs[1:])",
+            "returned ratio_clamped as a Tensor of shape [7]: return a tensor with one number per",
+            3,
+        ),
         ("return TokenLoss(-tokens.logprob, {})", "raised AttributeError", 4),
         ("raise KeyError('x')", "raised KeyError: 'x', called with eight made-up tokens", 4),
     ],
@@ -335,6 +340,12 @@ ONE_TURN = "    return [[0.0] * len(t or ()) for t in group.turn_rewards][1:]\n"
         ("correction", "def mine(a, b, c, d):\n    return a\n", "return Correction(weights,"),
         ("correction", "def mine(a, b, c):\n    return a\n", "takes 3 positional arguments"),
         (
+            "correction",
+            "from losses.correction import Correction\ndef mine(a, b, c, d):\n"
+            "    return Correction((a - a) / 0, {})\n",
+            "returned a weight that is NaN or infinite: clamp the log ratio",
+        ),
+        (
             "aggregation",
             "def mine(lengths, groups):\n    return [1.0]\n",
             "1 numbers instead of 4",
@@ -450,6 +461,30 @@ def test_other_functions_and_classes_that_a_run_cannot_use_are_refused(
         learn(own(group, text))
     assert said in caught.value.problems[0], caught.value.problems
     assert caught.value.problems[0].startswith(f"{group.partition('.')[0]}: rl_own")
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "said"),
+    [
+        (
+            "estimator",
+            "def mine(rewards, values):\n    return (rewards - values).sum(1)\n",
+            "critic.estimator: rl_own1.mine returned a Tensor of shape [2]: return a tensor with "
+            "one advantage for each value, of shape [2, 3]",
+        ),
+        (
+            "loss",
+            "def mine(values, old_values, returns):\n    return values\n",
+            "critic.loss: rl_own1.mine returned a Tensor of shape [8]: return TokenLoss(",
+        ),
+    ],
+)
+def test_a_part_of_a_critic_that_a_run_cannot_use_is_refused(
+    name: str, text: str, said: str, own: Any
+) -> None:
+    config = own("critic", text)
+    config["critic"] = {**chosen("critic", "value"), name: config["critic"]}
+    assert the_problem(config).startswith(said)
 
 
 RANKED = (

@@ -66,8 +66,10 @@ def test_compiled_code_is_read_only_from_a_folder_of_the_user(is_own, tmp_path, 
     monkeypatch.setenv("OFFBYONE_CACHE", str(tmp_path / "cache"))
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", "/of/the/user")
     private, compiled = RunFolder(tmp_path).private, tmp_path / "cache" / "compiled"
-    if not is_own:
-        (tmp_path / "cache").mkdir()
+    (tmp_path / "cache").mkdir()
+    if is_own:
+        compiled.mkdir(mode=0o755)
+    else:
         compiled.symlink_to("/")
     assert private.environment()["TORCHINDUCTOR_CACHE_DIR"] == "/of/the/user"
     monkeypatch.delenv("TORCHINDUCTOR_CACHE_DIR")
@@ -90,6 +92,7 @@ def test_a_run_resumes_from_its_newest_complete_checkpoint(tmp_path):
     resumed = run_folder.resume_point()
     assert (resumed.step, resumed.rollouts) == (1_000_000, {"n": 1_000_000})
     assert resumed.folder == run_folder.checkpoint(1_000_000)
+    assert run_folder.exports() == []  # no checkpoint has a subfolder hf
 
 
 @pytest.mark.parametrize("name", ["status", "failures", "sockets"])
@@ -159,6 +162,7 @@ def test_later_steps_are_dropped_and_their_rollouts_kept_elsewhere(tmp_path):
         folder.evaluation_of(step).touch()
     (folder.rollouts / "step_of_mine.jsonl").touch()
     (folder.tokens / ".step_000012.rollouts.parquet.incomplete").touch()
+    (folder.evaluations / ".version_000012.jsonl.123").touch()
     drop_steps_from(folder, 4)
     folder.rollouts_of(12).write_text("again\n")
     drop_steps_from(folder, 4)  # a step may be lost twice
