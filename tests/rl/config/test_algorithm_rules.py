@@ -120,10 +120,6 @@ REFUSED: dict[str, tuple[Changes, str]] = {
         {**KL, "kl.place": "reward"},
         "kl.place=reward with losses.kl.k3 has a biased gradient: use kl=k1",
     ),
-    "k2 in the reward": (
-        {**KL, "kl.place": "reward", "kl.estimator": {"_target_": "losses.kl.k2"}},
-        "kl.place=reward with losses.kl.k2 has a biased gradient: use kl=k1",
-    ),
     "hints in demonstrations": (
         {**FORWARD, **SFT, "loss": FORWARD["loss"], "reference": {**MODEL, "sees_hint": True}},
         "reference.sees_hint=true adds hints to prompts of sampled rollouts, but "
@@ -178,7 +174,6 @@ ALLOWED: dict[str, Changes] = {
     "a teacher at another temperature": {**DISTILL, "sampler.temperature": 0.7},
     "a steered penalty": {**KL, "kl.target_kl": 0.1},
     "k1 without weight": {**IN_REWARD, "kl.place": "loss", "kl.beta": 0.0},
-    "k2 in the loss": {**KL, "kl.estimator": {"_target_": "losses.kl.k2"}},
     "several updates of demonstrations": {**SFT, **TWICE},
     "demonstrations near the initial policy": {**SFT, **KL},
     "one demonstration for each example": {**SFT, "group_size": 1},

@@ -140,7 +140,6 @@ REFUSED: dict[str, tuple[Changes, str]] = {
         {"max_time": "3x"},
         "max_time=3x is not a duration: write 3h30m, 90m, or a",
     ),
-    "no time": ({"max_time": 0}, "max_time=0 is not a duration: write 3h30m, 90m"),
     "no condition": (
         {"stop_when": "eval/reward = 1"},
         "stop_when=eval/reward = 1 is not a condition: write a metric of metrics.jsonl",
@@ -169,11 +168,6 @@ REFUSED: dict[str, tuple[Changes, str]] = {
         {**lora(), **SYNC_ADAPTER, "model.warm_start": None},
         "vLLM has no base model for an adapter: use a model with model.warm_start, or sync=auto",
     ),
-    "a flag that the run decides": (
-        {"inference.args": {"api_key": 1}},
-        "is set by inference.listen",
-    ),
-    "a flag that is a key": ({"inference.args": {"hf-token": "x"}}, "variable HF_TOKEN"),
 }
 
 ALLOWED: dict[str, Changes] = {
