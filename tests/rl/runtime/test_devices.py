@@ -33,6 +33,8 @@ def test_memory_is_that_of_the_machine_or_of_the_cgroup(tmp_path):
     larger = written(tmp_path / "c", memory_max=f"{9 * MIB}\n", memory_current=f"{MIB}\n")
     assert devices._memory(system, larger) == (8 * MIB, 4 * MIB)
     assert devices._memory(tmp_path / "no", tmp_path / "no") == (None, None)
+    system.write_text("MemTotal:  8192 kB\n")
+    assert devices._memory(system, larger) == (9 * MIB, 8 * MIB)
 
 
 H100 = "0, GPU-5d1f, 81559, 580.65.06, Disabled"
@@ -66,6 +68,8 @@ def test_the_memory_of_the_smallest_gpu_counts_and_is_unknown_without_an_answer(
     assert min_gpu_memory(["0", "1"]) == min_gpu_memory(["0", "GPU-77"]) == 24576 * MIB
     assert min_gpu_memory(["0"]) == min_gpu_memory(["GPU-5d1f"]) == 81559 * MIB
     assert min_gpu_memory(["7"]) is min_gpu_memory(["0", "7"]) is None  # there is no GPU 7
+    nvidia_smi(TWO.replace("24576", "[N/A]"))
+    assert min_gpu_memory(["0", "1"]) is None
     nvidia_smi("", status=9)
     assert min_gpu_memory(["0"]) is None
 
@@ -76,6 +80,8 @@ def test_a_container_with_one_gpu_of_the_host_calls_it_0_as_cuda_does(nvidia_smi
     assert visible_gpus(tmp_path) == ["0"]
     assert (this_host().devices, this_host().driver) == (("0",), "580.65.06")
     nvidia_smi("NVIDIA-SMI has failed because it couldn't communicate with the driver", status=9)
+    assert visible_gpus(tmp_path) == ["0"]
+    nvidia_smi(f"{TWO}\nWARNING: infoROM is corrupted")
     assert visible_gpus(tmp_path) == ["0"]
 
 
@@ -88,6 +94,9 @@ def test_partitions_of_a_gpu_are_named_by_their_uuid(nvidia_smi, monkeypatch):
     assert min_gpu_memory(visible_gpus()) == 40 * 10**9
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "GPU-5d")  # divided, so the driver does not list it
     assert visible_gpus() == ["GPU-5d"]
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES")
+    nvidia_smi(TWO.replace("Disabled", "Enabled"), SPLIT)
+    assert visible_gpus() == ["1", "MIG-a1", "MIG-b2"]
 
 
 @pytest.mark.parametrize(
