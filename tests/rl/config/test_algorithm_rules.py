@@ -103,10 +103,6 @@ REFUSED: dict[str, tuple[Changes, str]] = {
         {**KL, "reference.refresh_every": 10, "adapter": chosen("adapter", "lora")},
         "an adapter freezes: set reference.refresh_every=0, or use adapter=none",
     ),
-    "an endpoint at another temperature": (
-        {**DISTILL, "reference": ENDPOINT, "sampler.temperature": 0.7},
-        "logprobs at temperature 1, but sampler.temperature=0.7: set sampler.temperature=1, or use",
-    ),
     "an endpoint among kept tokens": (
         {**DISTILL, "reference": ENDPOINT, "sampler.top_k": 20},
         "among all tokens, but with sampler.top_k=20 the trainer needs logprobs among those that "

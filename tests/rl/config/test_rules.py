@@ -285,12 +285,6 @@ def test_an_evaluation_is_refused_by_name_where_the_sampler_has_no_temperature()
     assert only_problem(config).startswith("evaluation needs vLLM to sample answers")
 
 
-def test_the_default_is_one_step_off_policy_from_the_policys_own_distribution(config):
-    sampler = config["sampler"]
-    assert (sampler["max_staleness"], sampler["temperature"]) == (1, 1.0)
-    assert (sampler["top_p"], sampler["top_k"], sampler["min_p"]) == (1.0, -1, 0.0)
-
-
 def test_the_largest_rank_that_vllm_takes_is_taken():
     node = {"_target_": "rl.model.lora.LoRA", "modules_to_save": [], "rank": VLLM_RANKS[-1]}
     model = {"_target_": "rl.model.pretrained.PretrainedModel"}

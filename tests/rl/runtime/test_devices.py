@@ -1,11 +1,12 @@
 """Memory, GPUs and cores of this machine."""
 
+import os
 from pathlib import Path
 
 import pytest
 
 from rl.runtime import devices
-from rl.runtime.devices import min_gpu_memory, this_host, visible_gpus
+from rl.runtime.devices import min_gpu_memory, this_host, visible_cpus, visible_gpus
 
 MIB = 1 << 20
 
@@ -118,14 +119,16 @@ def test_cuda_ignores_an_unknown_entry_and_all_after_it(listed, visible, nvidia_
 @pytest.mark.parametrize(
     ("device", "visible", "expected"),
     [("nvidia0", None, ["0"]), ("nvidiactl", None, []), ("dxg", None, ["0"]), ("", None, []),
-     ("nvidia3", None, ["0"]), ("nvidia3", "", []), ("nvidia0", "0", ["0"])],
+     ("nvidia3", None, ["0"]), ("nvidia3", "", []), ("nvidia0", "0", ["0"]),
+     ("nvidia0 nvidia10 nvidia2 nvidiactl", None, ["0", "1", "2"]),
+     ("nvidia0 nvidia10 nvidia2 nvidiactl", "2, GPU-abc", ["2", "GPU-abc"])],
 )  # fmt: skip
 def test_a_gpu_is_what_the_driver_shows(device, visible, expected, tmp_path, monkeypatch):
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     if visible is not None:
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
-    if device:
-        (tmp_path / device).touch()
+    for name in device.split():
+        (tmp_path / name).touch()
     assert visible_gpus(tmp_path) == expected
 
 
@@ -159,6 +162,7 @@ def test_this_machine_has_cores_and_memory(monkeypatch):
     monkeypatch.setenv("OMP_NUM_THREADS", "3")
     host = this_host()
     assert 1 <= host.cores <= host.cpus
+    assert set(visible_cpus()) == os.sched_getaffinity(0)
     assert host.num_threads == 3
     assert host.memory is not None
     assert host.free_memory is not None

@@ -58,6 +58,8 @@ def test_each_start_of_a_server_is_published_until_the_next_run(tmp_path):
         started = Endpoint(Address(host="::1", port=7), incarnation, pid=12)
         started.write(folder, "inference1")
         assert Endpoint.read(folder, "inference1") == started
+    Endpoint(started.address).write(folder, "rollouts")
+    assert Endpoint.read(folder, "rollouts") == Endpoint(started.address, 0, os.getpid())
     folder.clear_process_files()
     assert Endpoint.read(folder, "inference1") is None
 
