@@ -10,6 +10,7 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 
 from rl.runtime.folder import RunFolder
 from rl.runtime.start_record import program, resume_advice, resume_command
+from rl.runtime.text import relative_path
 
 
 def a_run(path: Path, **record) -> RunFolder:
@@ -42,6 +43,8 @@ def test_a_program_is_a_file_of_the_working_folder_or_a_command(tmp_path, monkey
     assert program("optimize_prompt") == ["offbyone", "optimize-prompt"]
     (tmp_path / "optimize_prompt.py").touch()
     assert program("optimize_prompt") == ["python", "optimize_prompt.py"]
+    assert relative_path(tmp_path / "a" / "b") == "a/b"
+    assert relative_path(tmp_path.parent) == str(tmp_path.parent)
 
 
 @pytest.mark.parametrize(
