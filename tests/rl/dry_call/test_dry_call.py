@@ -10,7 +10,7 @@ import pytest
 
 from envs.user_code import is_library
 from rl.config.check import check_learned
-from rl.config.facts import is_imitator
+from rl.config.facts import is_imitator, needs_reference
 from rl.config.learned import Learned
 from rl.config.schema import ConfigError
 from rl.dry_call.child import DryCall, _cache_file, _inputs
@@ -230,8 +230,10 @@ def test_a_loss_with_statistics_and_whole_groups_may_learn_near_the_initial_poli
     fields = {"entropies", "rollout_ids", "logprobs", "ref_logprobs", "advantages"}
     assert set(learned.loss_reads) == fields
     check_learned(config, learned)
+    assert needs_reference(config)
     other = STATISTICS.format(body=SUMS).replace("stays_near", "runs_from")
     config = own("loss", other, "Mine")
+    assert not needs_reference(config)
     with pytest.raises(ConfigError, match="reference=initial is the policy before training"):
         check_learned(config, learn(config))
 
@@ -610,7 +612,12 @@ def test_only_k1_has_the_same_gradient_whatever_the_reference(config: dict[str, 
 SAMPLERS = """
 import rl.sampling.demonstrations as demonstrations
 class Proverbs(demonstrations.ImitationSampler): ...
-class Remote: ...
+class Remote:
+    uses_vllm = True
+class Right(Remote):
+    uses_vllm = False
+class Left(Remote): ...
+class Both(Left, Right): ...
 """
 
 
@@ -618,6 +625,7 @@ def test_a_constant_of_a_class_holds_for_its_subclasses(modules: Path) -> None:
     (modules / "knobs_samplers.py").write_text(SAMPLERS)
     assert is_imitator("knobs_samplers.Proverbs")
     assert not is_imitator("knobs_samplers.Remote")
+    assert is_imitator("knobs_samplers.Both")  # in Python's order, Right comes before Remote
 
 
 # The child process, and what is kept of it.
