@@ -95,13 +95,13 @@ def test_a_child_that_has_not_started_or_has_ended_can_be_ended(reaper, tmp_path
 
 @pytest.mark.parametrize("ends_on_term", [True, False])
 def test_a_child_that_takes_term_as_a_request_is_killed_at_once(ends_on_term, reaper, tmp_path):
-    script = "trap 'echo asked; exit 7' TERM; echo ready; while :; do sleep 0.02; done"
+    script = "trap 'echo asked; exit 7' TERM; sleep 30 & echo ready; wait"
     log, command = tmp_path / "log", ["sh", "-c", script]
     with Child("x", command, log=log, reaper=reaper, ends_on_term=ends_on_term) as child:
         assert wait_until(lambda: child.tail() == "ready")
         child.kill()
         assert wait_until(lambda: child.returncode == (7 if ends_on_term else -signal.SIGKILL))
-    assert log.read_text() == ("ready\nasked\n" if ends_on_term else "ready\n")
+    assert ("asked" in log.read_text()) == ends_on_term
 
 
 def test_several_groups_share_one_grace_period_which_ends_with_them():
