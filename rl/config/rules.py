@@ -131,7 +131,7 @@ def reward_problems(config: Config) -> Iterator[str]:
         weights = value_of(config, f"{path}.reward_weights")
         entries = value_of(config, f"{path}.rewards")  # an entry may contain its reward's weight
         entries = entries.values() if isinstance(entries, Mapping) else ()
-        own = [entry["weight"] for entry in entries if isinstance(entry.get("weight"), float | int)]
+        own = [value_of(entry, "weight") for entry in entries]
         # Minimising the entropy needs no rewards. A schedule may begin or end at 0.
         scheduled = "entropy_bonus" in (config.get("schedules") or {})
         needed = config.get("entropy_bonus", 0.0) >= 0 and not scheduled

@@ -63,6 +63,8 @@ def test_a_record_that_cannot_be_read_is_left_out(sweep):
     (sweep.jobs / "00002.json").write_text("[]")
     assert list(sweep.records()) == [0, 3]
     assert sweep.claim(["loss=new"])[0] == 4
+    sweep.write(5, sweep.records()[0])  # by another process
+    assert sweep.claim(sweep.records()[5].overrides)[0] == 0
 
 
 def test_a_job_is_identified_without_the_folder_of_its_run():

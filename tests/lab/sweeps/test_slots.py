@@ -10,7 +10,6 @@ import pytest
 from lab.cli.sweep import _prepare_for_parallel_jobs
 from lab.sweeps.slots import Slot, hold_slot, slots_of
 from rl.config.schema import ConfigError
-from rl.runtime.devices import visible_cpus, visible_gpus
 from tests.support.launching import wait_for
 
 REPO = Path(__file__).parents[3]
@@ -124,16 +123,3 @@ def test_a_device_belongs_to_one_job_until_its_process_ends(tmp_path):
     first.kill()
     first.wait()
     assert second.communicate(timeout=20)[0] == "0\n"
-
-
-def test_gpus_come_from_the_variable_else_from_the_driver(tmp_path, monkeypatch):
-    for name in ("nvidia0", "nvidia10", "nvidia2", "nvidiactl"):
-        (tmp_path / name).touch()
-    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
-    assert visible_gpus(tmp_path) == ["0", "1", "2"]  # CUDA counts from 0, also in a container
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "2, GPU-abc")
-    assert visible_gpus(tmp_path) == ["2", "GPU-abc"]
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
-    assert visible_gpus(tmp_path) == []
-    assert visible_gpus(Path("/nowhere")) == []
-    assert set(visible_cpus()) == os.sched_getaffinity(0)

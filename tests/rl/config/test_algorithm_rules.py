@@ -9,8 +9,20 @@ from typing import Any
 import pytest
 
 from rl.config.facts import sees_hint
+from rl.config.learned import Learned
+from rl.config.limits import num_returned_tokens
+from rl.config.reference_rules import each_reference_problems
+from rl.config.schedules import split_schedules
 from rl.config.schema import ConfigError
-from tests.support.composing import Changes, changed, check_all, chosen, composed, only_problem
+from tests.support.composing import (
+    Changes,
+    changed,
+    check_all,
+    chosen,
+    composed,
+    learned,
+    only_problem,
+)
 
 SFT = {
     "loss": chosen("loss", "sft"),
@@ -91,10 +103,6 @@ REFUSED: dict[str, tuple[Changes, str]] = {
         {**KL, "reference.refresh_every": 10, "adapter": chosen("adapter", "lora")},
         "an adapter freezes: set reference.refresh_every=0, or use adapter=none",
     ),
-    "an endpoint at another temperature": (
-        {**DISTILL, "reference": ENDPOINT, "sampler.temperature": 0.7},
-        "logprobs at temperature 1, but sampler.temperature=0.7: set sampler.temperature=1, or use",
-    ),
     "an endpoint among kept tokens": (
         {**DISTILL, "reference": ENDPOINT, "sampler.top_k": 20},
         "among all tokens, but with sampler.top_k=20 the trainer needs logprobs among those that "
@@ -107,10 +115,6 @@ REFUSED: dict[str, tuple[Changes, str]] = {
     "k3 in the reward": (
         {**KL, "kl.place": "reward"},
         "kl.place=reward with losses.kl.k3 has a biased gradient: use kl=k1",
-    ),
-    "k2 in the reward": (
-        {**KL, "kl.place": "reward", "kl.estimator": {"_target_": "losses.kl.k2"}},
-        "kl.place=reward with losses.kl.k2 has a biased gradient: use kl=k1",
     ),
     "hints in demonstrations": (
         {**FORWARD, **SFT, "loss": FORWARD["loss"], "reference": {**MODEL, "sees_hint": True}},
@@ -166,7 +170,6 @@ ALLOWED: dict[str, Changes] = {
     "a teacher at another temperature": {**DISTILL, "sampler.temperature": 0.7},
     "a steered penalty": {**KL, "kl.target_kl": 0.1},
     "k1 without weight": {**IN_REWARD, "kl.place": "loss", "kl.beta": 0.0},
-    "k2 in the loss": {**KL, "kl.estimator": {"_target_": "losses.kl.k2"}},
     "several updates of demonstrations": {**SFT, **TWICE},
     "demonstrations near the initial policy": {**SFT, **KL},
     "one demonstration for each example": {**SFT, "group_size": 1},
@@ -181,6 +184,11 @@ ALLOWED: dict[str, Changes] = {
         reverse=MODEL, arithmetic={**MODEL, "top_k": 4}
     ),
     "a divergence for each": {**KL, **{k: v for k, v in BOTH.items() if k != "loss"}},
+    "penalties of separate rewards": {
+        "advantage": chosen("advantage", "max_rl"),
+        "truncation": {**chosen("truncation", "penalty"), "limit": 8},
+        **{"reward.normalise_each": True, "reward.length_penalty": 0.1},
+    },
     "a critic of turns": {
         **PPO,
         **{"critic.over": "turns", "critic.loss.clip": 0.2, "updates_per_batch": 4},
@@ -261,6 +269,21 @@ def test_limits_are_exact_if_top_k_bounds_them(
     problem = only_problem(changed(config, {**changes, "sampler.presence_penalty": 0.5}))
     assert problem.startswith("with sampler.presence_penalty=0.5 vLLM does not sample")
     assert "remove the option" in problem
+
+
+def test_vllm_returns_twice_top_k_tokens_and_at_least_twenty() -> None:
+    numbers = {1: 20, 10: 20, 11: 22, 128: 256, 129: 0, 0: 0, -1: 0}
+    assert {k: num_returned_tokens({"top_k": k, "top_p": 0.9}) for k in numbers} == numbers
+    for other in ({"allow_biased_ratio": True}, {"repetition_penalty": 1.1}):
+        assert num_returned_tokens({"top_k": 8, **other}) == 0
+
+
+def test_an_endpoint_needs_temperature_1_at_each_step(config: dict[str, Any]) -> None:
+    cooler = {"_target_": "rl.schedule.linear", "start": 1.0, "end": 0.6, "steps": 9}
+    given = changed(config, {**DISTILL, "reference": ENDPOINT, "sampler.temperature": cooler})
+    facts = Learned.from_settings(learned(loss_reads=["ref_logprobs"]))
+    (problem,) = each_reference_problems(split_schedules(given), facts)
+    assert problem.startswith("reference=endpoint returns logprobs at temperature 1, but sampler.")
 
 
 def test_a_limit_without_top_k_says_how_it_becomes_exact(config: dict[str, Any]) -> None:

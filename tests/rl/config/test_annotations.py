@@ -93,6 +93,7 @@ def test_a_value_becomes_what_its_annotation_says(
         ("dict[str, float]", {"exact": "x"}, 'x.exact is "x", expected float'),
         ("Mapping[str, float]", [1], "is [1], expected mapping"),
         ("Part", {"size": 3}, 'is {"size": 3}, expected a node with _target_'),
+        ("Part | int", "x", 'is "x", expected int, or a node with _target_'),
         ("int", {"_target_": "a.b"}, "is a node, expected int"),
     ],
 )
@@ -114,6 +115,9 @@ def test_a_nested_node_is_built_first_and_a_class_among_them_is_instantiated(mod
     made = build({"_target_": target, "x": {"one": part, "two": [function]}})()
     assert made["one"].size == 3
     assert made["two"][0]() == 4
+    union = take(modules, "Part | int")
+    assert build({"_target_": union, "x": part})().size == 3
+    assert build({"_target_": union, "x": 5})() == 5
 
 
 def test_a_nested_node_is_checked_with_its_whole_path(

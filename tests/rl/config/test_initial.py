@@ -89,3 +89,4 @@ def test_sharded_optimizer_states_need_the_same_number_of_ranks(first):
     names = [f"output_dir={first.path.parent}", "run_name=second", "init_from=first"]
     config = composed(*names, "init_optimizer=true", "deepspeed=zero2", "trainer.ranks=2")
     assert "with trainer.ranks=1, but trainer.ranks=2: use trainer.ranks=1" in only_problem(config)
+    check(changed(config, {"trainer.ranks": None}))

@@ -16,6 +16,10 @@ from rl.rollouts.example_order import ExampleOrder
 
 class Forgetful(ExampleOrder):
     def observe(self, place, group): ...
+
+class Needy:
+    def check_machine(self):
+        raise OSError("no sandbox")
 """
 
 
@@ -28,11 +32,14 @@ def modules(tmp_path, monkeypatch):
 
 
 def test_an_order_that_would_forget_on_a_resume_is_refused(modules):
+    nodes = {"order": "Forgetful", "env": "Needy", "client": "Needy"}
+    run = {key: {"_target_": f"own_forgetful.{name}"} for key, name in nodes.items()}
     with pytest.raises(ConfigError) as caught:
-        construct(SimpleNamespace(order={"_target_": "own_forgetful.Forgetful"}), ["order"])
+        construct(SimpleNamespace(**run, reference=None), [*run, "reference"])
     assert caught.value.problems == [
         "order: Forgetful observes groups, but a resumed run would lose its state: define "
-        "state() and load()"
+        "state() and load()",
+        "env: OSError: no sandbox",
     ]
 
 

@@ -132,11 +132,14 @@ REFUSED: dict[str, tuple[Changes, str]] = {
         {"trainer.devices": [1], "cluster": chosen("cluster", "ray")},
         "trainer.devices=[1] names GPUs of this machine, but rl.cluster.ray_cluster.RayCluster",
     ),
+    "GPUs of this machine for a vLLM elsewhere": (
+        {"inference.devices": [0], "cluster": chosen("cluster", "ray")},
+        "inference.devices=[0] names GPUs of this machine, but rl.cluster.ray_cluster.RayCluster",
+    ),
     "no duration": (
         {"max_time": "3x"},
         "max_time=3x is not a duration: write 3h30m, 90m, or a",
     ),
-    "no time": ({"max_time": 0}, "max_time=0 is not a duration: write 3h30m, 90m"),
     "no condition": (
         {"stop_when": "eval/reward = 1"},
         "stop_when=eval/reward = 1 is not a condition: write a metric of metrics.jsonl",
@@ -165,11 +168,6 @@ REFUSED: dict[str, tuple[Changes, str]] = {
         {**lora(), **SYNC_ADAPTER, "model.warm_start": None},
         "vLLM has no base model for an adapter: use a model with model.warm_start, or sync=auto",
     ),
-    "a flag that the run decides": (
-        {"inference.args": {"api_key": 1}},
-        "is set by inference.listen",
-    ),
-    "a flag that is a key": ({"inference.args": {"hf-token": "x"}}, "variable HF_TOKEN"),
 }
 
 ALLOWED: dict[str, Changes] = {
@@ -185,6 +183,14 @@ ALLOWED: dict[str, Changes] = {
         "env": limited(stop=["</a>"], max_tokens=255, rollout_timeout=60),
     },
     "GPUs of this machine": {"trainer.devices": [1], "inference.devices": [0]},
+    "ZeRO 2 that offloads nothing, compiled": {
+        "deepspeed": {"zero_optimization": {"stage": 2, "offload_optimizer": {"device": "none"}}},
+        "trainer.compile": True,
+    },
+    "no reward, but an entropy bonus at some steps": {
+        "env.reward_weights": {"exact": 0.0},
+        "entropy_bonus": {"_target_": "rl.schedule.linear", "start": 0.5, "end": 0.0, "steps": 9},
+    },
 }
 
 
@@ -280,12 +286,6 @@ def test_an_evaluation_is_refused_by_name_where_the_sampler_has_no_temperature()
     assert only_problem(config).startswith("evaluation needs vLLM to sample answers")
 
 
-def test_the_default_is_one_step_off_policy_from_the_policys_own_distribution(config):
-    sampler = config["sampler"]
-    assert (sampler["max_staleness"], sampler["temperature"]) == (1, 1.0)
-    assert (sampler["top_p"], sampler["top_k"], sampler["min_p"]) == (1.0, -1, 0.0)
-
-
 def test_the_largest_rank_that_vllm_takes_is_taken():
     node = {"_target_": "rl.model.lora.LoRA", "modules_to_save": [], "rank": VLLM_RANKS[-1]}
     model = {"_target_": "rl.model.pretrained.PretrainedModel"}
@@ -308,6 +308,11 @@ def test_a_data_set_that_cannot_be_read_is_refused(
     problem = only_problem(changed(config, {"env": env, "env.dataset.path": str(tmp_path / name)}))
     assert problem.startswith(f"env.dataset.path={tmp_path / name}")
     assert said in problem
+    (tmp_path / "some.jsonl").touch()
+    there = {"env": env, "env.dataset.path": str(tmp_path / "*.jsonl")}
+    check(changed(config, there))
+    own = {"own": {"fn": {"_target_": "envs.rewards.exact_match"}, "weight": 0.5}, "gone": None}
+    check(changed(config, {**there, "env.reward_weights": {"correct": 0.0}, "env.rewards": own}))
 
 
 @pytest.mark.parametrize("choice", ["tiny-wiki", "tiny-words"])
@@ -331,6 +336,8 @@ def test_shipped_files_are_found_from_every_folder(
         ("url", "HTTPS://hunter2@host:8000/v1", "contains a password or key"),
         ("url", "https://host/v1?a=b&api_key=hunter2", "contains a password or key"),
         ("base_url", "http://host?access-token=hunter2", "contains a password or key"),
+        ("url", "http://host/?a&my_secret=hunter2", "contains a password or key"),
+        ("url", " ftp://host?passwd=hunter2", "contains a password or key"),
         ("api_key_variable", "sk-hunter2", "does not name an environment variable"),
         ("api_key_variable", "AKIAhunter2EXAMPLE", "does not name an environment variable"),
         ("api_key_variable", "hf_hunter2", "does not name an environment variable"),

@@ -48,6 +48,12 @@ def plain() -> dict[str, Any]:
             "at step 50: sampler.temperature=-0.2, but",
         ),
         (
+            "sampler.temperature",
+            {**LINEAR, "end": -0.2, "steps": 150},  # = max_steps
+            "at step 150: sampler.temperature=-0.2, but",
+        ),
+        ("env.reward_weights.exact", LINEAR, "env.reward_weights.exact cannot be a schedule, but "),
+        (
             "loss.clip_low",
             {**LINEAR, "end": 6.0},
             "at step 50: loss.clip_low=6.0 is not below loss.",

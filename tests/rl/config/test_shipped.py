@@ -138,6 +138,14 @@ def test_all_problems_are_reported_at_once(config: dict[str, Any]) -> None:
 
 
 def test_a_free_form_key_that_the_run_decides_is_refused_with_the_option_that_decides_it() -> None:
+    decided = (
+        "train_batch_size train_micro_batch_size_per_gpu gradient_accumulation_steps fp16 bf16 "
+        "gradient_clipping optimizer scheduler uds host port middleware model tokenizer revision "
+        "served_model_name dtype max_model_len tensor_parallel_size seed logprobs_mode hf_token "
+        "weight_transfer_config enable_lora max_loras max_lora_rank lora_target_modules api_key "
+        "ssl_keyfile ssl_certfile root_path"
+    )
+    assert sorted(k for o in DECIDED_ELSEWHERE.values() for k in o) == sorted(decided.split())
     for part, owners in DECIDED_ELSEWHERE.items():
         for key, owner in owners.items():
             given = {f"--{key.replace('_', '-')}": 1}

@@ -10,7 +10,7 @@ import pytest
 
 from envs.user_code import is_library
 from rl.config.check import check_learned
-from rl.config.facts import is_imitator
+from rl.config.facts import is_imitator, needs_reference
 from rl.config.learned import Learned
 from rl.config.schema import ConfigError
 from rl.dry_call.child import DryCall, _cache_file, _inputs
@@ -173,11 +173,16 @@ def test_a_file_may_name_the_fields_that_a_branch_hides(own: Any) -> None:
             3,
         ),
         (
-            "return TokenLoss(-tokens.logprobs, {'reward': tokens.logprobs})",
-            "metrics named 'reward', which the run itself uses: choose other names",
+            "return TokenLoss(-tokens.logprobs, {'tokens': tokens.turns, 'reward': tokens.turns})",
+            "metrics named 'reward' and 'tokens', which the run itself uses: choose other names",
             3,
         ),
         ("return TokenLoss(-tokens.logprobs, None)", "returned metrics that are a NoneType", 3),
+        (
+            "return TokenLoss(-tokens.logprobs, {}, tokens.logprobs[1:])",
+            "returned ratio_clamped as a Tensor of shape [7]: return a tensor with one number per",
+            3,
+        ),
         ("return TokenLoss(-tokens.logprob, {})", "raised AttributeError", 4),
         ("raise KeyError('x')", "raised KeyError: 'x', called with eight made-up tokens", 4),
     ],
@@ -225,8 +230,10 @@ def test_a_loss_with_statistics_and_whole_groups_may_learn_near_the_initial_poli
     fields = {"entropies", "rollout_ids", "logprobs", "ref_logprobs", "advantages"}
     assert set(learned.loss_reads) == fields
     check_learned(config, learned)
+    assert needs_reference(config)
     other = STATISTICS.format(body=SUMS).replace("stays_near", "runs_from")
     config = own("loss", other, "Mine")
+    assert not needs_reference(config)
     with pytest.raises(ConfigError, match="reference=initial is the policy before training"):
         check_learned(config, learn(config))
 
@@ -271,21 +278,6 @@ def test_two_components_must_not_return_metrics_of_the_same_name(name: str, own:
          "critic": chosen("critic", "value"), "critic.loss.clip": 0.2},
     )  # fmt: skip
     assert f"named '{name}', which another component uses" in the_problem(config)
-
-
-@pytest.mark.parametrize(
-    ("names", "said"),
-    [
-        (("reward", "tokens"), "metrics named 'reward' and 'tokens', which the run itself uses"),
-        (("entropy",), "metrics named 'entropy', which the run"),
-        (("grad_norm", "mine"), "metrics named 'grad_norm', which the run"),
-        (("zero_gradient_fraction",), "metrics named 'zero_gradient_fraction', which the run"),
-    ],
-)
-def test_a_metric_name_that_is_taken_is_refused(names: Any, said: str, own: Any) -> None:
-    metrics = ", ".join(f"{name!r}: tokens.logprobs" for name in names)
-    body = f"return TokenLoss(-tokens.logprobs, {{{metrics}}})"
-    assert said in the_problem(own("loss", f"{HEAD}def mine(tokens):\n    {body}\n"))
 
 
 ONE = "def mine(group):\n    rewards = group.rewards\n    return "
@@ -334,6 +326,12 @@ ONE_TURN = "    return [[0.0] * len(t or ()) for t in group.turn_rewards][1:]\n"
         ),
         ("correction", "def mine(a, b, c, d):\n    return a\n", "return Correction(weights,"),
         ("correction", "def mine(a, b, c):\n    return a\n", "takes 3 positional arguments"),
+        (
+            "correction",
+            "from losses.correction import Correction\ndef mine(a, b, c, d):\n"
+            "    return Correction((a - a) / 0, {})\n",
+            "returned a weight that is NaN or infinite: clamp the log ratio",
+        ),
         (
             "aggregation",
             "def mine(lengths, groups):\n    return [1.0]\n",
@@ -450,6 +448,30 @@ def test_other_functions_and_classes_that_a_run_cannot_use_are_refused(
         learn(own(group, text))
     assert said in caught.value.problems[0], caught.value.problems
     assert caught.value.problems[0].startswith(f"{group.partition('.')[0]}: rl_own")
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "said"),
+    [
+        (
+            "estimator",
+            "def mine(rewards, values):\n    return (rewards - values).sum(1)\n",
+            "critic.estimator: rl_own1.mine returned a Tensor of shape [2]: return a tensor with "
+            "one advantage for each value, of shape [2, 3]",
+        ),
+        (
+            "loss",
+            "def mine(values, old_values, returns):\n    return values\n",
+            "critic.loss: rl_own1.mine returned a Tensor of shape [8]: return TokenLoss(",
+        ),
+    ],
+)
+def test_a_part_of_a_critic_that_a_run_cannot_use_is_refused(
+    name: str, text: str, said: str, own: Any
+) -> None:
+    config = own("critic", text)
+    config["critic"] = {**chosen("critic", "value"), name: config["critic"]}
+    assert the_problem(config).startswith(said)
 
 
 RANKED = (
@@ -590,7 +612,12 @@ def test_only_k1_has_the_same_gradient_whatever_the_reference(config: dict[str, 
 SAMPLERS = """
 import rl.sampling.demonstrations as demonstrations
 class Proverbs(demonstrations.ImitationSampler): ...
-class Remote: ...
+class Remote:
+    uses_vllm = True
+class Right(Remote):
+    uses_vllm = False
+class Left(Remote): ...
+class Both(Left, Right): ...
 """
 
 
@@ -598,6 +625,7 @@ def test_a_constant_of_a_class_holds_for_its_subclasses(modules: Path) -> None:
     (modules / "knobs_samplers.py").write_text(SAMPLERS)
     assert is_imitator("knobs_samplers.Proverbs")
     assert not is_imitator("knobs_samplers.Remote")
+    assert is_imitator("knobs_samplers.Both")  # in Python's order, Right comes before Remote
 
 
 # The child process, and what is kept of it.

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from rl.runtime.child import Child, Reaper, end_groups, group_alive, python_module
+from rl.runtime.child import Child, Reaper, end_groups, group_alive, last_lines, python_module
 from tests.support.families import Family, alive, wait_until
 
 REPO = Path(__file__).parents[3]
@@ -57,6 +57,14 @@ def test_a_child_has_its_own_group_its_log_and_its_environment(reaper, tmp_path)
     assert log.read_text() == "out first\nerr\nout second\nerr\n"
 
 
+def test_the_end_of_a_log_has_twenty_lines_and_the_last_state_of_a_progress_bar(tmp_path):
+    assert last_lines(tmp_path / "log") == "(no log yet)"
+    lines = [*(f"line {number}" for number in range(24)), "10%\r50%"]
+    (tmp_path / "log").write_bytes("\r\n".join([*lines, "", ""]).encode())
+    assert last_lines(tmp_path / "log").split("\n") == [*lines[5:24], "50%"]
+    assert last_lines(tmp_path / "log", 2) == "line 23\n50%"
+
+
 def test_a_child_in_the_terminal_reads_and_writes_it(reaper, tmp_path, capfd):
     reading, writing = os.pipe()
     before = os.dup(0)
@@ -83,6 +91,17 @@ def test_a_child_that_has_not_started_or_has_ended_can_be_ended(reaper, tmp_path
     child.end()
     child.end()
     assert child.returncode is None
+
+
+@pytest.mark.parametrize("ends_on_term", [True, False])
+def test_a_child_that_takes_term_as_a_request_is_killed_at_once(ends_on_term, reaper, tmp_path):
+    script = "trap 'echo asked; exit 7' TERM; sleep 30 & echo ready; wait"
+    log, command = tmp_path / "log", ["sh", "-c", script]
+    with Child("x", command, log=log, reaper=reaper, ends_on_term=ends_on_term) as child:
+        assert wait_until(lambda: child.tail() == "ready")
+        child.kill()
+        assert wait_until(lambda: child.returncode == (7 if ends_on_term else -signal.SIGKILL))
+    assert ("asked" in log.read_text()) == ends_on_term
 
 
 def test_several_groups_share_one_grace_period_which_ends_with_them():

@@ -67,6 +67,9 @@ def test_a_file_that_is_first_imported_at_a_resume_is_copied(lab, tmp_path):
     saved(run_folder, 5)
     copy_code(run_folder, files)
     assert (run_folder.code / "step_000005" / "mine/env.py").is_file()
+    saved(run_folder, 10)
+    copy_code(run_folder, files)
+    assert not (run_folder.code / "step_000010").exists()
     (lab / "mine/env.py").write_text("env = 2\n")
     assert changed_code(run_folder) == ["mine/env.py"]
 

@@ -1,11 +1,18 @@
 """Memory, GPUs and cores of this machine."""
 
+import os
 from pathlib import Path
 
 import pytest
 
 from rl.runtime import devices
-from rl.runtime.devices import fast_dtype, min_gpu_memory, this_host, visible_gpus
+from rl.runtime.devices import (
+    fast_dtype,
+    min_gpu_memory,
+    this_host,
+    visible_cpus,
+    visible_gpus,
+)
 
 MIB = 1 << 20
 
@@ -30,7 +37,11 @@ def test_memory_is_that_of_the_machine_or_of_the_cgroup(tmp_path):
         memory_stat=f"anon {4 * MIB}\ninactive_file {MIB}\n",
     )
     assert devices._memory(system, group) == (6 * MIB, 2 * MIB)
+    larger = written(tmp_path / "c", memory_max=f"{9 * MIB}\n", memory_current=f"{MIB}\n")
+    assert devices._memory(system, larger) == (8 * MIB, 4 * MIB)
     assert devices._memory(tmp_path / "no", tmp_path / "no") == (None, None)
+    system.write_text("MemTotal:  8192 kB\n")
+    assert devices._memory(system, larger) == (9 * MIB, 8 * MIB)
 
 
 H100 = "0, GPU-5d1f, 81559, 580.65.06, Disabled"
@@ -64,6 +75,8 @@ def test_the_memory_of_the_smallest_gpu_counts_and_is_unknown_without_an_answer(
     assert min_gpu_memory(["0", "1"]) == min_gpu_memory(["0", "GPU-77"]) == 24576 * MIB
     assert min_gpu_memory(["0"]) == min_gpu_memory(["GPU-5d1f"]) == 81559 * MIB
     assert min_gpu_memory(["7"]) is min_gpu_memory(["0", "7"]) is None  # there is no GPU 7
+    nvidia_smi(TWO.replace("24576", "[N/A]"))
+    assert min_gpu_memory(["0", "1"]) is None
     nvidia_smi("", status=9)
     assert min_gpu_memory(["0"]) is None
 
@@ -74,6 +87,8 @@ def test_a_container_with_one_gpu_of_the_host_calls_it_0_as_cuda_does(nvidia_smi
     assert visible_gpus(tmp_path) == ["0"]
     assert (this_host().devices, this_host().driver) == (("0",), "580.65.06")
     nvidia_smi("NVIDIA-SMI has failed because it couldn't communicate with the driver", status=9)
+    assert visible_gpus(tmp_path) == ["0"]
+    nvidia_smi(f"{TWO}\nWARNING: infoROM is corrupted")
     assert visible_gpus(tmp_path) == ["0"]
 
 
@@ -86,6 +101,9 @@ def test_partitions_of_a_gpu_are_named_by_their_uuid(nvidia_smi, monkeypatch):
     assert min_gpu_memory(visible_gpus()) == 40 * 10**9
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "GPU-5d")  # divided, so the driver does not list it
     assert visible_gpus() == ["GPU-5d"]
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES")
+    nvidia_smi(TWO.replace("Disabled", "Enabled"), SPLIT)
+    assert visible_gpus() == ["1", "MIG-a1", "MIG-b2"]
 
 
 @pytest.mark.parametrize(
@@ -107,21 +125,50 @@ def test_cuda_ignores_an_unknown_entry_and_all_after_it(listed, visible, nvidia_
 @pytest.mark.parametrize(
     ("device", "visible", "expected"),
     [("nvidia0", None, ["0"]), ("nvidiactl", None, []), ("dxg", None, ["0"]), ("", None, []),
-     ("nvidia3", None, ["0"]), ("nvidia3", "", []), ("nvidia0", "0", ["0"])],
+     ("nvidia3", None, ["0"]), ("nvidia3", "", []), ("nvidia0", "0", ["0"]),
+     ("nvidia0 nvidia10 nvidia2 nvidiactl", None, ["0", "1", "2"]),
+     ("nvidia0 nvidia10 nvidia2 nvidiactl", "2, GPU-abc", ["2", "GPU-abc"])],
 )  # fmt: skip
 def test_a_gpu_is_what_the_driver_shows(device, visible, expected, tmp_path, monkeypatch):
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     if visible is not None:
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
-    if device:
-        (tmp_path / device).touch()
+    for name in device.split():
+        (tmp_path / name).touch()
     assert visible_gpus(tmp_path) == expected
 
 
+@pytest.mark.parametrize(
+    ("soft", "hard", "limit", "is_raised"),
+    [
+        *[(1024, 4096, 4096, True), (4096, 4096, 4096, False)],
+        *[(1024, 1 << 20, 65536, True), (1024, -1, 65536, True)],  # -1: no limit
+        *[(65537, 1 << 20, 65536, False), (-1, -1, 65536, False)],
+    ],
+)
+def test_the_limit_of_open_files_is_raised_as_far_as_allowed(
+    soft, hard, limit, is_raised, monkeypatch
+):
+    limits = [(soft, hard)]
+    monkeypatch.setattr(devices.resource, "getrlimit", lambda _: limits[-1])
+    monkeypatch.setattr(devices.resource, "setrlimit", lambda _, new: limits.append(new))
+    assert devices.raise_file_limit() == limit
+    assert limits[1:] == [(limit, hard)] * is_raised
+
+
+@pytest.mark.parametrize(("siblings", "core"), [("2-3", 2), ("1,5", 1), ("6", 6), ("", 5)])
+def test_a_core_is_the_lowest_of_its_logical_cpus(siblings, core, monkeypatch):
+    monkeypatch.setattr(Path, "read_text", lambda path: siblings * ("/cpu5/topology" in str(path)))
+    assert devices.core_of(5) == core
+
+
 def test_this_machine_has_cores_and_memory(monkeypatch):
+    monkeypatch.setenv("OMP_NUM_THREADS", "2,1")
+    assert this_host().num_threads is None
     monkeypatch.setenv("OMP_NUM_THREADS", "3")
     host = this_host()
     assert 1 <= host.cores <= host.cpus
+    assert set(visible_cpus()) == os.sched_getaffinity(0)
     assert host.num_threads == 3
     assert host.memory is not None
     assert host.free_memory is not None

@@ -1,14 +1,16 @@
 """Addresses of servers as text and as files, and the key of a run."""
 
+import os
 import socket
 import stat
 from pathlib import Path
 
 import pytest
 
-from rl.runtime.endpoint import Endpoint
+from rl.runtime.endpoint import Endpoint, read_restart_request, request_restart
+from rl.runtime.failure import RunFailed
 from rl.runtime.folder import RunFolder
-from rl.runtime.network import Address
+from rl.runtime.network import Address, bind_collectives, own_address
 
 
 @pytest.mark.parametrize(
@@ -56,8 +58,31 @@ def test_each_start_of_a_server_is_published_until_the_next_run(tmp_path):
         started = Endpoint(Address(host="::1", port=7), incarnation, pid=12)
         started.write(folder, "inference1")
         assert Endpoint.read(folder, "inference1") == started
+    Endpoint(started.address).write(folder, "rollouts")
+    assert Endpoint.read(folder, "rollouts") == Endpoint(started.address, 0, os.getpid())
     folder.clear_process_files()
     assert Endpoint.read(folder, "inference1") is None
+
+
+def test_a_host_has_an_address_on_an_interface_that_collectives_use(monkeypatch):
+    for name in ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"):
+        monkeypatch.setenv(name, "before")
+    bind_collectives(None)
+    assert os.environ["GLOO_SOCKET_IFNAME"] == os.environ["NCCL_SOCKET_IFNAME"] == "before"
+    bind_collectives("lo")
+    assert os.environ["GLOO_SOCKET_IFNAME"] == os.environ["NCCL_SOCKET_IFNAME"] == "lo"
+    assert own_address("lo") == "127.0.0.1"
+    with pytest.raises(RunFailed, match=r"=none9 has no IPv4 address: use one of .*\blo\b"):
+        own_address("none9")
+
+
+def test_a_restart_request_is_for_one_incarnation_of_one_server(tmp_path):
+    folder = RunFolder(tmp_path)
+    folder.endpoints.mkdir()
+    request_restart(folder, "inference1", 2, "it hangs")
+    requests = [("inference1", 2), ("inference1", 1), ("inference1", 3), ("inference0", 2)]
+    answers = [read_restart_request(folder, *request) for request in requests]
+    assert answers == ["it hangs", None, None, None]
 
 
 def test_each_start_has_its_own_key_that_only_the_user_can_read(tmp_path):

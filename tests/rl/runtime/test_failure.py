@@ -6,7 +6,7 @@ from contextlib import nullcontext
 
 import pytest
 
-from rl.runtime.failure import RunFailed, first_failure, reporting_failures
+from rl.runtime.failure import RunFailed, first_failure, message_of, reporting_failures
 from rl.runtime.folder import RunFolder
 
 
@@ -60,7 +60,11 @@ def test_the_first_failure_is_the_oldest_complete_report(tmp_path):
         path = tmp_path / "failures" / f"{process}.json"
         path.write_text(json.dumps({**json.loads(path.read_text()), "time": time}))
     (tmp_path / "failures" / "half.new").write_text('{"part": "ha')
+    failing(tmp_path, RunFailed("a consequence"), "trainer.rank0")
+    assert message_of(ValueError("a lone \ud800 and \x7f\r")) == "a lone ? and "
     assert reported(tmp_path) == "trainer.rank0: trainer.rank0"
+    for of, first in (("trainer.rank1", "trainer.rank1"), ("tr", "trainer.rank0")):
+        assert (first_failure(RunFolder(tmp_path), of) or {})["part"] == first
 
 
 @pytest.mark.parametrize("error", [None, KeyboardInterrupt, SystemExit])

@@ -1,5 +1,6 @@
 """The files of a run: private sockets at any depth, checkpoints, and what a new start deletes."""
 
+import errno
 import json
 import os
 import shutil
@@ -13,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from rl.runtime.folder import RunFolder, drop_steps_from
+from rl.runtime.folder import RunFolder, UnusableFile, drop_steps_from, naming_damage
 
 
 @pytest.fixture
@@ -63,11 +64,15 @@ def test_a_copy_of_a_run_folder_leaves_the_sockets_of_the_original(depth, tmp_pa
 @pytest.mark.parametrize("is_own", [True, False])
 def test_compiled_code_is_read_only_from_a_folder_of_the_user(is_own, tmp_path, monkeypatch):
     monkeypatch.setenv("OFFBYONE_CACHE", str(tmp_path / "cache"))
-    monkeypatch.delenv("TORCHINDUCTOR_CACHE_DIR", raising=False)
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", "/of/the/user")
     private, compiled = RunFolder(tmp_path).private, tmp_path / "cache" / "compiled"
-    if not is_own:
-        (tmp_path / "cache").mkdir()
+    (tmp_path / "cache").mkdir()
+    if is_own:
+        compiled.mkdir(mode=0o755)
+    else:
         compiled.symlink_to("/")
+    assert private.environment()["TORCHINDUCTOR_CACHE_DIR"] == "/of/the/user"
+    monkeypatch.delenv("TORCHINDUCTOR_CACHE_DIR")
     found = Path(private.environment()["TORCHINDUCTOR_CACHE_DIR"])
     assert found == (compiled if is_own else private.temporary / "compiled")
     assert not is_own or stat.S_IMODE(compiled.stat().st_mode) == 0o700
@@ -87,6 +92,7 @@ def test_a_run_resumes_from_its_newest_complete_checkpoint(tmp_path):
     resumed = run_folder.resume_point()
     assert (resumed.step, resumed.rollouts) == (1_000_000, {"n": 1_000_000})
     assert resumed.folder == run_folder.checkpoint(1_000_000)
+    assert run_folder.exports() == []  # no checkpoint has a subfolder hf
 
 
 @pytest.mark.parametrize("name", ["status", "failures", "sockets"])
@@ -106,6 +112,8 @@ def test_clean_up_deletes_broken_links_plain_files_and_incomplete_checkpoints(tm
     run_folder = RunFolder(tmp_path)
     run_folder.private.path.symlink_to(tmp_path / "nowhere")
     run_folder.statuses.write_text("a file")
+    for path in (run_folder.warnings, run_folder.stop_request):
+        path.touch()
     for name in (".step_000004.incomplete", "step_000002", ".step_000001.deleted"):
         (run_folder.checkpoints / name).mkdir(parents=True)
         (run_folder.checkpoints / name / "optimizer").write_text("large")
@@ -154,6 +162,7 @@ def test_later_steps_are_dropped_and_their_rollouts_kept_elsewhere(tmp_path):
         folder.evaluation_of(step).touch()
     (folder.rollouts / "step_of_mine.jsonl").touch()
     (folder.tokens / ".step_000012.rollouts.parquet.incomplete").touch()
+    (folder.evaluations / ".version_000012.jsonl.123").touch()
     drop_steps_from(folder, 4)
     folder.rollouts_of(12).write_text("again\n")
     drop_steps_from(folder, 4)  # a step may be lost twice
@@ -166,6 +175,24 @@ def test_later_steps_are_dropped_and_their_rollouts_kept_elsewhere(tmp_path):
     assert {name[:11] for name in names(folder.tokens)} == {"step_000003"}
     assert names(folder.dropped_rollouts) == {"step_000004.jsonl", "step_000012.jsonl"}
     assert (folder.dropped_rollouts / "step_000012.jsonl").read_text() == "12\nagain\n"
+
+
+@pytest.mark.parametrize(
+    ("error", "is_damage"),
+    [
+        *((KeyError("step"), True), (OSError("no magic bytes"), True)),
+        *((OSError(errno.ENOENT, "missing"), True), (OSError(errno.EIO, "of the disk"), False)),
+        *((ImportError("pyarrow"), False), (RuntimeError("CUDA out of memory"), False)),
+        (MemoryError(), False),
+    ],
+    ids=repr,
+)
+def test_only_an_error_of_its_content_makes_a_file_damaged(error, is_damage, tmp_path):
+    with pytest.raises(type(error) if not is_damage else UnusableFile) as caught:  # noqa: SIM117
+        with naming_damage(tmp_path / "x", "delete it"):
+            raise error
+    assert str(caught.value).startswith(f"{tmp_path}/x is damaged (") == is_damage
+    assert str(caught.value).endswith("): delete it") == is_damage
 
 
 @pytest.mark.parametrize(

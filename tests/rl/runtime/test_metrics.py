@@ -13,6 +13,7 @@ from rl.runtime.metrics import (
     num_steps_done,
     read_metrics,
     stage_seconds,
+    steps_done,
     total_seconds,
 )
 
@@ -100,9 +101,12 @@ def test_the_number_of_steps_needs_only_the_end_of_the_file(tmp_path, width):
 
 def test_the_mean_time_of_an_activity_is_over_all_steps():
     rows = [
-        {"step": 0, "time/wait": 1.0, "time/update": 2.0, "time/step": 3.0},
-        {"step": 1, "time/wait": 1.0, "time/checkpoint": 4.0, "time/step": 5.0},
+        {"step": 0, "time/wait": 1.0, "time/update": 2.0, "time/step": 3.5},
+        {"step": 1, "time/wait": 1.0, "time/checkpoint": 4.0, "time/step": 5.5},
     ]
     assert stage_seconds(rows) == {"checkpoint": 2.0, "update": 1.0, "wait": 1.0}
-    assert total_seconds(rows) == 8.0
+    assert total_seconds(rows) == 9.0
     assert total_seconds([]) == 0.0
+    # Without time/step, the means of the stages (1 and 2) count for each of the two steps.
+    assert total_seconds([{"time/wait": 1.0}, {"time/wait": 1.0, "time/update": 4.0}]) == 6.0
+    assert steps_done([{"step": 3, "time": 1.0}]) == 4  # a step without metrics

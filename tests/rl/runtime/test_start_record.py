@@ -9,7 +9,8 @@ import yaml
 from hydra.core.override_parser.overrides_parser import OverridesParser
 
 from rl.runtime.folder import RunFolder
-from rl.runtime.start_record import resume_advice, resume_command
+from rl.runtime.start_record import program, resume_advice, resume_command
+from rl.runtime.text import relative_path
 
 
 def a_run(path: Path, **record) -> RunFolder:
@@ -33,12 +34,23 @@ def test_the_command_repeats_the_start_with_the_same_files(tmp_path):
     ]
     elsewhere = a_run(tmp_path / "x", command=["python", "t.py"], started_in="/a b", run_name="x")
     assert resume_command(elsewhere) == "cd '/a b' && python t.py run_name=x resume=true"
+    elsewhere.overrides.write_text("[loss=grpo, seed=1]")  # as older versions wrote it
+    assert resume_command(elsewhere) == "python train.py loss=grpo seed=1 run_name=x resume=true"
+
+
+def test_a_program_is_a_file_of_the_working_folder_or_a_command(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert program("optimize_prompt") == ["offbyone", "optimize-prompt"]
+    (tmp_path / "optimize_prompt.py").touch()
+    assert program("optimize_prompt") == ["python", "optimize_prompt.py"]
+    assert relative_path(tmp_path / "a" / "b") == "a/b"
+    assert relative_path(tmp_path.parent) == str(tmp_path.parent)
 
 
 @pytest.mark.parametrize(
     "name",
     ["it's", 'say "no"', "größer", "a b", "007", "true", "null", "a,b", "[x]", "q'\"\\'", "x=1",
-     "below/x", "back\\slash", "日本", "a:b", "end\\", "(1)"],
+     "NaN", "inf", "false", "below/x", "back\\slash", "日本", "a:b", "end\\", "(1)"],
 )  # fmt: skip
 def test_hydra_reads_the_same_run_name_again(name, tmp_path):
     run_folder = a_run(tmp_path / "folder", command=["python", "train.py"], run_name=name)

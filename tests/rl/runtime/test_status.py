@@ -5,7 +5,7 @@ import time
 import pytest
 
 from rl.runtime.folder import RunFolder
-from rl.runtime.status import PROGRESS_INTERVAL_S, Status, read_statuses
+from rl.runtime.status import PROGRESS_INTERVAL_S, Status, Stopwatch, read_statuses
 
 
 @pytest.fixture
@@ -64,6 +64,15 @@ def test_a_block_restores_the_status_before_it_unless_it_raises(tmp_path, status
     with pytest.raises(RuntimeError), status.doing("pushing version 4"):
         raise RuntimeError
     assert on_disk(tmp_path).doing == "pushing version 4"
+
+
+def test_a_stopwatch_shows_a_phase_and_keeps_its_seconds(tmp_path, status):
+    watch = Stopwatch(status)
+    with watch.phase("push", "pushing version 3"):
+        assert on_disk(tmp_path).doing == "pushing version 3"
+        time.sleep(0.01)
+    assert watch.times.keys() == {"time/push"}
+    assert 0.01 <= watch.times["time/push"] < 60
 
 
 def test_damaged_files_are_left_out_and_an_unwritable_folder_is_ignored(tmp_path):

@@ -15,6 +15,8 @@ ROW = {"step": 3, "eval/reward": 0.9, "eval/pass@1": None, "train/loss": float("
         (" eval/reward >= 9e-1 ", True),
         ("eval/reward < +0.91", True),
         ("eval/reward <= -0.9", False),
+        ("eval/reward <= 0.9", True),
+        ("eval/reward < 0.9", False),
         ("step >= 3", True),
         ("eval/pass@1 < 1", False),  # null in metrics.jsonl
         ("train/loss < 1", False),  # not a number

@@ -6,13 +6,16 @@ import pytest
 from rich.console import Console
 
 from rl.runtime.status import ProcessStatus
-from rl.terminal.panel import RunView, live_panel
+from rl.terminal.panel import RunView, format_number, format_time, live_panel, time_shares
 from tests.support.metrics import STEP
 
+MORE = {"train/clip_fraction": 0.125, "rollout/zero_spread": 0.5, "eval/reward": 0.75}
 
-def drawn(view, now=1000.0, width=80):
+
+def drawn(view, now=1000.0, width=80, *, in_color=False):
     """Return the panel as lines of text."""
-    console = Console(file=io.StringIO(), width=width, force_terminal=False)
+    color = "standard" if in_color else None
+    console = Console(file=io.StringIO(), width=width, force_terminal=in_color, color_system=color)
     console.print(live_panel(view, now))
     return console.file.getvalue().splitlines()
 
@@ -20,7 +23,10 @@ def drawn(view, now=1000.0, width=80):
 def a_view(num_steps=30, **statuses):
     view = RunView("reverse-text-cispo-s0", 100, started=900.0, statuses=statuses)
     for step in range(num_steps):
-        view.add({"step": step, "time": 900.0 + step, **STEP, "train/reward": step / 100})
+        times = {"time/wait": 0.5 + step % 2, "time/step": 3.5 + step % 2}  # the means: 1 and 4
+        old = {name: 99.0 for name in times if step < num_steps - 20}
+        row = {"step": step, "time": 900.0 + step, **STEP, **times, **old, **MORE}
+        view.add({**row, "train/reward": step * 7 % 30 / 100})  # 0.29 at step 17
     return view
 
 
@@ -34,9 +40,17 @@ def test_the_panel_fits_its_width_and_height(width):
 
 def test_the_panel_shows_the_last_numbers_and_the_remaining_time():
     lines = drawn(a_view())
-    for shown in ("30 of 100 steps", "0.290", "12,345", "3.0e-04", "0.00123", "0.4%", "4.00 s",
-                  "last 10 ", "wait 25%", "update 75%"):  # fmt: skip
-        assert shown in "\n".join(lines)
+    assert " 30 of 100 steps" in lines[1]
+    assert [" ".join(line.split()) for line in lines[3:10]] == [
+        "reward 0.230 last 10 0.155 best 0.290",
+        "loss -0.012 entropy 1.500 grad norm 0.400",
+        "learning rate 3.0e-04 clipped 12.5% no spread 50.0%",
+        "tokens/s 12,345 mean length 9.3 truncated 0.4%",
+        "staleness 0.50 max staleness 1 mismatch 0.00123",
+        "evaluation 0.750",
+        "",
+    ]
+    assert lines[10] == "time per step  4.00 s  update 75%, wait 25%"
     # 70 steps of 4 s are left, and 71 s have passed since the last step.
     assert "1 m 40 s, about 3 m 29 s left" in lines[0]
     assert "1 h 04 m" in drawn(a_view(), now=900.0 + 64.4 * 60)[0]
@@ -59,3 +73,36 @@ def test_a_repeated_step_replaces_the_steps_after_it():
     assert view.done == 11
     assert list(view.rewards) == list(range(11))
     assert [row["step"] for row in view.rows][-1] == 10
+
+
+def test_ranks_in_one_phase_share_a_line_and_a_slow_phase_is_highlighted():
+    statuses = {
+        "trainer.rank0": ProcessStatus("training step 4: 2 of 4", 990.0, 1),
+        "trainer.rank1": ProcessStatus("training step 4: 1 of 4", 969.0, 2),
+        "inference0": ProcessStatus("serving", 100.0, 3),
+        "inference1": ProcessStatus("starting vLLM", 970.0, 4),
+        "rollouts": ProcessStatus("loading the environment", 969.0, 5),
+    }
+    lines = [line.split("  ") for line in drawn(RunView("x", 9, statuses=statuses))[3:]]
+    assert [[part.strip() for part in line if part] for line in lines] == [
+        ["inference0", "serving", "15 m 00 s"],
+        ["inference1", "starting vLLM", "30 s"],
+        ["rollouts", "loading the environment", "31 s"],
+        ["trainer x2", "training step 4: 1 of 4", "31 s"],
+    ]
+    colored = drawn(RunView("x", 9, statuses=statuses), in_color=True)[3:]
+    assert ["\x1b[33m" in line for line in colored] == [False, False, True, True]
+
+
+@pytest.mark.parametrize(
+    ("shown", "number", "text"),
+    [*((format_number, *pair) for pair in (
+        (1000.0, "1,000"), (-999.9, "-999.9"), (100.0, "100.0"), (99.9, "99.900"),
+        (0.001, "0.001"), (0.0009, "9.0e-04"), (0.0, "0.000"), (None, "-"),
+    )), *((format_time, *pair) for pair in (
+        (-1.0, "0 s"), (59.4, "59 s"), (59.6, "1 m 00 s"), (60.0, "1 m 00 s"),
+        (3599.0, "59 m 59 s"), (3600.0, "1 h 00 m"), (90_059.0, "25 h 00 m"),
+    )), (time_shares, [{"time/a": 1.0, "time/b_c": 3.0, "time/d": 0.0}], "b c 75%, a 25%")],
+)  # fmt: skip
+def test_numbers_and_times_have_few_digits(shown, number, text):
+    assert shown(number) == text

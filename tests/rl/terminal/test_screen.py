@@ -10,7 +10,7 @@ from rich.console import Console
 
 from rl.runtime.folder import RunFolder
 from rl.runtime.metrics import MetricsFile
-from rl.runtime.status import Status
+from rl.runtime.status import ProcessStatus, Status
 from rl.runtime.warning_lines import noting_warnings
 from rl.terminal.screen import Screen, final_summary
 from tests.support.metrics import STEP
@@ -41,12 +41,28 @@ def log_of(folder, max_steps=100, rows=()):
 
 def test_a_log_file_gets_the_start_the_first_steps_and_the_last(tmp_path):
     Status(RunFolder(tmp_path), "inference").set("starting vLLM (logs/inference.log)")
-    lines = log_of(tmp_path, 50, [STEP] * 50)
+    lines = log_of(tmp_path, 50, [{**STEP, "eval/reward": 0.5}] * 50)
     assert lines[0].endswith("inference: starting vLLM (logs/inference.log)")
     assert [line.split()[0] for line in lines[1:]] == [f"{n}/50" for n in (1, 2, 3, 4, 5, 50)]
-    assert "reward    0.250" in lines[1]
+    assert " ".join(lines[1].split()).startswith(
+        "1/50 steps reward 0.250 loss -0.012 grad norm 0.400 tokens/s 12,345 staleness 0.50 "
+        "seconds 4.0 eval 0.500 "
+    )
     early = log_of(tmp_path / "early", 100, [STEP] * 8)
     assert early[-1].startswith("  8/100 steps")
+
+
+def test_a_phase_is_printed_once_and_a_later_step_two_seconds_after_the_last(tmp_path):
+    screen, printed = Screen(RunFolder(tmp_path), 100), []
+    for number, doing in ((0, "loading: 1 of 2"), (1, "loading: 1 of 2"), (0, "loading: 2 of 2")):
+        screen.view.statuses = {f"trainer.rank{number}": ProcessStatus(doing, 0.0, 1)}
+        printed += [line.partition(" ")[2] for line in screen.lines(0.0, last=False)]
+    assert printed == ["trainer.rank0: loading: 1 of 2"]
+    screen.view.started, printed = 0.0, []
+    for step, now in enumerate((0.0, 0.0, 0.0, 0.0, 0.0, 1.9, 2.0, 3.9, 4.0)):
+        screen.view.add({"step": step, "time": now})
+        printed += [line.split("/")[0].strip() for line in screen.lines(now, last=False)]
+    assert printed == ["1", "2", "3", "4", "5", "7", "9"]
 
 
 def test_a_resumed_run_does_not_print_the_steps_of_the_run_before(tmp_path):
@@ -95,16 +111,19 @@ def test_the_final_summary_has_the_results_and_the_command_that_resumes(tmp_path
     folder = tmp_path / "my-run"
     assert "0 steps" in final_summary(RunFolder(folder))
     metrics = MetricsFile(RunFolder(folder))
-    for step in range(20):
-        metrics.append(step, {**STEP, "train/reward": step / 20, "eval/reward": step / 10})
+    passed = {f"eval/pass@{k}": k / 10 for k in (1, 2, 3, 4)}
+    for step in range(24):
+        row = {**STEP, **passed, "train/reward": step / 20, "eval/reward": 2.0 - step / 10}
+        metrics.append(step, row)
     for name in ("step_000010", "step_000020"):
         (folder / "checkpoints" / name / "hf").mkdir(parents=True)
     (folder / "overrides.yaml").write_text(json.dumps({"overrides": ["loss=grpo", "resume=true"]}))
     text = final_summary(RunFolder(folder))
     for shown in (
-        "20 steps in 1 m 20 s",
-        "0.100 (first 5) -> 0.725 (last 10), best 0.950 in rollouts/step_000019.jsonl",
-        "0.000 -> 1.900",
+        "24 steps in 1 m 36 s",
+        "0.100 (first 5) -> 0.925 (last 10), best 1.150 in rollouts/step_000023.jsonl",
+        "eval/reward  2.000 -> -0.300\neval/pass@1  0.100 -> 0.100\n",
+        "\neval/pass@3  0.300 -> 0.300\ntime ",
         "update 75%, wait 25%",
         "step_000020/hf",
         "\ngo on        python train.py loss=grpo run_name=my-run resume=true",
@@ -112,9 +131,10 @@ def test_the_final_summary_has_the_results_and_the_command_that_resumes(tmp_path
         assert shown in text
     (folder / "checkpoints").rename(folder / "elsewhere")  # no checkpoint is left
     assert "\nagain        python train.py" in final_summary(RunFolder(folder))
-    for ended in ("max_steps: 20", "{max_steps: 99, stop_when: eval/reward > 1.8}"):
-        (folder / "config.yaml").write_text(ended)
-        assert "resume=true" not in final_summary(RunFolder(folder))
+    for config, ended in (("max_steps: 24", True), ("max_steps: 25", False),
+                          ("{max_steps: 99, stop_when: eval/reward < -0.2}", True)):  # fmt: skip
+        (folder / "config.yaml").write_text(config)
+        assert ("resume=true" in final_summary(RunFolder(folder))) != ended
 
 
 @pytest.mark.parametrize(
@@ -145,9 +165,15 @@ def test_a_warning_of_another_process_is_shown_once_and_is_in_its_log(console, t
             log.warning("the judge is [bold]slow\x07")
             log.info("not a warning")
             screen.update()
+        library = {"pathname": "/site-packages/x.py", "levelno": logging.WARNING}
+        log.handle(logging.makeLogRecord({**library, "msg": "warning of a library"}))
+        for number in range(25):  # 20 warnings of a process are shown
+            log.warning("warning %d", number)
     shown = console.file.getvalue()
     assert shown.count("rollouts: the judge is [bold]slow") == 1
     assert "\x07" not in shown
     assert "not a warning" not in shown
+    assert [f"rollouts: warning {number}" in shown for number in (18, 19)] == [True, False]
+    assert "rollouts: warning of" not in shown
     if not console.is_terminal:  # the live display captures stderr
         assert capsys.readouterr().err.count("the judge is") == 2
