@@ -22,7 +22,7 @@ from rl.config.schema import Run
 from rl.inference.external import ExternalServers, why_unusable
 from rl.inference.key_guard import GUARD, KEY_FILE, KeyGuard
 from rl.inference.replica import started_replicas
-from rl.inference.serve_external import server_command
+from rl.inference.serve_external import required_key, server_command
 from rl.placement.placement import placement
 from rl.runtime.child import Reaper
 from rl.runtime.devices import Host
@@ -144,6 +144,7 @@ def vllm(model: Path, **routes: str) -> web.Application:
          "accepts 9 tokens, fewer than max_seq_len=64"),
         ({"models": "[]"}, "cannot be used as a vLLM"),
         ({"without": "/init_weight_transfer_engine"}, "has no route /init_weight_transfer_engine"),
+        ({"without": "/inference/v1/generate"}, "has no route /inference/v1/generate"),
         ({"tokenize": json.dumps({"tokens": [1, 2]})}, "has another tokenizer than"),
         ("key", "refuses the key: set inference.api_key_variable to the variable"),
     ],
@@ -158,10 +159,14 @@ def test_the_answers_of_a_server_show_whether_it_can_be_used(routes, sentence, t
     assert (problem is None) if sentence is None else (sentence in str(problem))
 
 
-def test_serve_external_starts_the_same_vllm_behind_the_guard(tmp_path):
+def test_serve_external_starts_the_same_vllm_behind_the_guard(tmp_path, monkeypatch):
     folder = RunFolder(tmp_path / "r")
     folder.path.mkdir()
-    Run.of(composed(f"output_dir={tmp_path}", "run_name=r")).save(folder.config)
+    changes = ["inference=external", "inference.urls=[http://10.0.0.7:8000]", "seed=5"]
+    changes += ["model.head_dtype=float32", "max_seq_len=96", "sampler.top_k=30"]
+    changes += ["adapter=lora", "adapter.rank=9", "adapter.target_modules=[q_proj]"]
+    run = Run.of(composed(f"output_dir={tmp_path}", "run_name=r", *changes))
+    run.save(folder.config)
     folder.set_model(tiny_model(tmp_path))
     command, env = server_command(folder, Address(host="10.0.0.7", port=8000))
     flags = dict(pairwise(command))
@@ -169,6 +174,17 @@ def test_serve_external_starts_the_same_vllm_behind_the_guard(tmp_path):
     assert flags["--middleware"] == GUARD
     assert flags["--served-model-name"] == "policy"
     assert env["VLLM_SERVER_DEV_MODE"] == "1"
+    assert (flags["--seed"], flags["--max-model-len"], flags["--dtype"]) == ("5", "96", "bfloat16")
+    assert (flags["--hf-overrides"], flags["--max-logprobs"]) == ('{"head_dtype": "float32"}', "60")
+    assert (flags["--max-lora-rank"], flags["--lora-target-modules"]) == ("16", "q_proj")
+    monkeypatch.setenv("MY_KEY", "secret")
+    with pytest.raises(ValueError, match=r"with inference\.api_key_variable=MY_KEY"):
+        required_key(folder)
+    run.with_values({"inference.api_key_variable": "MY_KEY"}).save(folder.config)
+    assert required_key(folder) == "secret"
+    monkeypatch.setenv("MY_KEY", "")
+    with pytest.raises(ValueError, match="vLLM needs a key on a TCP port"):
+        required_key(folder)
 
 
 def test_the_temporary_folder_of_serve_external_is_deleted_when_vllm_and_its_workers_have_ended():

@@ -138,6 +138,7 @@ async def test_requests_that_wait_for_a_connection_move_too(tmp_path, monkeypatc
     async with cluster(tmp_path, [slow], []) as served, served.client() as client:
         group = asyncio.create_task(a_group(client, 10))
         await asyncio.sleep(0.2)
+        assert [client._session(r).connector.limit for r in served.router.routes] == [2, 2]
         served.router.lose(served.router.routes[0], "")
         assert len(await group) == 10
 

@@ -2,6 +2,7 @@
 
 import time
 from contextlib import ExitStack
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -49,18 +50,39 @@ class Counters(Answers):
         self.server.paths.append(self.path)
         if len(self.server.paths) > 1:
             raise RuntimeError("not now")
-        return b"vllm:prefix_cache_queries_total{e} 8\nvllm:prefix_cache_hits_total{e} 6\n"
+        counts = ("queries_total{0} 8", "queries_total{1} 4", "hits_total{0} 6", "hits_total{1} 1")
+        return "".join(f"vllm:prefix_cache_{count}\n" for count in counts).encode()
 
 
 def test_the_counters_of_the_prefix_cache_are_unknown_if_vllm_refuses(tmp_path):
     with listening(tmp_path / "s", Counters) as server:
         server.paths = []
         replica = replica_at(tmp_path / "s")
-        assert prefix_cache_counts(replica) == (8.0, 6.0)
+        assert prefix_cache_counts(replica) == (12.0, 7.0)
         assert prefix_cache_counts(replica) is None
         refused = pytest.raises(RunFailed, match=r"vLLM refused `get_world_size`: .*not now")
         with VLLMRoutes(replica, timeout=5.0) as routes, refused:
             routes.num_workers()
+
+
+class Loaded(Answers):
+    """A vLLM in which an earlier trainer has loaded an adapter."""
+
+    def answer(self, body):
+        self.server.paths.append([self.path, body["lora_name"], body["lora_path"]])
+        if len(self.server.paths) == 1:
+            raise RuntimeError("the adapter has already been loaded")
+        return b"Success"
+
+
+def test_an_adapter_replaces_one_of_the_same_name(tmp_path):
+    with listening(tmp_path / "s", Loaded) as server:
+        server.paths = []
+        with VLLMRoutes(replica_at(tmp_path / "s"), timeout=5.0) as routes:
+            routes.load_adapter("mine", Path("/a"))
+    verbs = [path.removesuffix("_lora_adapter") for path, *_ in server.paths]
+    assert verbs == ["/v1/load", "/v1/unload", "/v1/load"]
+    assert [more for _, *more in server.paths] == [["mine", "/a"]] * 3
 
 
 class Slow(Answers):

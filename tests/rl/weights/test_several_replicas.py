@@ -119,15 +119,20 @@ def test_a_replica_that_does_not_answer_in_time_is_dropped(sync, replicas, tmp_p
 
 
 @pytest.mark.parametrize("sync", SENDERS)
-def test_a_restarted_replica_gets_the_next_version_with_the_others(sync, replicas, tmp_path):
+def test_a_restarted_replica_gets_this_version_and_the_next_one(sync, replicas, tmp_path):
     policy, push = OnePolicy(tmp_path / "model"), pusher(sync, *replicas)
     replicas[1].server.faults["/pause"] = refuse
     push.push(policy, 1, must_differ=False)
     assert lost(push).keys() == {"inference1"}
     connections = [one.server.routes.count("/init_weight_transfer_engine") for one in replicas]
     replicas[1].server.faults.clear()
-    policy.step()
     push.add([replicas[1].receiver])
+    num_asked = [len(one.server.routes) for one in replicas]
+    push.push_again()  # while the trainer waits for a batch
+    assert all(one.holds(sent(policy, sync), 1) for one in replicas)
+    asked = [len(one.server.routes) > n for one, n in zip(replicas, num_asked, strict=True)]
+    assert asked == [False, True, False]
+    policy.step()
     push.push(policy, 2, must_differ=True)
     assert all(one.holds(sent(policy, sync), 2) for one in replicas)
     again = [one.server.routes.count("/init_weight_transfer_engine") for one in replicas]
@@ -143,6 +148,8 @@ def test_the_run_ends_with_the_last_replica(replicas, tmp_path):
     replicas[2].server.faults["/resume"] = refuse
     with pytest.raises(RunFailed, match="no replica is left: inference2: vLLM refused"):
         push.push(policy, 2, must_differ=False)
+    with pytest.raises(NoReceiver, match=r"^vLLM refused `resume`"):
+        pusher("shm", replicas[2]).push(policy, 2, must_differ=False)
 
 
 def test_probes_ask_one_replica_after_the_other_and_drop_one_that_does_not_answer(
