@@ -3,6 +3,7 @@
 import asyncio
 import json
 import os
+import runpy
 import signal
 import subprocess
 import sys
@@ -182,6 +183,15 @@ def test_serve_external_starts_the_same_vllm_behind_the_guard(tmp_path, monkeypa
         required_key(folder)
     run.with_values({"inference.api_key_variable": "MY_KEY"}).save(folder.config)
     assert required_key(folder) == "secret"
+    executed = []
+    monkeypatch.setattr(os, "execve", lambda *call: executed.append(call))
+    monkeypatch.setattr(subprocess, "Popen", lambda *_, **__: None)  # which deletes TMPDIR
+    monkeypatch.setattr(sys, "argv", ["", str(folder.path), "http://10.0.0.7:8000", "--own", "4"])
+    runpy.run_module("rl.inference.serve_external", run_name="__main__")
+    ((program, arguments, env),) = executed
+    assert (program, arguments) == (command[0], [*command, "--own", "4"])
+    assert Path(env[KEY_FILE]).read_text() == "secret"
+    assert (Path(env["TMPDIR"]).is_dir(), env["MY_KEY"]) == (True, "secret")
     monkeypatch.setenv("MY_KEY", "")
     with pytest.raises(ValueError, match="vLLM needs a key on a TCP port"):
         required_key(folder)

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from rl.inference.routes import VLLMRoutes, prefix_cache_counts
+from rl.inference.routes import VLLMRoutes, is_healthy, prefix_cache_counts
 from rl.runtime.failure import RunFailed
 from tests.support.listening import PostHandler, listening
 from tests.support.replicas import replica_at
@@ -60,6 +60,7 @@ def test_the_counters_of_the_prefix_cache_are_unknown_if_vllm_refuses(tmp_path):
         replica = replica_at(tmp_path / "s")
         assert prefix_cache_counts(replica) == (12.0, 7.0)
         assert prefix_cache_counts(replica) is None
+        assert not is_healthy(replica)
         refused = pytest.raises(RunFailed, match=r"vLLM refused `get_world_size`: .*not now")
         with VLLMRoutes(replica, timeout=5.0) as routes, refused:
             routes.num_workers()
