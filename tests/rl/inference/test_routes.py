@@ -31,13 +31,6 @@ def vllm(tmp_path):
             yield routes, server.paths
 
 
-def test_a_pause_keeps_running_requests_and_their_cache(vllm):
-    routes, paths = vllm
-    routes.pause()
-    routes.resume()
-    assert paths == ["/pause?mode=keep&clear_cache=false", "/resume"]
-
-
 def test_a_score_is_one_logprob_for_each_token_but_the_first_and_is_the_token_s_own(vllm):
     routes, _ = vllm
     assert routes.score("policy", [4, 2, 3]) == [-0.2, -0.3]

@@ -160,19 +160,14 @@ def test_vllm_is_told_what_it_must_know_of_the_policy(tmp_path):
 @pytest.mark.parametrize(
     ("key", "value", "flags"),
     [
-        ("enable_prefix_caching", False, ["--no-enable-prefix-caching"]),
+        # tests/golden/inference/cases.yaml has options of most types.
         ("no_enable_prefix_caching", True, ["--no-enable-prefix-caching"]),
-        ("no_enable_prefix_caching", False, []),
         ("disable_log_stats", False, []),  # vLLM has no --no-disable-log-stats
         (
             "compilation_config.cudagraph_mode",
             "NONE",
             ["--compilation-config.cudagraph_mode", "NONE"],
         ),
-        ("compilation_config", {"mode": 0}, ["--compilation-config", '{"mode": 0}']),
-        ("compilation_config.eager", False, ["--compilation-config.eager", "false"]),
-        ("cudagraph_capture_sizes", [1, 2], ["--cudagraph-capture-sizes", "1", "2"]),
-        ("lora_modules", [{"name": "a"}], ["--lora-modules", '{"name": "a"}']),
     ],
 )
 def test_an_option_of_any_type_reaches_vllm(key, value, flags, tmp_path):
@@ -181,12 +176,6 @@ def test_an_option_of_any_type_reaches_vllm(key, value, flags, tmp_path):
         for args in ({}, {key: value})
     )
     assert given[len(plain) :] == flags
-
-
-def test_an_option_of_the_user_replaces_that_of_the_run(tmp_path):
-    server = VLLMServer(**ONE, args={"enable_scale_out": False})
-    command = server.command(tmp_path, Address(path=tmp_path / "s"), POLICY)
-    assert [flag for flag in command if "scale-out" in flag] == ["--no-enable-scale-out"]
 
 
 @pytest.mark.parametrize(("rank", "limit"), [(1, 1), (2, 8), (8, 8), (9, 16), (512, 512)])

@@ -5,6 +5,7 @@ import subprocess
 import sys
 
 import pytest
+from tokenizers.processors import TemplateProcessing
 
 from rl.model.tiny import byte_tokenizer
 from rl.model.tokenizer import PlainParser, Tokenizer, hub_name, load_parser, load_renderer
@@ -152,9 +153,11 @@ def test_a_model_without_a_renderer_ends_turns_as_its_generation_config_says(
     assert parser.encode_completion("a") == [97, stops[0]]
 
 
-def test_truncation_and_padding_saved_with_a_tokenizer_are_switched_off(tmp_path):
+def test_truncation_padding_and_first_tokens_saved_with_a_tokenizer_are_switched_off(tmp_path):
     folder = tiny(tmp_path / "m")
     inner = byte_tokenizer()
+    first = ("<|endoftext|>", 256)
+    inner.post_processor = TemplateProcessing(f"{first[0]} $A", special_tokens=[first])
     inner.enable_truncation(2)
     inner.enable_padding(length=8)
     inner.save(str(folder / "tokenizer.json"))

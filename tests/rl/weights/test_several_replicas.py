@@ -29,17 +29,6 @@ def lost(push):
     return push.take_lost()
 
 
-@pytest.mark.parametrize("sync", SENDERS)
-def test_every_replica_gets_every_version(sync, replicas, tmp_path):
-    policy = OnePolicy(tmp_path / "model", torch.bfloat16)
-    push = pusher(sync, *replicas)
-    for version in (3, 4):
-        push.push(policy, version, must_differ=version > 3)
-        assert all(one.holds(sent(policy, sync), version) for one in replicas)
-        policy.step()
-    assert lost(push) == {}
-
-
 def test_a_push_without_any_replica_says_where_to_look(tmp_path):
     policy = OnePolicy(tmp_path / "model", torch.bfloat16)
     with pytest.raises(NoReceiver, match=r"no vLLM answers its health check: see logs/inference"):
