@@ -168,12 +168,15 @@ def test_serve_external_starts_the_same_vllm_behind_the_guard(tmp_path, monkeypa
     changes += ["adapter=lora", "adapter.rank=9", "adapter.target_modules=[q_proj]"]
     run = Run.of(composed(f"output_dir={tmp_path}", "run_name=r", *changes))
     run.save(folder.config)
-    folder.set_model(tiny_model(tmp_path))
+    model = tiny_model(tmp_path)
+    (model / "model.safetensors").write_bytes(b"\2" + bytes(7) + b"{}")
+    folder.set_model(model)
     command, env = server_command(folder, Address(host="10.0.0.7", port=8000))
     flags = dict(pairwise(command))
     assert (flags["--host"], flags["--port"]) == ("10.0.0.7", "8000")
     assert flags["--middleware"] == GUARD
     assert flags["--served-model-name"] == "policy"
+    assert "--load-format" not in flags  # because the folder has weights
     assert env["VLLM_SERVER_DEV_MODE"] == "1"
     assert (flags["--seed"], flags["--max-model-len"], flags["--dtype"]) == ("5", "96", "bfloat16")
     assert (flags["--hf-overrides"], flags["--max-logprobs"]) == ('{"head_dtype": "float32"}', "60")

@@ -4,7 +4,6 @@ import json
 import time
 from contextlib import ExitStack, suppress
 from dataclasses import replace
-from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -136,46 +135,6 @@ def test_a_failed_route_is_reported_with_phase_deadline_and_log(fault, sentence,
             with pytest.raises(RunFailed, match=sentence):
                 vllm.resume()
             vllm.resume()
-
-
-def flags(folder: Path, policy: ServedPolicy, **args) -> dict[str, str]:
-    server = VLLMServer(**ONE, args=args)
-    return dict(pairwise(server.command(folder, Address(path=folder / "s"), policy)))
-
-
-def test_vllm_is_told_what_it_must_know_of_the_policy(tmp_path):
-    told = flags(tiny_model(tmp_path), replace(POLICY, seed=3), max_num_seqs=64)
-    # Logprobs are those of the distribution that was sampled, so they come after the temperature.
-    assert told["--logprobs-mode"] == "processed_logprobs"
-    assert (told["--seed"], told["--max-model-len"]) == ("3", "256")
-    assert told["--max-num-seqs"] == "64"
-    assert told["--load-format"] == "dummy"  # the folder holds no weights
-    assert "--hf-overrides" not in told
-    assert "--max-logprobs" not in told
-    assert flags(tmp_path, replace(POLICY, num_returned_tokens=40))["--max-logprobs"] == "40"
-    told = flags(tmp_path, replace(POLICY, dtype="bfloat16", head_dtype="float32"))
-    assert told["--hf-overrides"] == '{"head_dtype": "float32"}'
-
-
-@pytest.mark.parametrize(
-    ("key", "value", "flags"),
-    [
-        # tests/golden/inference/cases.yaml has options of most types.
-        ("no_enable_prefix_caching", True, ["--no-enable-prefix-caching"]),
-        ("disable_log_stats", False, []),  # vLLM has no --no-disable-log-stats
-        (
-            "compilation_config.cudagraph_mode",
-            "NONE",
-            ["--compilation-config.cudagraph_mode", "NONE"],
-        ),
-    ],
-)
-def test_an_option_of_any_type_reaches_vllm(key, value, flags, tmp_path):
-    plain, given = (
-        VLLMServer(**ONE, args=args).command(tmp_path, Address(path=tmp_path / "s"), POLICY)
-        for args in ({}, {key: value})
-    )
-    assert given[len(plain) :] == flags
 
 
 @pytest.mark.parametrize(("rank", "limit"), [(1, 1), (2, 8), (8, 8), (9, 16), (512, 512)])

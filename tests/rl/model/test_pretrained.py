@@ -41,6 +41,8 @@ def test_a_complete_local_folder_is_used_where_it_lies(folder, tmp_path, monkeyp
     assert not (tmp_path / "unused").exists()
     monkeypatch.chdir(tmp_path)
     assert model("local").prepare(tmp_path / "unused") == folder  # a name on the hub it is not
+    monkeypatch.setenv("HOME", str(tmp_path))
+    assert model("~/local").prepare(tmp_path / "unused") == folder
 
 
 @pytest.mark.parametrize("name", ["config.json", "tokenizer.json", "model.safetensors"])

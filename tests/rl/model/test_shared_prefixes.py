@@ -284,20 +284,6 @@ def test_compiled_layers_are_not_compiled_again_for_another_number_of_blocks(tmp
     assert counts[0] == counts[-1] > 0
 
 
-def test_a_window_that_is_left_out_would_be_seen():
-    torch.manual_seed(0)
-    config = FAMILIES["sliding window"]
-    model = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
-    inputs = (*forked(50), 0.8)
-    with torch.no_grad():
-        narrow = PolicyModule(model, chunk=100)(*inputs)[0]
-        model.config.sliding_window = None
-        for layer in model.model.layers:
-            layer.self_attn.sliding_window = None
-        wide = PolicyModule(model, chunk=100)(*inputs)[0]
-    assert (narrow - wide).abs().max() > 1e-3
-
-
 @pytest.mark.parametrize("length", [0, 520])  # 520: the kernel of bfloat16
 def test_bfloat16_is_as_far_from_float32_arithmetic_as_plain_rows(tmp_path, length):
     model = load_model(tiny_policy.model_folder(tmp_path, "bfloat16"), torch.bfloat16, 0)
