@@ -6,7 +6,13 @@ from contextlib import nullcontext
 
 import pytest
 
-from rl.model.folder import check_trainable, copy_tokenizer, damaged_weight_file, fingerprint
+from rl.model.folder import (
+    check_teacher,
+    check_trainable,
+    copy_tokenizer,
+    damaged_weight_file,
+    fingerprint,
+)
 
 
 def safetensors(path, values=b"\x00\x01\x02\x03"):
@@ -160,3 +166,31 @@ def test_a_token_of_the_vocabulary_needs_an_embedding(vocab, tmp_path):
     (tmp_path / "config.json").write_text('{"vocab_size": 1}')
     with pytest.raises(ValueError, match=r"from 1 on \('b'\)"):
         check_trainable(tmp_path)
+
+
+PLAIN = {"vocab": {"a": 0, "aa": 1}, "merges": ["a a"]}
+ANOTHER = "has another tokenizer than the policy"
+
+
+@pytest.mark.parametrize(
+    ("tokenizer", "added", "num_logits", "said"),
+    [
+        (PLAIN, 2, 3, None),
+        (PLAIN | {"merges": [["a", "a"]]}, 2, 3, None),  # the same in the newer notation
+        (PLAIN, 2, 2, "has 2 logits, so it cannot score 1 tokens of the policy, such as '<x>'"),
+        (PLAIN | {"merges": []}, 2, 3, ANOTHER),
+        (PLAIN | {"vocab": {"a": 0, "ab": 1}}, 2, 3, ANOTHER),
+        (PLAIN, 3, 4, ANOTHER),
+    ],
+)
+def test_a_teacher_needs_the_tokenizer_and_the_logits_of_the_policy(
+    tokenizer, added, num_logits, said, tmp_path
+):
+    teacher, policy = tmp_path / "teacher", tmp_path / "policy"
+    for folder, model, number in ((teacher, tokenizer, added), (policy, PLAIN, 2)):
+        folder.mkdir()
+        content = {"model": model, "added_tokens": [{"content": "<x>", "id": number}]}
+        (folder / "tokenizer.json").write_text(json.dumps(content))
+        (folder / "config.json").write_text(json.dumps({"vocab_size": num_logits}))
+    with pytest.raises(ValueError, match=said) if said else nullcontext():
+        check_teacher(teacher, policy)
