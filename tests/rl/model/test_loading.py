@@ -78,12 +78,6 @@ def test_a_written_model_does_not_name_it(folder, tmp_path):
     assert "float32" not in json.dumps(json.loads((tmp_path / "config.json").read_text()))
 
 
-def test_a_seed_gives_the_same_weights_in_every_dtype(folder):
-    half, exact = (load_model(folder, dtype, 3) for dtype in (torch.bfloat16, torch.float32))
-    for name, parameter in half.named_parameters():
-        assert torch.equal(parameter, exact.get_parameter(name).bfloat16())
-
-
 @pytest.mark.parametrize("with_weights", [False, True])
 def test_code_of_a_model_is_refused_without_a_question(tmp_path, monkeypatch, with_weights):
     monkeypatch.setattr("builtins.input", pytest.fail)
