@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import pytest
-from aiohttp import web
+from aiohttp import ClientTimeout, web
 
 from rl.inference import client as module
 from rl.inference.client import RequestTally, VLLMClient
@@ -200,6 +200,10 @@ async def test_a_request_over_tcp_needs_the_key(tmp_path):
             async with VLLMClient(router, model="policy", timeout=5) as client:
                 if answered:
                     assert (await ask(client))[0].token_ids
+                    session = client._session(*router.routes)
+                    limits = ClientTimeout(total=None, sock_connect=10.0, sock_read=5)
+                    assert session.timeout == limits
+                    assert session.connector._keepalive_timeout < 5  # vLLM's own is 5 s
                 else:
                     with pytest.raises(RequestFailed, match="answered 401"):
                         await ask(client)
