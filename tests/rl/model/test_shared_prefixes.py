@@ -16,8 +16,10 @@ from transformers import (
     GPT2Config,
     LlamaConfig,
     MistralConfig,
+    MixtralConfig,
     Olmo2Config,
     Phi3Config,
+    PhimoeConfig,
     Qwen2Config,
     Qwen3MoeConfig,
     Qwen3NextConfig,
@@ -330,12 +332,14 @@ NEXT = Qwen3NextConfig(
         (NEXT, "layers of the type linear_attention"),
         (GPT2Config(**GPT2 | {"attn_pdrop": 0.1}), "dropout"),
         (LlamaConfig(**SIZES, attention_dropout=0.1), "dropout"),
+        (MixtralConfig(**SIZES, num_local_experts=2, router_jitter_noise=0.1), "adds noise"),
+        (PhimoeConfig(**SIZES, num_local_experts=2), "adds noise"),  # by default
         (
             BloomConfig(vocab_size=50, hidden_size=32, n_layer=2, n_head=4, hidden_dropout=0.0),
-            "",
+            "attention cannot be replaced",
         ),
     ],
-    ids=["linear attention", "dropout", "attention dropout", "own attention"],
+    ids=["linear attention", "dropout", "attention dropout", "jitter", "phi", "own attention"],
 )
 def test_a_model_that_cannot_share_exactly_computes_plain_rows_and_says_why(caplog, config, reason):
     torch.manual_seed(0)
