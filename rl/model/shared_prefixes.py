@@ -171,6 +171,8 @@ def share_prefixes(model: PreTrainedModel) -> None:
         else:
             limit = 0.05 if plain.dtype in (torch.bfloat16, torch.float16) else 1e-4
             reason = "" if gap <= limit else f"hidden states would change by {gap:.1g} (relative)"
+            if not shares_prefixes(model):  # transformers has kept the model's own attention
+                reason = "its attention cannot be replaced"
         model.train(training)
     if reason:
         model.set_attn_implementation(before)
@@ -183,11 +185,11 @@ def _obstacle(model: PreTrainedModel) -> str:
     if layers:
         return f"the model has layers of the type {min(layers)}, whose results would change"
     for name, module in model.named_modules():
-        noise = [getattr(module, key, 0.0) for key in ("attention_dropout", "jitter_noise")]
+        noise = [v for k, v in vars(module).items() if k == "attention_dropout" or "jitter" in k]
         if isinstance(module, nn.Dropout):
             noise.append(module.p)
         if any(noise):
-            return f"{name} adds noise to every row (dropout)"
+            return f"{name} adds noise to every row (dropout or jitter)"
     return ""
 
 

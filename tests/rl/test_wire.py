@@ -34,7 +34,7 @@ def batch(height: int = 3, width: int = 5) -> RankBatch:
         envs=("words",) * height,
         hinted_token_ids=rng.integers(0, 99, (height, width + 2), np.int32),
     )
-    metrics = {"train/reward": 0.1 + 0.2, "inf": float("inf")}
+    metrics = {"train/reward": 0.1 + 0.2, "inf": float("inf"), "numpy": np.float32(0.25)}
     rewards, group_ids = np.array([0.5, np.nan], np.float32), np.array([0, 0], np.int32)
     return RankBatch(7, (micro, micro), rewards, group_ids, metrics)
 

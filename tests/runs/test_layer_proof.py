@@ -159,7 +159,8 @@ def test_a_tied_head_and_a_fused_bias_are_compared_under_the_names_that_were_sen
     model = torch.nn.Module()
     model.packed_modules_mapping = {"qkv": ["q", "k", "v"]}
     model.embed, model.lm_head, model.qkv = (torch.nn.Module() for _ in range(3))
-    model.embed.weight = torch.nn.Parameter(sent["embed.weight"].clone())
+    padded = torch.cat([sent["embed.weight"], torch.zeros(2, 4)])  # as vLLM pads a vocabulary
+    model.embed.weight = torch.nn.Parameter(padded)
     model.lm_head.weight = model.embed.weight
     for leaf, _ in LEAVES:
         fused = torch.cat([sent[f"{part}.{leaf}"] for part in "qkv"])
@@ -198,6 +199,8 @@ def updated_engine(monkeypatch, received, held=None):
 
 @pytest.mark.parametrize("behind", [False, True])
 def test_an_update_with_a_stale_layer_is_refused_before_it_is_finished(behind, monkeypatch):
+    from rl.weights import vllm_plugin
+
     sent = weights(torch.bfloat16)
     received = a_step_later(sent, 0) if behind else sent
     engine = updated_engine(monkeypatch, received, sent)
@@ -208,6 +211,11 @@ def test_an_update_with_a_stale_layer_is_refused_before_it_is_finished(behind, m
             engine.finish_weight_update()
     else:
         engine.finish_weight_update()
+        monkeypatch.setattr(vllm_plugin, "finalize_layerwise_reload", pytest.fail)
+        engine.finish_weight_update()  # nothing was received since
+    engine = updated_engine(monkeypatch, received, sent)
+    engine.parallel_config.tensor_parallel_size = 2  # each worker holds a part of a parameter
+    engine.finish_weight_update()
 
 
 def test_a_parameter_that_shares_memory_with_the_push_is_named():
@@ -268,6 +276,15 @@ def test_a_vllm_that_no_run_started_starts_as_without_our_plugin(monkeypatch):
     monkeypatch.setenv(STARTED_BY_RUN, "1")
     patch_cpu_start()
     assert (vars(platform)[name] is not before) == current_platform.is_cpu()
+    monkeypatch.setattr(platform, name, staticmethod(lambda config: None))
+    monkeypatch.setenv("VLLM_WORKER_MULTIPROC_METHOD", "spawn")
+    patch_cpu_start()
+    for world_size, backend in ((1, "uni"), (2, "mp")):  # several workers need processes
+        parallel = SimpleNamespace(world_size=world_size, distributed_executor_backend="mp")
+        config = SimpleNamespace(parallel_config=parallel, model_config=None)
+        getattr(platform, name)(config)
+        changed = parallel.distributed_executor_backend
+        assert changed == (backend if current_platform.is_cpu() else "mp")
 
 
 @pytest.mark.parametrize("is_ours", [True, False])

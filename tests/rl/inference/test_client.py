@@ -17,7 +17,13 @@ from aiohttp import web
 
 from rl.inference import client as module
 from rl.inference.client import RequestTally, VLLMClient
-from rl.inference.completion import Choice, GenerationError, RequestFailed, completion_of
+from rl.inference.completion import (
+    AttemptFailed,
+    Choice,
+    GenerationError,
+    RequestFailed,
+    completion_of,
+)
 from rl.sampling.renderer_chat import render
 from tests.support.engine_faults import (
     Abort,
@@ -124,6 +130,26 @@ def test_the_kept_tokens_are_those_that_vllm_did_not_mask():
     assert completion_of(choice(LIKELY), [1]).kept == ()
 
 
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"finish_reason": "abort"}, "finish_reason=abort"),
+        ({"finish_reason": "error"}, "finish_reason=error"),
+        ({"logprobs": None}, "2 tokens with 0 logprobs"),
+        ({"weight_versions": None}, "2 tokens with 2 logprobs and weight versions None"),
+        ({"stop_reason": IM_END}, None),  # the number of a stop token, not a stop string
+        ({"stop_reason": "x"}, "x"),
+    ],
+)
+def test_a_completion_needs_a_logprob_and_a_version_of_each_token(change, said):
+    changed = msgspec.structs.replace(choice(LIKELY, LIKELY), **change)
+    if "stop_reason" in change:
+        assert completion_of(changed, [1]).stop == said
+    else:
+        with pytest.raises(AttemptFailed, match=said):
+            completion_of(changed, [1])
+
+
 def test_a_set_of_which_vllm_returns_only_a_part_ends_the_run():
     # 1e-4 of the probability may be missing, because float32 logprobs do not add up to 1.
     almost, part = ([(5, math.log(p)), (7, math.log(0.3))] for p in (0.69995, 0.6998))
@@ -175,11 +201,14 @@ async def test_a_completion_is_cut_off_only_by_a_limit(tmp_path):
     "fault",
     [Status(status=500, times=2), Status(status=429), CutShort(times=2), Abort(), Abort(times=3)],
 )
-async def test_a_passing_failure_is_retried_and_counted(fault, tmp_path):
+async def test_a_passing_failure_is_retried_and_counted(fault, tmp_path, monkeypatch):
+    sleep, delays = asyncio.sleep, []
+    monkeypatch.setattr(asyncio, "sleep", lambda s: delays.append(s) or sleep(0))
     async with serving(tmp_path, fault) as vllm, vllm.client() as client:
         completions = await ask(client, n=2)
     assert [c.token_ids[-1] for c in completions] == [IM_END] * 2  # whole ones
     assert vllm.tally == RequestTally(num_retried=fault.times)
+    assert [s for s in delays if s] == [0.001, 0.002, 0.004][: fault.times]
 
 
 @pytest.mark.parametrize(

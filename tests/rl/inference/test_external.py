@@ -3,6 +3,7 @@
 import asyncio
 import json
 import os
+import runpy
 import signal
 import subprocess
 import sys
@@ -22,7 +23,7 @@ from rl.config.schema import Run
 from rl.inference.external import ExternalServers, why_unusable
 from rl.inference.key_guard import GUARD, KEY_FILE, KeyGuard
 from rl.inference.replica import started_replicas
-from rl.inference.serve_external import server_command
+from rl.inference.serve_external import required_key, server_command
 from rl.placement.placement import placement
 from rl.runtime.child import Reaper
 from rl.runtime.devices import Host
@@ -144,6 +145,7 @@ def vllm(model: Path, **routes: str) -> web.Application:
          "accepts 9 tokens, fewer than max_seq_len=64"),
         ({"models": "[]"}, "cannot be used as a vLLM"),
         ({"without": "/init_weight_transfer_engine"}, "has no route /init_weight_transfer_engine"),
+        ({"without": "/inference/v1/generate"}, "has no route /inference/v1/generate"),
         ({"tokenize": json.dumps({"tokens": [1, 2]})}, "has another tokenizer than"),
         ("key", "refuses the key: set inference.api_key_variable to the variable"),
     ],
@@ -158,17 +160,44 @@ def test_the_answers_of_a_server_show_whether_it_can_be_used(routes, sentence, t
     assert (problem is None) if sentence is None else (sentence in str(problem))
 
 
-def test_serve_external_starts_the_same_vllm_behind_the_guard(tmp_path):
+def test_serve_external_starts_the_same_vllm_behind_the_guard(tmp_path, monkeypatch):
     folder = RunFolder(tmp_path / "r")
     folder.path.mkdir()
-    Run.of(composed(f"output_dir={tmp_path}", "run_name=r")).save(folder.config)
-    folder.set_model(tiny_model(tmp_path))
+    changes = ["inference=external", "inference.urls=[http://10.0.0.7:8000]", "seed=5"]
+    changes += ["model.head_dtype=float32", "max_seq_len=96", "sampler.top_k=30"]
+    changes += ["adapter=lora", "adapter.rank=9", "adapter.target_modules=[q_proj]"]
+    run = Run.of(composed(f"output_dir={tmp_path}", "run_name=r", *changes))
+    run.save(folder.config)
+    model = tiny_model(tmp_path)
+    (model / "model.safetensors").write_bytes(b"\2" + bytes(7) + b"{}")
+    folder.set_model(model)
     command, env = server_command(folder, Address(host="10.0.0.7", port=8000))
     flags = dict(pairwise(command))
     assert (flags["--host"], flags["--port"]) == ("10.0.0.7", "8000")
     assert flags["--middleware"] == GUARD
     assert flags["--served-model-name"] == "policy"
+    assert "--load-format" not in flags  # because the folder has weights
     assert env["VLLM_SERVER_DEV_MODE"] == "1"
+    assert (flags["--seed"], flags["--max-model-len"], flags["--dtype"]) == ("5", "96", "bfloat16")
+    assert (flags["--hf-overrides"], flags["--max-logprobs"]) == ('{"head_dtype": "float32"}', "60")
+    assert (flags["--max-lora-rank"], flags["--lora-target-modules"]) == ("16", "q_proj")
+    monkeypatch.setenv("MY_KEY", "secret")
+    with pytest.raises(ValueError, match=r"with inference\.api_key_variable=MY_KEY"):
+        required_key(folder)
+    run.with_values({"inference.api_key_variable": "MY_KEY"}).save(folder.config)
+    assert required_key(folder) == "secret"
+    executed = []
+    monkeypatch.setattr(os, "execve", lambda *call: executed.append(call))
+    monkeypatch.setattr(subprocess, "Popen", lambda *_, **__: None)  # which deletes TMPDIR
+    monkeypatch.setattr(sys, "argv", ["", str(folder.path), "http://10.0.0.7:8000", "--own", "4"])
+    runpy.run_module("rl.inference.serve_external", run_name="__main__")
+    ((program, arguments, env),) = executed
+    assert (program, arguments) == (command[0], [*command, "--own", "4"])
+    assert Path(env[KEY_FILE]).read_text() == "secret"
+    assert (Path(env["TMPDIR"]).is_dir(), env["MY_KEY"]) == (True, "secret")
+    monkeypatch.setenv("MY_KEY", "")
+    with pytest.raises(ValueError, match="vLLM needs a key on a TCP port"):
+        required_key(folder)
 
 
 def test_the_temporary_folder_of_serve_external_is_deleted_when_vllm_and_its_workers_have_ended():

@@ -2,6 +2,8 @@
 
 from contextlib import ExitStack
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -75,6 +77,20 @@ def test_the_last_replica_is_never_lost():
     assert router.lose(router.routes[0], "")
     assert not router.lose(router.routes[0], "")
     assert numbers(router) == [(1, 0)]
+
+
+@pytest.mark.parametrize(
+    ("error", "is_gone"),
+    [(ConnectionRefusedError, True), (FileNotFoundError, True), (TimeoutError, False)],
+)
+def test_a_replica_that_refuses_connections_is_gone_and_a_slow_one_is_not(error, is_gone):
+    def connect(timeout: float) -> None:
+        raise error
+
+    address: Any = SimpleNamespace(connect=connect)
+    router, one = Router(), Replica("inference", address)
+    assert router.is_gone(one, unanswered=True) == is_gone
+    assert not router.is_gone(one, unanswered=False)
 
 
 def test_a_lost_replica_comes_back_only_as_another_incarnation():

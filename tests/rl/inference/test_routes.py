@@ -2,11 +2,12 @@
 
 import time
 from contextlib import ExitStack
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from rl.inference.routes import VLLMRoutes, prefix_cache_counts
+from rl.inference.routes import VLLMRoutes, is_healthy, prefix_cache_counts
 from rl.runtime.failure import RunFailed
 from tests.support.listening import PostHandler, listening
 from tests.support.replicas import replica_at
@@ -30,13 +31,6 @@ def vllm(tmp_path):
             yield routes, server.paths
 
 
-def test_a_pause_keeps_running_requests_and_their_cache(vllm):
-    routes, paths = vllm
-    routes.pause()
-    routes.resume()
-    assert paths == ["/pause?mode=keep&clear_cache=false", "/resume"]
-
-
 def test_a_score_is_one_logprob_for_each_token_but_the_first_and_is_the_token_s_own(vllm):
     routes, _ = vllm
     assert routes.score("policy", [4, 2, 3]) == [-0.2, -0.3]
@@ -49,18 +43,39 @@ class Counters(Answers):
         self.server.paths.append(self.path)
         if len(self.server.paths) > 1:
             raise RuntimeError("not now")
-        return b"vllm:prefix_cache_queries_total{e} 8\nvllm:prefix_cache_hits_total{e} 6\n"
+        counts = ("queries_total{0} 8", "queries_total{1} 4", "hits_total{0} 6", "hits_total{1} 1")
+        return "".join(f"vllm:prefix_cache_{count}\n" for count in counts).encode()
 
 
 def test_the_counters_of_the_prefix_cache_are_unknown_if_vllm_refuses(tmp_path):
     with listening(tmp_path / "s", Counters) as server:
         server.paths = []
         replica = replica_at(tmp_path / "s")
-        assert prefix_cache_counts(replica) == (8.0, 6.0)
+        assert prefix_cache_counts(replica) == (12.0, 7.0)
         assert prefix_cache_counts(replica) is None
+        assert not is_healthy(replica)
         refused = pytest.raises(RunFailed, match=r"vLLM refused `get_world_size`: .*not now")
         with VLLMRoutes(replica, timeout=5.0) as routes, refused:
             routes.num_workers()
+
+
+class Loaded(Answers):
+    """A vLLM in which an earlier trainer has loaded an adapter."""
+
+    def answer(self, body):
+        self.server.paths.append((self.path, body["lora_name"], body["lora_path"]))
+        if len(self.server.paths) == 1:
+            raise RuntimeError("the adapter has already been loaded")
+        return b"Success"
+
+
+def test_an_adapter_replaces_one_of_the_same_name(tmp_path):
+    with listening(tmp_path / "s", Loaded) as server:
+        server.paths = []
+        with VLLMRoutes(replica_at(tmp_path / "s"), timeout=5.0) as routes:
+            routes.load_adapter("mine", Path("/a"))
+    verbs = ("load", "unload", "load")
+    assert server.paths == [(f"/v1/{verb}_lora_adapter", "mine", "/a") for verb in verbs]
 
 
 class Slow(Answers):

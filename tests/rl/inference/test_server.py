@@ -4,13 +4,13 @@ import json
 import time
 from contextlib import ExitStack, suppress
 from dataclasses import replace
-from itertools import pairwise
 from pathlib import Path
 
 import pytest
 
 from rl.config.schema import Run
 from rl.config.transport import VLLM_RANKS
+from rl.inference import server as module
 from rl.inference.key_guard import GUARD, KEY_FILE
 from rl.inference.replica import Replica
 from rl.inference.routes import VLLMRoutes, is_healthy, wait_until_healthy
@@ -23,7 +23,6 @@ from rl.inference.server import (
     run_vllm,
     vllm_command,
 )
-from rl.model.shape import read_sizes
 from rl.runtime.failure import RunFailed
 from rl.runtime.folder import RunFolder
 from rl.runtime.network import Address
@@ -138,57 +137,6 @@ def test_a_failed_route_is_reported_with_phase_deadline_and_log(fault, sentence,
             vllm.resume()
 
 
-def flags(folder: Path, policy: ServedPolicy, **args) -> dict[str, str]:
-    server = VLLMServer(**ONE, args=args)
-    return dict(pairwise(server.command(folder, Address(path=folder / "s"), policy)))
-
-
-def test_vllm_is_told_what_it_must_know_of_the_policy(tmp_path):
-    told = flags(tiny_model(tmp_path), replace(POLICY, seed=3), max_num_seqs=64)
-    # Logprobs are those of the distribution that was sampled, so they come after the temperature.
-    assert told["--logprobs-mode"] == "processed_logprobs"
-    assert (told["--seed"], told["--max-model-len"]) == ("3", "256")
-    assert told["--max-num-seqs"] == "64"
-    assert told["--load-format"] == "dummy"  # the folder holds no weights
-    assert "--hf-overrides" not in told
-    assert "--max-logprobs" not in told
-    assert flags(tmp_path, replace(POLICY, num_returned_tokens=40))["--max-logprobs"] == "40"
-    told = flags(tmp_path, replace(POLICY, dtype="bfloat16", head_dtype="float32"))
-    assert told["--hf-overrides"] == '{"head_dtype": "float32"}'
-
-
-@pytest.mark.parametrize(
-    ("key", "value", "flags"),
-    [
-        ("enable_prefix_caching", False, ["--no-enable-prefix-caching"]),
-        ("no_enable_prefix_caching", True, ["--no-enable-prefix-caching"]),
-        ("no_enable_prefix_caching", False, []),
-        ("disable_log_stats", False, []),  # vLLM has no --no-disable-log-stats
-        (
-            "compilation_config.cudagraph_mode",
-            "NONE",
-            ["--compilation-config.cudagraph_mode", "NONE"],
-        ),
-        ("compilation_config", {"mode": 0}, ["--compilation-config", '{"mode": 0}']),
-        ("compilation_config.eager", False, ["--compilation-config.eager", "false"]),
-        ("cudagraph_capture_sizes", [1, 2], ["--cudagraph-capture-sizes", "1", "2"]),
-        ("lora_modules", [{"name": "a"}], ["--lora-modules", '{"name": "a"}']),
-    ],
-)
-def test_an_option_of_any_type_reaches_vllm(key, value, flags, tmp_path):
-    plain, given = (
-        VLLMServer(**ONE, args=args).command(tmp_path, Address(path=tmp_path / "s"), POLICY)
-        for args in ({}, {key: value})
-    )
-    assert given[len(plain) :] == flags
-
-
-def test_an_option_of_the_user_replaces_that_of_the_run(tmp_path):
-    server = VLLMServer(**ONE, args={"enable_scale_out": False})
-    command = server.command(tmp_path, Address(path=tmp_path / "s"), POLICY)
-    assert [flag for flag in command if "scale-out" in flag] == ["--no-enable-scale-out"]
-
-
 @pytest.mark.parametrize(("rank", "limit"), [(1, 1), (2, 8), (8, 8), (9, 16), (512, 512)])
 def test_the_limits_of_an_adapter_are_the_smallest_that_fit(rank, limit, tmp_path):
     assert limit in VLLM_RANKS
@@ -196,11 +144,11 @@ def test_the_limits_of_an_adapter_are_the_smallest_that_fit(rank, limit, tmp_pat
     assert (kept.rank, kept.layers) == (limit, ["q_proj", "v_proj"])
 
 
-def environment(folder: Path, place=None, *, max_seq_len=256, **knobs):
+def environment(folder: Path, place=None, *, max_seq_len=256, dtype="float32", **knobs):
     run_folder = RunFolder(folder)
     run_folder.set_model(tiny_model(folder))
     server = VLLMServer(**{**ONE, "args": {}, **knobs})
-    policy = replace(POLICY, max_seq_len=max_seq_len)
+    policy = replace(POLICY, max_seq_len=max_seq_len, dtype=dtype)
     return vllm_command(server, run_folder, only_replica(run_folder), policy, place)[1]
 
 
@@ -210,16 +158,29 @@ def test_threads_follow_the_place_and_not_the_machine_that_starts_it(tmp_path, m
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
     assert "OMP_NUM_THREADS" not in environment(tmp_path, {"CUDA_VISIBLE_DEVICES": "0"})
     assert environment(tmp_path, {"OMP_NUM_THREADS": "3"})["OMP_NUM_THREADS"] == "3"
-    assert int(environment(tmp_path)["OMP_NUM_THREADS"]) >= 1  # all cores of this machine
+    # On this machine, each core but one gets a thread.
+    monkeypatch.setattr(module, "visible_cpus", lambda: {0, 1, 2, 3, 4, 5})
+    for cpus_of_a_core, num_threads in ((1, "5"), (2, "2"), (6, "1")):
+        monkeypatch.setattr(module, "core_of", lambda cpu, n=cpus_of_a_core: cpu // n)
+        assert environment(tmp_path)["OMP_NUM_THREADS"] == num_threads
+    monkeypatch.setattr(module, "visible_gpus", lambda: ["0"])
+    assert "OMP_NUM_THREADS" not in environment(tmp_path)
+    monkeypatch.undo()
+    monkeypatch.setenv("OMP_NUM_THREADS", "7")  # vLLM inherits it
+    monkeypatch.setenv("VLLM_PLUGINS", "offbyone,theirs")
+    assert "OMP_NUM_THREADS" not in environment(tmp_path)
+    assert environment(tmp_path)["VLLM_PLUGINS"] == "offbyone,theirs"
 
 
-def test_the_cache_on_a_cpu_holds_a_row_by_default(tmp_path):
-    size = {"cpu_kv_cache_gib": None}
+@pytest.mark.parametrize(("dtype", "num_bytes"), [("float32", 4), ("bfloat16", 2)])
+def test_the_cache_on_a_cpu_holds_a_row_by_default(dtype, num_bytes, tmp_path):
+    size = {"cpu_kv_cache_gib": None, "dtype": dtype}
     assert environment(tmp_path, **size)["VLLM_CPU_KVCACHE_SPACE"] == "1"
-    sizes = read_sizes(tiny_model(tmp_path))
-    rows_of_a_gib = (1 << 30) // sizes.row_cache_bytes(1, "float32")
-    longer = environment(tmp_path, max_seq_len=2 * rows_of_a_gib + 1, **size)
-    assert longer["VLLM_CPU_KVCACHE_SPACE"] == "3"
+    # Key and value of one layer with one head of width 8.
+    tokens_of_a_gib = (1 << 30) // (2 * 8 * num_bytes)
+    for num_tokens, gib in ((2 * tokens_of_a_gib, "2"), (2 * tokens_of_a_gib + 1, "3")):
+        longer = environment(tmp_path, max_seq_len=num_tokens, **size)
+        assert longer["VLLM_CPU_KVCACHE_SPACE"] == gib
     assert environment(tmp_path, cpu_kv_cache_gib=7)["VLLM_CPU_KVCACHE_SPACE"] == "7"
 
 

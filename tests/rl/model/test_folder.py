@@ -6,7 +6,13 @@ from contextlib import nullcontext
 
 import pytest
 
-from rl.model.folder import check_trainable, copy_tokenizer, damaged_weight_file, fingerprint
+from rl.model.folder import (
+    check_teacher,
+    check_trainable,
+    copy_tokenizer,
+    damaged_weight_file,
+    fingerprint,
+)
 
 
 def safetensors(path, values=b"\x00\x01\x02\x03"):
@@ -30,22 +36,36 @@ def test_links_out_of_the_folder_are_not_copied(model, tmp_path):
     (tmp_path / "secret.json").write_text("key")
     (model / "leak.json").symlink_to(tmp_path / "secret.json")
     (model / "vocab.json").symlink_to(model / "tokenizer.json")
+    kept = ["chat_template.jinja", "generation_config.json", "merges.txt", "tokenizer.model"]
+    for name in (*kept, "model.safetensors.index.json", "pytorch_model.bin"):
+        (model / name).write_text("theirs")
     copy = tmp_path / "copy"
     copy.mkdir()
+    (copy / "generation_config.json").write_text("ours")  # as transformers has written it
     copy_tokenizer(model, copy)
-    assert sorted(path.name for path in copy.iterdir()) == ["tokenizer.json", "vocab.json"]
+    names = sorted(path.name for path in copy.iterdir())
+    assert names == [*kept[:3], "tokenizer.json", "tokenizer.model", "vocab.json"]
+    assert (copy / "generation_config.json").read_text() == "ours"
     assert not (copy / "vocab.json").is_symlink()
 
 
-def test_the_links_of_the_hubs_cache_are_followed(tmp_path):
-    repository = tmp_path / "models--org--name"
-    snapshot = repository / "snapshots" / "abc"
+@pytest.mark.parametrize(
+    ("repository", "parent", "is_followed"),
+    [
+        ("models--org--name", "snapshots", True),
+        ("models--org--name", "others", False),
+        ("mine", "snapshots", False),
+    ],
+)
+def test_only_the_links_of_the_hubs_cache_are_followed(repository, parent, is_followed, tmp_path):
+    repository = tmp_path / repository
+    snapshot = repository / parent / "abc"
     snapshot.mkdir(parents=True)
     (repository / "blobs").mkdir()
     (repository / "blobs" / "123").write_text("{}")
     (snapshot / "tokenizer.json").symlink_to("../../blobs/123")
     copy_tokenizer(snapshot, tmp_path)
-    assert (tmp_path / "tokenizer.json").read_text() == "{}"
+    assert (tmp_path / "tokenizer.json").exists() == is_followed
 
 
 @pytest.mark.parametrize(
@@ -68,7 +88,7 @@ def test_a_file_that_was_cut_off_or_is_no_safetensors_is_named(damage, model):
 
 
 def test_the_fingerprint_covers_weights_config_and_tokenizer_and_not_the_path(model, tmp_path):
-    before = fingerprint(model)
+    before, older = fingerprint(model), fingerprint(model, older=True)
     elsewhere = model.rename(tmp_path / "elsewhere")
     (elsewhere / "README.txt").write_text("x")
     assert fingerprint(elsewhere) == before
@@ -76,19 +96,26 @@ def test_the_fingerprint_covers_weights_config_and_tokenizer_and_not_the_path(mo
     assert fingerprint(elsewhere) != before
     safetensors(elsewhere / "model.safetensors")
     assert fingerprint(elsewhere) == before
-    for name in ("config.json", "tokenizer.json", "tokenizer_config.json", "chat_template.jinja"):
+    first = ("config.json", "tokenizer.json")  # which alone older fingerprints cover
+    others = ("tokenizer_config.json", "chat_template.jinja", "special_tokens_map.json")
+    others += ("added_tokens.json", "tokenizer.model", "generation_config.json")
+    for name in (*first, *others):
         content = (elsewhere / name).read_text() if (elsewhere / name).exists() else None
         (elsewhere / name).write_text('{"a": 1}')
         assert fingerprint(elsewhere) != before, name
+        assert (fingerprint(elsewhere, older=True) != older) == (name in first), name
         (elsewhere / name).write_text(content) if content else (elsewhere / name).unlink()
 
 
 @pytest.mark.parametrize(
     ("config", "sentence"),
     [
-        (
-            {"architectures": ["BertForMaskedLM"]},
-            r"contains a BertForMaskedLM, which is not a causal",
+        *(
+            ({"architectures": [kind]}, f"contains a {kind}, which is not a causal")
+            for kind in (
+                *("BertForMaskedLM", "XForSequenceClassification", "XForTokenClassification"),
+                *("XForQuestionAnswering", "XForSpeechSeq2Seq", "XForImageClassification"),
+            )
         ),
         (
             {"architectures": ["T5Model"], "is_encoder_decoder": True},
@@ -114,17 +141,56 @@ def test_any_other_is_left_to_transformers(config, tmp_path):
     check_trainable(tmp_path)
 
 
+@pytest.mark.parametrize("file", ["tokenizer_config.json", "chat_template.jinja"])
 @pytest.mark.parametrize(
     ("special", "template", "usable"),
     [(True, "<|user|>", True), (False, "<|user|>", False), (True, "<|user|><image>", False)],
 )
 def test_only_special_tokens_that_no_chat_uses_need_no_embedding(
-    special, template, usable, tmp_path
+    special, template, usable, file, tmp_path
 ):
     (tmp_path / "config.json").write_text('{"text_config": {"vocab_size": 2}}')
     added = [{"id": 2, "content": "<image>", "special": special}]
     tokenizer = {"model": {"vocab": [["a", -1.0], ["b", -2.0]]}, "added_tokens": added}
     (tmp_path / "tokenizer.json").write_text(json.dumps(tokenizer))
-    (tmp_path / "tokenizer_config.json").write_text(json.dumps({"chat_template": template}))
+    (tmp_path / file).write_text(json.dumps({"chat_template": template}))
     with nullcontext() if usable else pytest.raises(ValueError, match=r"from 2 on \('<image>'\)"):
         check_trainable(tmp_path)
+
+
+@pytest.mark.parametrize("vocab", [[["a", -1.0], ["b", -2.0]], {"a": 0, "b": 1}])
+def test_a_token_of_the_vocabulary_needs_an_embedding(vocab, tmp_path):
+    (tmp_path / "tokenizer.json").write_text(json.dumps({"model": {"vocab": vocab}}))
+    (tmp_path / "config.json").write_text('{"vocab_size": 2}')
+    check_trainable(tmp_path)
+    (tmp_path / "config.json").write_text('{"vocab_size": 1}')
+    with pytest.raises(ValueError, match=r"from 1 on \('b'\)"):
+        check_trainable(tmp_path)
+
+
+PLAIN = {"vocab": {"a": 0, "aa": 1}, "merges": ["a a"]}
+ANOTHER = "has another tokenizer than the policy"
+
+
+@pytest.mark.parametrize(
+    ("tokenizer", "added", "num_logits", "said"),
+    [
+        (PLAIN, 2, 3, None),
+        (PLAIN | {"merges": [["a", "a"]]}, 2, 3, None),  # the same in the newer notation
+        (PLAIN, 2, 2, "has 2 logits, so it cannot score 1 tokens of the policy, such as '<x>'"),
+        (PLAIN | {"merges": []}, 2, 3, ANOTHER),
+        (PLAIN | {"vocab": {"a": 0, "ab": 1}}, 2, 3, ANOTHER),
+        (PLAIN, 3, 4, ANOTHER),
+    ],
+)
+def test_a_teacher_needs_the_tokenizer_and_the_logits_of_the_policy(
+    tokenizer, added, num_logits, said, tmp_path
+):
+    teacher, policy = tmp_path / "teacher", tmp_path / "policy"
+    for folder, model, number in ((teacher, tokenizer, added), (policy, PLAIN, 2)):
+        folder.mkdir()
+        content = {"model": model, "added_tokens": [{"content": "<x>", "id": number}]}
+        (folder / "tokenizer.json").write_text(json.dumps(content))
+        (folder / "config.json").write_text(json.dumps({"vocab_size": num_logits}))
+    with pytest.raises(ValueError, match=said) if said else nullcontext():
+        check_teacher(teacher, policy)

@@ -6,7 +6,7 @@ import dataclasses
 import pytest
 import torch
 from peft import PeftModel
-from transformers import AutoConfig, AutoModelForCausalLM, Lfm2Config
+from transformers import AutoConfig, AutoModelForCausalLM, GPT2Config, Lfm2Config
 
 from rl.learner.logprobs import PolicyModule
 from rl.model.loading import load_model
@@ -49,6 +49,15 @@ def untied(tmp_path_factory, folder):
     return where
 
 
+@pytest.fixture(scope="module")
+def gpt2(tmp_path_factory):
+    """A model whose linear layers hold transposed weights, some of them square."""
+    config = GPT2Config(vocab_size=300, n_embd=8, n_layer=1, n_head=2, n_positions=16)
+    where = tmp_path_factory.mktemp("gpt2")
+    AutoModelForCausalLM.from_config(config).save_pretrained(where)
+    return where
+
+
 def adapted(folder, adapter=PLAIN, *, dtype=torch.float32, seed=0, trained=True, **knobs):
     """A model with an adapter, as it is after some training unless told otherwise."""
     model = load_model(folder, dtype, 0)
@@ -70,8 +79,15 @@ def logits(model):
     return model(TOKENS).logits
 
 
-@pytest.mark.parametrize("knobs", [{}, {"rslora": True}, {"modules_to_save": ["norm", "o_proj"]}])
-def test_merged_weights_are_those_of_pefts_own_merge(folder, knobs):
+SAVED = {"modules_to_save": ["norm", "o_proj"]}
+
+
+@pytest.mark.parametrize(
+    ("source", "knobs"),
+    [("folder", {}), ("folder", {"rslora": True}), ("folder", SAVED), ("gpt2", {})],
+)
+def test_merged_weights_are_those_of_pefts_own_merge(source, knobs, request):
+    folder = request.getfixturevalue(source)
     model = adapted(folder, **knobs)
     found = weights(full_recipes(model))
     twin = PeftModel(load_model(folder, torch.float32, 0), copy.copy(model.peft_config["default"]))

@@ -14,7 +14,7 @@ from huggingface_hub.errors import (
 )
 from huggingface_hub.utils import filter_repo_objects
 
-from rl.model.pretrained import ALLOW, IGNORE, PretrainedModel
+from rl.model.pretrained import ALLOW, IGNORE, PretrainedModel, local_folder
 
 ROOT = Path(__file__).parents[3]
 CONF = yaml.safe_load((ROOT / "conf/model/hf.yaml").read_text())
@@ -41,6 +41,8 @@ def test_a_complete_local_folder_is_used_where_it_lies(folder, tmp_path, monkeyp
     assert not (tmp_path / "unused").exists()
     monkeypatch.chdir(tmp_path)
     assert model("local").prepare(tmp_path / "unused") == folder  # a name on the hub it is not
+    monkeypatch.setenv("HOME", str(tmp_path))
+    assert model("~/local").prepare(tmp_path / "unused") == folder
 
 
 @pytest.mark.parametrize("name", ["config.json", "tokenizer.json", "model.safetensors"])
@@ -48,6 +50,14 @@ def test_a_missing_file_is_named_with_its_remedy(folder, tmp_path, name):
     (folder / name).unlink()
     missing = name.replace("model", r"\*")
     with pytest.raises(ValueError, match=rf"contains no {missing}: .*save"):
+        model(folder).prepare(tmp_path)
+
+
+@pytest.mark.parametrize("name", ["config.json", "tokenizer.json"])
+def test_a_link_to_a_file_outside_the_folder_is_refused(folder, tmp_path, name):
+    (folder / name).rename(tmp_path / "private.json")
+    (folder / name).symlink_to(tmp_path / "private.json")
+    with pytest.raises(ValueError, match=rf"{name} is a link to .*private\.json, outside its"):
         model(folder).prepare(tmp_path)
 
 
@@ -119,6 +129,25 @@ def test_only_the_files_that_are_used_are_fetched():
     others = ["pytorch_model.bin", "original/model.safetensors", "onnx/config.json", "README.md"]
     kept = filter_repo_objects([*files, *others], allow_patterns=ALLOW, ignore_patterns=IGNORE)
     assert list(kept) == files
+
+
+@pytest.mark.parametrize("reason", [None, "HF_HUB_OFFLINE is set"])
+@pytest.mark.parametrize("config_only", [False, True])
+def test_the_hub_is_asked_for_a_revision_and_for_no_other_files(
+    config_only, reason, folder, monkeypatch
+):
+    asked = []
+    monkeypatch.setattr("rl.model.pretrained.hub_problem", lambda: reason)
+    monkeypatch.setattr(
+        "rl.model.pretrained.snapshot_download",
+        lambda path, **options: asked.append((path, options)) or str(folder),
+    )
+    if config_only:
+        (folder / "model.safetensors").unlink()
+    assert local_folder("some/model", "v2", "model", config_only=config_only) == folder
+    options = {"revision": "v2", "allow_patterns": ["config.json"] if config_only else ALLOW}
+    options |= {"ignore_patterns": IGNORE, "local_files_only": reason is not None}
+    assert asked == [("some/model", options)]
 
 
 @pytest.mark.parametrize(

@@ -16,8 +16,10 @@ from transformers import (
     GPT2Config,
     LlamaConfig,
     MistralConfig,
+    MixtralConfig,
     Olmo2Config,
     Phi3Config,
+    PhimoeConfig,
     Qwen2Config,
     Qwen3MoeConfig,
     Qwen3NextConfig,
@@ -284,20 +286,6 @@ def test_compiled_layers_are_not_compiled_again_for_another_number_of_blocks(tmp
     assert counts[0] == counts[-1] > 0
 
 
-def test_a_window_that_is_left_out_would_be_seen():
-    torch.manual_seed(0)
-    config = FAMILIES["sliding window"]
-    model = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
-    inputs = (*forked(50), 0.8)
-    with torch.no_grad():
-        narrow = PolicyModule(model, chunk=100)(*inputs)[0]
-        model.config.sliding_window = None
-        for layer in model.model.layers:
-            layer.self_attn.sliding_window = None
-        wide = PolicyModule(model, chunk=100)(*inputs)[0]
-    assert (narrow - wide).abs().max() > 1e-3
-
-
 @pytest.mark.parametrize("length", [0, 520])  # 520: the kernel of bfloat16
 def test_bfloat16_is_as_far_from_float32_arithmetic_as_plain_rows(tmp_path, length):
     model = load_model(tiny_policy.model_folder(tmp_path, "bfloat16"), torch.bfloat16, 0)
@@ -344,12 +332,14 @@ NEXT = Qwen3NextConfig(
         (NEXT, "layers of the type linear_attention"),
         (GPT2Config(**GPT2 | {"attn_pdrop": 0.1}), "dropout"),
         (LlamaConfig(**SIZES, attention_dropout=0.1), "dropout"),
+        (MixtralConfig(**SIZES, num_local_experts=2, router_jitter_noise=0.1), "adds noise"),
+        (PhimoeConfig(**SIZES, num_local_experts=2), "adds noise"),  # by default
         (
             BloomConfig(vocab_size=50, hidden_size=32, n_layer=2, n_head=4, hidden_dropout=0.0),
-            "",
+            "attention cannot be replaced",
         ),
     ],
-    ids=["linear attention", "dropout", "attention dropout", "own attention"],
+    ids=["linear attention", "dropout", "attention dropout", "jitter", "phi", "own attention"],
 )
 def test_a_model_that_cannot_share_exactly_computes_plain_rows_and_says_why(caplog, config, reason):
     torch.manual_seed(0)

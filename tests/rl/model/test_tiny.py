@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from rl.model.tiny import TinyModel, TinyMoE
+from rl.model.tiny import TinyModel, TinyMoE, byte_tokenizer
 from rl.model.tokenizer import Tokenizer, load_renderer
 
 CONF = yaml.safe_load((Path(__file__).parents[3] / "conf/model/tiny.yaml").read_text())
@@ -68,6 +68,7 @@ def test_transformers_builds_a_small_qwen3_from_it(folder):
     assert model.get_input_embeddings().weight is model.get_output_embeddings().weight
     assert (config.vocab_size, config.max_position_embeddings) == (320, 2048)
     assert config.rope_parameters["rope_theta"] == 100.0
+    assert (config.initializer_range, config.rms_norm_eps) == (0.08, 1e-6)
     assert GenerationConfig.from_pretrained(folder).eos_token_id == [258, 256]
 
 
@@ -115,6 +116,21 @@ def test_an_empty_folder_is_filled_and_a_foreign_one_refused(tmp_path):
     assert json.loads((tmp_path / "empty" / "config.json").read_text())["hidden_size"] == 128
 
 
+def test_a_users_tokenizer_needs_the_tokens_of_the_chat_format(tmp_path):
+    own, path = byte_tokenizer(), tmp_path / "own.json"
+    knobs = {**KNOBS, "tokenizer": path}
+    with pytest.raises(ValueError, match=r"model\.tokenizer=.*own\.json does not exist"):
+        TinyModel(**knobs).prepare(tmp_path / "m")
+    own.add_tokens([f"word{i}" for i in range(55)])  # 256 bytes, 9 tokens of the format, 55 words
+    own.save(str(path))
+    folder = TinyModel(**knobs).prepare(tmp_path / "m")
+    assert Tokenizer(folder).encode("word54") == [319]
+    assert json.loads((folder / "config.json").read_text())["vocab_size"] == 320  # no padding
+    path.write_text(path.read_text().replace("</think>", "</thought>"))
+    with pytest.raises(ValueError, match=r"own\.json lacks </think>: add"):
+        TinyModel(**knobs).prepare(tmp_path / "m")
+
+
 def test_positions_grow_with_max_seq_len(tmp_path):
     folder = TinyModel(**{**KNOBS, "max_seq_len": 5000}).prepare(tmp_path / "m")
     assert json.loads((folder / "config.json").read_text())["max_position_embeddings"] == 5000
@@ -129,6 +145,8 @@ def test_a_mixture_saves_its_experts_one_by_one_and_loads_them_again(tmp_path):
     knobs = {**KNOBS, "num_layers": 1, "num_experts": 2, "experts_per_token": 1}
     folder = TinyMoE(**knobs).prepare(tmp_path / "model")
     model = load_model(folder, torch.bfloat16, 0)
+    config = model.config
+    assert (config.num_experts, config.num_experts_per_tok, config.norm_topk_prob) == (2, 1, True)
     write_model(model, dict(model.named_parameters()), tmp_path / "saved", folder)
     saved = load_file(tmp_path / "saved" / "model.safetensors")
     gate_up = model.model.layers[0].mlp.experts.gate_up_proj

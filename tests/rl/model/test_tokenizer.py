@@ -5,9 +5,10 @@ import subprocess
 import sys
 
 import pytest
+from tokenizers.processors import TemplateProcessing
 
 from rl.model.tiny import byte_tokenizer
-from rl.model.tokenizer import Tokenizer, hub_name, load_parser, load_renderer
+from rl.model.tokenizer import PlainParser, Tokenizer, hub_name, load_parser, load_renderer
 from tests.support.scripted import tiny_model as tiny
 
 
@@ -105,12 +106,15 @@ def test_a_users_next_message_extends_the_sampled_tokens_where_no_thinking_is_dr
 def test_auto_goes_by_the_name_on_the_hub_then_by_the_config(tmp_path):
     snapshot = tmp_path / "models--Qwen--Qwen3-0.6B" / "snapshots" / "abc"
     assert hub_name(snapshot) == "Qwen/Qwen3-0.6B"
+    assert hub_name(tmp_path / "models--a--b--c" / "snapshots" / "abc") == "a/b--c"
     snapshot = tiny(snapshot)
     rewrite(snapshot / "config.json", model_type="unheard_of")
     assert load_renderer(snapshot, "auto").config.name == "qwen3"  # by name
     assert Tokenizer(snapshot).name_or_path == "Qwen/Qwen3-0.6B"
     folder = tiny(tmp_path / "fine-tune")
     assert load_renderer(folder, "auto").config.name == "qwen3"  # by model_type
+    rewrite(folder / "config.json", model_type="qwen3_moe")
+    assert load_renderer(folder, "auto").config.name == "qwen3"
     rewrite(folder / "config.json", model_type="x", _name_or_path="Qwen/Qwen3-8B")
     assert load_renderer(folder, "auto").config.name == "qwen3"  # by what the config remembers
 
@@ -138,9 +142,22 @@ def test_a_family_whose_special_tokens_are_missing_does_not_fit(tmp_path):
         load_renderer(folder, "llama-3")
 
 
-def test_truncation_and_padding_saved_with_a_tokenizer_are_switched_off(tmp_path):
+@pytest.mark.parametrize(("given", "stops"), [([5, 7], [5, 7]), (0, [0]), (None, [258])])
+def test_a_model_without_a_renderer_ends_turns_as_its_generation_config_says(
+    given, stops, tmp_path
+):
+    folder = tiny(tmp_path / "m")
+    rewrite(folder / "generation_config.json", eos_token_id=given)  # None: <|im_end|> is eos_token
+    parser = PlainParser(folder)
+    assert parser.get_stop_token_ids() == stops
+    assert parser.encode_completion("a") == [97, stops[0]]
+
+
+def test_truncation_padding_and_first_tokens_saved_with_a_tokenizer_are_switched_off(tmp_path):
     folder = tiny(tmp_path / "m")
     inner = byte_tokenizer()
+    first = ("<|endoftext|>", 256)
+    inner.post_processor = TemplateProcessing(f"{first[0]} $A", special_tokens=[first])
     inner.enable_truncation(2)
     inner.enable_padding(length=8)
     inner.save(str(folder / "tokenizer.json"))

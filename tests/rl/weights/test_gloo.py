@@ -11,12 +11,16 @@ from multiprocessing import get_context
 from multiprocessing.connection import Connection
 from pathlib import Path
 from threading import enumerate as enumerate_threads
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 
+from rl.inference.replica import Replica
 from rl.runtime.failure import RunFailed
+from rl.runtime.network import Address
+from rl.weights import gloo
 from rl.weights.transport import open_reader
 from tests.support.receiving import opened
 from tests.support.replicas import replica_at
@@ -154,6 +158,15 @@ def test_a_push_that_fails_late_keeps_the_group_of_the_restarted_replica(tmp_pat
         late.join(timeout=60)
         sender.send(restarted, 1)
         assert restarted.answers[0].keys() == WEIGHTS.keys()
+
+
+def test_a_vllm_on_another_host_gets_the_address_from_which_this_host_reaches_it(monkeypatch):
+    asked = []
+    monkeypatch.setattr(gloo, "source_address", lambda *to: asked.append(to) or "127.0.0.2")
+    far = SimpleNamespace(replica=Replica("inference", Address(None, "10.0.0.7", 8000)))
+    facts, _ = opened("gloo", 5.0).rendezvous(far, 3)
+    assert asked == [("10.0.0.7", 8000)]
+    assert facts == {"host": "127.0.0.2", "port": facts["port"], "size": 3, "timeout": 5.0}
 
 
 def refused(_: Any) -> None:

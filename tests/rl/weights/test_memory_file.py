@@ -79,12 +79,25 @@ def test_weights_that_are_views_of_the_file_are_written_in_another_layout():
         assert read["d"].tolist() == [4, 5, 6, 7]
 
 
-def test_memory_that_cuda_cannot_register_is_used_as_it_is(monkeypatch):
+@pytest.mark.parametrize("status", [0, 1])
+def test_memory_is_registered_once_and_used_as_it_is_if_cuda_refuses(status, monkeypatch):
+    calls, sizes = [], []
+
     class Runtime:
-        def cudaHostRegister(self, *_: int) -> int:
-            return 1
+        def cudaHostRegister(self, address: int, num_bytes: int, flags: int) -> int:
+            calls.append((address, num_bytes))
+            return status
+
+        def cudaHostUnregister(self, address: int) -> None:
+            calls.append(address)
 
     monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
     monkeypatch.setattr(torch.cuda, "cudart", Runtime)
     with closing(MemoryFile()) as file:
-        assert read_weights(file.path, file.write(WEIGHTS)).keys() == WEIGHTS.keys()
+        for weights in (WEIGHTS, WEIGHTS, {"w": torch.ones(4)}):
+            assert read_weights(file.path, file.write(weights)).keys() == weights.keys()
+            sizes.append(os.stat(file.path).st_size)
+    registered = [call for call in calls if isinstance(call, tuple)]
+    assert [num_bytes for _, num_bytes in registered] == sizes[1:]  # the second write reuses it
+    ended = [] if status else [address for address, _ in registered]
+    assert [call for call in calls if not isinstance(call, tuple)] == ended

@@ -17,6 +17,8 @@ from rl.model.lora import LoRA, adapter_recipes, full_recipes
 from rl.rollouts.plan import plan
 from rl.runtime.failure import RunFailed
 from rl.runtime.network import Address
+from rl.weights.adapter import AdapterReader
+from rl.weights.probe import MismatchBound
 from rl.weights.pusher import WeightPusher
 from rl.weights.transport import open_reader
 from tests.support import tiny_policy
@@ -84,9 +86,10 @@ def test_the_probe_compares_each_token_with_itself_and_leaves_vllm_room_for_one_
         vllm.receiver, "score", lambda model, ids: asked.append(ids) or score(model, ids)
     )
     push = pusher("shm", vllm)
-    found = push.probe(Scorer(-0.03125), two_rows(), 1)
+    gap = torch.tensor([9, 0.015625, -0.0625])  # 0.015625 at the second token of both rows
+    found = push.probe(Scorer(gap), two_rows(), 1)
     assert sorted(asked) == [[5, 16, 27], [9, 6]]  # a row may fill the context
-    assert found == {"mismatch/mean_abs": 0.03125, "mismatch/max_abs": 0.03125}
+    assert found == {"mismatch/mean_abs": 0.03125, "mismatch/max_abs": 0.0625}
     assert push.probe(Scorer(0.0), two_rows(), 1)["mismatch/max_abs"] == 0
 
 
@@ -104,6 +107,9 @@ def test_every_probe_is_bounded_and_later_ones_by_the_first(vllm, tmp_path):
         small.probe(Scorer(first), two_rows(), 1)
         with pytest.raises(RunFailed, match=rf"at most {bound} is .* adapted to the first probe\)"):
             small.probe(Scorer(0.0625), two_rows(), 2)
+    exact = MismatchBound(0.0625, resumed=False)
+    for version, gap in ((1, 0.0625), (2, 0.125)):  # as large as the bound
+        assert exact.check(torch.tensor([gap]), version)["mismatch/mean_abs"] == gap
 
 
 def test_the_first_probe_after_a_resume_sets_the_bound_of_later_ones(vllm, tmp_path):
@@ -160,6 +166,10 @@ def test_vllm_loads_an_adapter_once_and_later_pushes_replace_it(vllm, tmp_path):
     assert vllm.server.first.keys() == policy.adapter_weights().keys()
     assert vllm.holds(policy.adapter_weights(), 8)
     assert SERVED_AS[True] != SERVED_AS[False]
+    # Any other worker reads the same source, and writes nothing.
+    second = AdapterReader(1, form={}, folder=str(tmp_path / "second"), fingerprint="", source={})
+    read = second.read(push._last, **push._sender.source(vllm.receiver))
+    assert read.keys() == policy.adapter_weights().keys()
     assert sorted(path.name for path in tmp_path.iterdir()) == ["model", "vllm.sock"]
 
 
@@ -211,6 +221,7 @@ def test_a_push_replaces_what_a_trainer_that_was_killed_has_left_open(sync, vllm
     assert vllm.server.routes.count("/start_weight_update") == 2
 
 
-def test_a_request_cannot_make_vllm_call_anything_but_a_reader():
-    with pytest.raises(RuntimeError, match=r"builtins\.print cannot receive weights"):
-        open_reader("builtins.print", 0, {})
+@pytest.mark.parametrize("target", ["builtins.print", "builtins.dict"])
+def test_a_request_cannot_make_vllm_call_anything_but_a_reader(target):
+    with pytest.raises(RuntimeError, match=f"{target} cannot receive weights"):
+        open_reader(target, 0, {})
