@@ -78,3 +78,4 @@ def test_k_goes_up_in_powers_of_two_to_the_number_of_rollouts(limit, powers):
 def test_spread_needs_two_rollouts():
     assert zero_spread([[1.0, 1.0], [1.0, 0.0], [0.5, 0.5], [1.0]]) == pytest.approx(2 / 3)
     assert math.isnan(zero_spread([[1.0], [0.0]]))
+    assert zero_spread([[0.3, 0.1 + 0.2], [1.0, 1.001]]) == 0.5  # rounding errors are no spread
