@@ -173,12 +173,6 @@ def test_a_summary_by_hand():
     assert summary.metrics()["eval/pass@2"] == 1.0
 
 
-def test_the_parts_of_a_mixture_are_summarised_apart():
-    summary = summarise([played("a", rollout(1.0)), played("b", rollout(0.0))], threshold=1.0)
-    assert {name: part.reward for name, part in summary.envs.items()} == {"a": 1.0, "b": 0.0}
-    assert summary.metrics()["eval/env/a/reward"] == 1.0
-
-
 def test_what_was_not_measured_is_no_metric():
     lost = (rollout(None, error=error) for error in ("rare", "often", "often"))
     summary = summarise([played("a", *lost)], threshold=1.0)
