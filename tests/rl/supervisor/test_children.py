@@ -125,6 +125,7 @@ def test_on_several_hosts_every_process_starts_where_it_belongs_and_finds_rank_0
     here, one, two = (NamedHost(name) for name in ("here", "first", "the-other"))
     run_folder = RunFolder(tmp_path / "r")
     run_folder.private.make()
+    (tmp_path / "config.json").write_text("{}")
     run_folder.set_model(tmp_path)
     devices = (("0", "1"), ("0",), ("1",))
     plan = Plan(
