@@ -215,7 +215,6 @@ class SweepStart(Callback):
         info = {
             "question": sweep.read_info().get("question") or question_of(config),
             "command": rerun,
-            "config_name": config.hydra.job.config_name,
             "started": time.time(),  # time of the latest start or resume
             # Numbers of the jobs of this start; [] if the sweeper chooses jobs by earlier results.
             "jobs": [] if until else numbers,

@@ -75,7 +75,7 @@ def test_a_cluster_is_planned_as_it_will_be_reserved(tmp_path):
     assert " of " not in memory  # the machines are not known yet
     assert "+hosts=2 +gpus=8" in hosts
     pretended = show_plan(config | {"hosts": 2, "gpus": 4})
-    assert "idle" not in pretended
+    assert "unused" not in pretended
     assert "vLLM        host " in pretended  # one replica, the default of a cluster
 
 

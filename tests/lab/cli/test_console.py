@@ -98,6 +98,9 @@ def test_the_folder_conf_of_the_current_folder_is_found(tmp_path, monkeypatch):
     searched = f"hydra.searchpath=[file://{tmp_path.resolve()}/conf]"
     assert add_conf_folder(["--config-dir", "sweeps"]) == ["--config-dir", sweeps, searched]
     assert add_conf_folder(["--config-dir=sweeps"]) == [f"--config-dir={sweeps}", searched]
+    assert add_conf_folder(["-cd=sweeps"]) == [f"-cd={sweeps}", searched]
+    own = ["--config-dir", "mine", "hydra.searchpath=[file:///x]"]
+    assert add_conf_folder(own) == own
     monkeypatch.chdir(SHIPPED)
     assert add_conf_folder(["loss=mine"]) == ["loss=mine"]
 

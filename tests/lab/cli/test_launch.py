@@ -13,7 +13,9 @@ import yaml
 from hydra import initialize_config_dir
 
 from lab.cli.hydra_errors import explain_hydra_error
-from lab.cli.launch import command_of, put_options_first
+from lab.cli.launch import command_of, launch, put_options_first
+from rl.runtime.failure import RunFailed
+from rl.runtime.stop_request import Stopped
 from rl.runtime.sweep_folder import SweepFolder
 from tests.support.composing import CONF, REPO, composed
 from tests.support.launching import train
@@ -255,8 +257,12 @@ def test_all_runs_of_a_sweep_are_checked_before_the_first_starts(tmp_path: Path)
 def test_a_sweep_whose_arms_play_other_examples_is_told_to_evaluate(tmp_path: Path) -> None:
     # The launcher is refused after the check, so nothing starts.
     launcher = ["hydra/launcher=submitit_local", "hydra.launcher.cpus_per_task=99999"]
-    for more, number in ((["order=difficulty"], 1), (["order=shuffled"], 0)):
-        overrides = ["optim.learning_rate=1e-4,1e-3", "evaluation=none", *more, *launcher]
+    rates, seeds = "optim.learning_rate=1e-4,1e-3", "seed=0,1"
+    for more, number in (
+        (["order=difficulty", rates], 1), (["order=shuffled", rates], 0),
+        (["order=difficulty", seeds], 0),  # seeds of one arm
+    ):  # fmt: skip
+        overrides = ["evaluation=none", *more, *launcher]
         result = train("--multirun", *overrides, output_dir=tmp_path)
         assert "this machine has only" in result.stderr
         assert result.stdout.count("warning: an order or a buffer chooses examples") == number
@@ -300,12 +306,41 @@ def test_a_sweep_whose_settings_changed_is_refused(tmp_path: Path) -> None:
             "python train.py --config-name losses --config-dir sweeps hydra.mode=RUN",
         ),
         ("python train.py -cd mine loss=own", "python train.py --config-dir mine"),
+        ("python train.py -cp there loss=own", "python train.py --config-path there"),
     ],
 )
 def test_the_command_before_the_overrides_is_kept_as_typed(typed: str, command: str) -> None:
     parts = typed.split()
     program = next(index for index, part in enumerate(parts) if part.endswith(".py"))
-    assert command_of(parts, parts[program:], ["hydra.mode=MULTIRUN"]) == command.split()
+    sweep = ["hydra.mode=MULTIRUN", "hydra.sweep.dir=x", "hydra.sweeper.max_batch_size=1"]
+    sweep += ["hydra/sweeper=optuna", "hydra/launcher=joblib", "hydra.launcher.n_jobs=2"]
+    kept = ["hydra.job.chdir=true"]
+    assert command_of(parts, parts[program:], sweep + kept) == command.split() + kept
+
+
+@pytest.mark.parametrize(
+    ("error", "status", "said"),
+    [
+        (Stopped(15), 0, ""),
+        (Stopped(15, 1), 1, ""),
+        (KeyboardInterrupt(), 130, "\ninterrupted\n"),
+        (RunFailed("printed before"), 1, ""),
+        (ValueError("no"), 2, "this run cannot start:\n- no\n"),
+    ],
+)
+def test_the_exit_status_says_how_a_program_ended(error, status, said, monkeypatch, capsys):
+    def main():
+        raise error
+
+    monkeypatch.setattr(sys, "argv", ["train.py"])
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    monkeypatch.setenv("HYDRA_FULL_ERROR", "0")
+    with pytest.raises(SystemExit) as end:
+        launch(main)
+    assert (end.value.code, capsys.readouterr().err) == (status, said)
+    monkeypatch.setenv("HYDRA_FULL_ERROR", "1")  # the user wants tracebacks of Hydra's errors
+    with pytest.raises(ValueError if isinstance(error, ValueError) else SystemExit):
+        launch(main)
 
 
 def test_overrides_may_stand_on_both_sides_of_options():

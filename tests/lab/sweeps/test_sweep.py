@@ -9,9 +9,12 @@ from pathlib import Path
 import pytest
 from omegaconf import OmegaConf
 
+from lab.cli import sweep as module
 from lab.cli.sweep import record_jobs, rerun_command, vary_seeds_last
 from lab.sweeps.job import is_done, run_job
 from lab.sweeps.overview import print_unfinished
+from lab.sweeps.slots import Slot
+from rl.config.schema import ConfigError
 from rl.runtime.failure import OutOfTime, RunFailed
 from rl.runtime.folder import RunFolder
 from rl.runtime.metrics import MetricsFile
@@ -317,6 +320,45 @@ def test_the_seed_varies_last_wherever_it_is_written(params, typed):
         vary_seeds_last(config)
         assert [*config.hydra.overrides.task, ""][0] == first
         assert len(config.hydra.overrides.task) == (3 if kind == target and params else len(typed))
+
+
+@pytest.mark.parametrize(
+    ("smallest_effect", "max_hours", "wrong"),
+    [(0.1, None, 0), (1, 24, 0), (0, 0, 2), (-1, -1, 2), (True, True, 2), ("x", "1h", 2),
+     (float("inf"), float("nan"), 2), (None, None, 1)],
+)  # fmt: skip
+def test_every_wrong_option_of_until_is_named(smallest_effect, max_hours, wrong):
+    until = {"smallest_effect": smallest_effect, "max_hours": max_hours}
+    hydra = {"sweeper": {"_target_": "optuna.Sweeper"}, "overrides": {"task": ["a=1,2", "seed=3"]}}
+    with pytest.raises(ConfigError) as refused:
+        module.use_until(OmegaConf.create({"until": until, "hydra": hydra}))
+    assert refused.value.problems == [
+        *[f"until.{k}={v}: set it to a number above 0" for k, v in [*until.items()][:wrong]],
+        "until=decided cannot use optuna.Sweeper: remove hydra/sweeper=...",
+        "until=decided chooses the seeds: remove seed=3",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("first", "question"),
+    [("# Which loss?", "Which loss?"), ("# Some losses", None), ("a: why?", None)],
+)
+def test_the_question_of_a_sweep_is_the_first_comment_of_its_file(first, question, tmp_path):
+    (tmp_path / "losses.yaml").write_text(f"{first}\n# Why?\n")
+    sources = [{"schema": "pkg", "path": "x"}, {"schema": "file", "path": str(tmp_path)}]
+    for name in ("losses", "losses.yaml"):
+        hydra = {"job": {"config_name": name}, "runtime": {"config_sources": sources}}
+        assert module.question_of(OmegaConf.create({"hydra": hydra})) == question
+
+
+@pytest.mark.parametrize(("cpus", "cores_less_one"), [(8, "3"), (2, "1")])
+def test_the_threads_of_a_parallel_job_leave_a_core_free(cpus, cores_less_one, monkeypatch):
+    monkeypatch.setattr(module, "core_of", lambda cpu: cpu // 2)
+    monkeypatch.setattr(module.signal, "signal", lambda *_: None)
+    for given, expected in (("", cores_less_one), ("5", "5")):  # a value of the user stays
+        monkeypatch.setattr(os, "environ", {"OMP_NUM_THREADS": given} if given else {})
+        module._prepare_for_parallel_jobs([Slot(cores=list(range(cpus)), gpus=[])])
+        assert os.environ["OMP_NUM_THREADS"] == expected
 
 
 def test_a_sweep_records_how_often_it_had_grown_when_it_got_a_job(tmp_path):

@@ -16,7 +16,7 @@ def shape(demand, nodes, ranks_per_node=None):
         on_gpus=CPUS not in nodes,
         ranks_per_node=ranks_per_node,
         cores_per_replica=2,
-        cores_per_rank=1,
+        cores_per_rank=2,
     )
     return [(bundle.devices, bundle.cores, bundle.ranks) for bundle in bundles]
 
@@ -24,13 +24,14 @@ def shape(demand, nodes, ranks_per_node=None):
 @pytest.mark.parametrize(
     ("demand", "nodes", "ranks_per_node", "expected"),
     [
-        (Demand(1, 1, 1), [EIGHT], None, [(1, 2, 0), (1, 1, 1)]),
-        (Demand(2, 4, 8), [EIGHT] * 2, None, [(4, 2, 0), (4, 2, 0), (8, 8, 8)]),
-        (Demand(0, 1, 9), [EIGHT] * 2, None, [(4, 4, 4), (5, 5, 5)]),  # not 8 and 1
-        (Demand(0, 1, 8), [EIGHT] * 4, 2, [(2, 2, 2)] * 4),
-        (Demand(0, 1, 4), [Bundle(2, 8), EIGHT], None, [(4, 4, 4)]),  # the largest node counts
-        (Demand(2, 1, 2), [CPUS] * 3, None, [(0, 2, 0), (0, 2, 0), (0, 2, 2)]),  # no GPU anywhere
-        (Demand(1, 1, 3), [CPUS] * 3, 1, [(0, 2, 0), (0, 1, 1), (0, 1, 1), (0, 1, 1)]),
+        (Demand(1, 1, 1), [EIGHT], None, [(1, 2, 0), (1, 2, 1)]),
+        (Demand(2, 4, 8), [EIGHT] * 2, None, [(4, 2, 0), (4, 2, 0), (8, 16, 8)]),
+        (Demand(0, 1, 9), [EIGHT] * 2, None, [(4, 8, 4), (5, 10, 5)]),  # not 8 and 1
+        (Demand(0, 1, 8), [EIGHT] * 4, 2, [(2, 4, 2)] * 4),
+        (Demand(0, 1, 4), [Bundle(2, 8), EIGHT], None, [(4, 8, 4)]),  # the largest node counts
+        (Demand(2, 1, 2), [CPUS] * 3, None, [(0, 2, 0), (0, 2, 0), (0, 4, 2)]),  # no GPU anywhere
+        (Demand(4, 1, 2), [CPUS] * 3, None, [(0, 2, 0)] * 4 + [(0, 4, 2)]),  # all 12 CPUs
+        (Demand(1, 1, 3), [CPUS] * 3, 1, [(0, 2, 0), (0, 2, 1), (0, 2, 1), (0, 2, 1)]),
     ],
 )
 def test_each_replica_and_each_trainer_node_has_a_bundle(demand, nodes, ranks_per_node, expected):
@@ -41,9 +42,9 @@ def test_each_replica_and_each_trainer_node_has_a_bundle(demand, nodes, ranks_pe
     ("demand", "nodes", "ranks_per_node", "said"),
     [
         (Demand(1, 16, 1), [EIGHT] * 4, None, "must have 16 GPUs and 2 CPUs for a replica"),
-        (Demand(1, 1, 16), [EIGHT] * 4, 16, "one node must have 16 GPUs"),
+        (Demand(1, 1, 16), [EIGHT] * 4, 16, "must have 16 GPUs and 32 CPUs for 16 ranks"),
         (Demand(9, 1, 8), [EIGHT] * 2, None, "the run needs 17 GPUs, but the cluster has 16"),
-        (Demand(6, 1, 2), [CPUS] * 3, None, "the run needs 14 CPUs, but the cluster has 12"),
+        (Demand(6, 1, 2), [CPUS] * 3, None, "the run needs 16 CPUs, but the cluster has 12"),
         (Demand(1, 1, 1), [Bundle(0, 8)], None, "0 GPUs and 8 CPUs.*or set cluster.gpus=false"),
     ],
 )

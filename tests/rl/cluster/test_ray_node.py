@@ -3,11 +3,14 @@
 import os
 import sys
 from hashlib import sha256
+from types import SimpleNamespace
 
 import pytest
 
 from rl.cluster import ray_node
+from rl.cluster.bundles import Bundle
 from rl.cluster.host import Start
+from rl.cluster.ray_host import RayHost
 from rl.cluster.ray_node import RayNode
 
 
@@ -39,6 +42,24 @@ def test_a_node_says_what_it_lacks(node, key, tmp_path):
     assert "set output_dir to" in node.prepare(path, other, sys.executable, here)
     assert "has no /no/python" in node.prepare(path, digest, "/no/python", here)
     assert f"has no {here}/no" in node.prepare(path, digest, sys.executable, f"{here}/no")
+
+
+def test_a_host_has_the_address_of_its_interface_and_the_gpus_of_its_bundle():
+    def remote(answer):
+        return SimpleNamespace(remote=lambda *given: lambda: answer(*given))
+
+    node = SimpleNamespace(address=remote(lambda name: f"of {name}"), devices=remote(lambda: ["3"]))
+    node.free_port = remote(lambda address: (address, 7))
+    ray = SimpleNamespace(get=lambda future, timeout: future(), exceptions=ray_errors())
+    for interface, gpus, address, devices in (("eth1", 1, "of eth1", ("3",)), (None, 0, "a", ())):
+        host = RayHost(ray, node, "a", Bundle(gpus, 2), interface)
+        assert (host.address, host.devices) == (address, devices)
+        assert host.free_port() == (address, 7)
+
+
+def ray_errors() -> SimpleNamespace:
+    names = ("RayActorError", "GetTimeoutError", "RayTaskError")
+    return SimpleNamespace(**{name: type(name, (Exception,), {}) for name in names})
 
 
 def test_temporary_files_are_local_to_the_node_and_deleted_with_it(node, tmp_path):

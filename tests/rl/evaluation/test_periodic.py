@@ -9,12 +9,14 @@ import pytest
 
 from envs.episode import Example
 from rl.config.schedules import Schedules
-from rl.evaluation.periodic import Evaluator, NoEvaluation, PeriodicEvaluation
+from rl.config.schema import Run
+from rl.evaluation.periodic import Evaluator, NoEvaluation, PeriodicEvaluation, evaluator_of
 from rl.inference.live_version import LiveVersion
 from rl.runtime.folder import RunFolder
 from rl.sampling.player import Player
 from rl.sampling.renderer_chat import RendererChat
 from rl.sampling.strategies import Extremes
+from tests.support.composing import composed
 from tests.support.scripted import SAMPLER, ScriptedClient, ScriptedEnv, tiny_renderer
 from tests.support.virtual_time import run_virtually
 
@@ -60,7 +62,7 @@ def test_training_and_evaluation_follow_their_schedules_at_the_version(tmp_path)
         return {"good": 1.0}
 
     env = type("Noting", (ScriptedEnv,), {"score": score})()
-    trainer = Trainer(tmp_path, client, every=2, last=2, env=env)
+    trainer = Trainer(tmp_path, client, every=2, last=4, env=env)
     schedules = Schedules(
         {
             "sampler.temperature": lambda step: 1.0 - 0.1 * step,
@@ -91,16 +93,13 @@ def test_the_first_the_last_and_every_other_version_are_evaluated(tmp_path):
     assert json.loads(lines[0])["messages"][-1] == {"role": "assistant", "content": "good"}
 
 
-def test_an_evaluation_faster_than_the_update_does_not_delay_the_push(tmp_path):
-    trainer = Trainer(tmp_path, ScriptedClient("good", seconds=3.0), every=1, last=2)
+@pytest.mark.parametrize(
+    ("seconds", "every", "times"), [(3.0, 1, {0: 10.0, 1: 20.0}), (25.0, 2, {0: 25.0, 1: 35.0})]
+)
+def test_the_push_waits_only_for_an_evaluation_that_is_slower(seconds, every, times, tmp_path):
+    trainer = Trainer(tmp_path, ScriptedClient("good", seconds=seconds), every=every, last=2)
     run_virtually(trainer.train(10.0))
-    assert trainer.times == {0: 10.0, 1: 20.0}
-
-
-def test_the_push_waits_for_an_evaluation_that_is_slower(tmp_path):
-    trainer = Trainer(tmp_path, ScriptedClient("good", seconds=25.0), every=2, last=2)
-    run_virtually(trainer.train(10.0))
-    assert trainer.times == {0: 25.0, 1: 35.0}
+    assert trainer.times == times
 
 
 def test_every_rank_waits_for_the_same_evaluation_and_gets_the_same(tmp_path):
@@ -172,18 +171,6 @@ def test_an_evaluation_shares_max_concurrent_of_an_environment_with_training(tmp
     assert pinned._env_slot(env) is trainer.player._env_slot(env)
 
 
-def test_an_error_of_an_evaluation_ends_the_evaluator(tmp_path):
-    trainer = Trainer(tmp_path, ScriptedClient(RuntimeError("gone")), every=1, last=1)
-
-    async def main():
-        trainer.evaluator.start(0)
-        await asyncio.wait_for(trainer.evaluator.run(), 10)
-
-    with pytest.raises(ExceptionGroup) as caught:
-        run_virtually(main())
-    assert "gone" in str(caught.value.exceptions[0])
-
-
 def test_the_ranks_get_no_metrics_of_a_failed_evaluation(tmp_path):
     trainer = Trainer(tmp_path, ScriptedClient(RuntimeError("gone")), every=1, last=2)
 
@@ -193,8 +180,9 @@ def test_the_ranks_get_no_metrics_of_a_failed_evaluation(tmp_path):
         ranks = await asyncio.gather(*(trainer.evaluator.wait_for_metrics(0) for _ in range(2)))
         trainer.evaluator.start(1)  # of the update that was running
         assert [*ranks, await trainer.evaluator.wait_for_metrics(1)] == [{}, {}, {}]
-        with pytest.raises(ExceptionGroup):
+        with pytest.raises(ExceptionGroup) as caught:
             await task
+        assert "gone" in str(caught.value.exceptions[0])
 
     run_virtually(main())
 
@@ -215,7 +203,20 @@ def test_no_rank_waits_for_a_cancelled_evaluation(tmp_path):
     run_virtually(main())
 
 
-def test_no_evaluation_is_never_due():
+def test_a_run_evaluates_examples_of_the_eval_split_up_to_its_last_version(tmp_path):
+    class Splits(ScriptedEnv):
+        def examples(self, split):
+            return [Example(id=i, env=split, messages=[]) for i in range(4)]
+
+    def made(*overrides):
+        run = Run.of(composed("max_steps=7", *overrides))
+        return evaluator_of(run, RunFolder(tmp_path), Splits(), player)
+
+    player = Trainer(tmp_path, ScriptedClient("good"), every=1, last=1).player
+    chosen = made("evaluation=default", "evaluation.num_examples=3")
+    assert [example.env for example in chosen.examples] == ["eval"] * 3
+    assert (chosen.last, chosen.player) == (7, player)
+    assert made("evaluation=none") is None
     assert not any(NoEvaluation().is_due(version, 10) for version in range(11))
 
 
@@ -223,8 +224,10 @@ def test_the_rollouts_of_an_evaluation_have_rows_and_versions(tmp_path):
     client = ScriptedClient("good")
     trainer = Trainer(tmp_path, client, every=1, last=1)
     trainer.evaluator.player.strategy = Extremes(factor=3)  # evaluations ignore the run's strategy
+    trainer.evaluator.player.hinted_envs = frozenset({"scripted"})  # and need no hints
     (rollout,) = run_virtually(trainer.evaluator._player_of(3).play_group(0, HELD_OUT[0], 1))
     (row,) = rollout.rows
+    assert row.hinted_prompt is None
     assert np.array_equal(np.unique(row.token_versions), [-1, 3])
     ((_, _, n, _),) = client.requests
     assert n == 1

@@ -8,7 +8,7 @@ import pytest
 from rl.config.schema import ConfigError, Run
 from rl.model.shape import GIB, Shape, shape
 from rl.placement.budget import need_on_host, process_memory
-from rl.placement.memory import trained_parameters
+from rl.placement.memory import Need, trained_parameters
 from rl.placement.page import plan_page
 from rl.placement.placement import placement
 from rl.runtime.devices import Host
@@ -22,6 +22,7 @@ QWEN_4B = {
 }  # fmt: skip
 SIZES = shape(QWEN_4B)
 assert SIZES is not None
+CPU = [Host(cores=8, cpus=8, memory=512 * GIB)]
 
 
 def gpus(count: int, gib: int, hosts: int = 1) -> list[Host]:
@@ -102,6 +103,57 @@ def test_only_the_first_rank_holds_the_weights_that_it_pushes():
     assert pushed == [2 * 2 * SIZES.parameters, 0]  # the packed weights, and their copy
 
 
+def trainer_needs(hosts: list[Host], *changes: str) -> Need:
+    """Return the need of the last rank with 512 tokens per micro-batch."""
+    few = "trainer.tokens_per_micro_batch=512"
+    return planned(hosts, "max_seq_len=256", few, *changes)[1][-1].need
+
+
+def test_a_small_batch_or_chunk_bounds_activations_and_logits():
+    """On two ranks, a batch of three rows has at most two rows of 256 tokens on a rank."""
+    many, head = "trainer.tokens_per_micro_batch=4096", 4 * 151936 * 2560
+    small = trainer_needs(CPU, "trainer.ranks=2", "batch_size=3", many).host
+    assert small == trainer_needs(CPU, "trainer.ranks=2").host
+    assert small["logits"] == 14 * 512 * 151936 + head
+    chunk, float32 = "trainer.logprob_chunk=64", "model.head_dtype=float32"
+    assert trainer_needs(CPU, chunk, float32).host["logits"] == 14 * 64 * 151936 + 2 * head
+
+
+def test_muon_has_one_moment_and_more_copies_during_its_step():
+    adamw, muon = (trainer_needs(CPU, f"optim={name}").host for name in ("adamw", "muon"))
+    assert adamw["optimizer"] - muon["optimizer"] == 4 * SIZES.parameters
+    assert muon["step"] - adamw["step"] == 7 * SIZES.parameters
+
+
+def test_the_buffer_of_deepspeed_is_no_larger_than_what_is_trained():
+    offloaded = "deepspeed=zero3_offload_optimizer"
+    run, _, _ = planned(gpus(8, 80), "trainer.ranks=2", "adapter=lora", offloaded)
+    need = trainer_needs(gpus(8, 80), "trainer.ranks=2", "adapter=lora", offloaded)
+    trained = trained_parameters(run, SIZES)
+    assert need.host["step"] == 12 * trained / 2 + 12 * trained
+
+
+def test_attention_of_short_rows_on_a_cpu_is_in_float32():
+    short, long = (
+        trainer_needs(CPU, f"max_seq_len={n}", "trainer.tokens_per_micro_batch=4096").host
+        for n in (512, 513)
+    )
+    more = 36 * (6 * 4096 + 4 * 1024) * 1.6  # bytes per token, of queries and keys
+    assert short["activations"] - long["activations"] == pytest.approx(4096 * more)
+
+
+@pytest.mark.parametrize(
+    ("reference", "adapter", "copies"),
+    [("initial", "none", 1), ("initial", "lora", 0), ("model", "lora", 1), ("endpoint", "none", 0)],
+)
+def test_only_a_reference_in_the_process_of_a_rank_is_a_copy(reference, adapter, copies):
+    node = {"initial": (), "model": ("reference.path=x",)}.get(
+        reference, ("reference.url=http://x/v1", "reference.model=y")
+    )
+    chosen = (f"reference={reference}", *node, f"adapter={adapter}", "kl=k3", "kl.beta=0.1")
+    assert trainer_needs(gpus(8, 800), *chosen).device["reference"] == copies * 2 * SIZES.parameters
+
+
 @pytest.mark.parametrize("sizes", [(80, 48), (48, 80)])
 def test_the_share_of_vllm_follows_the_smallest_gpu(sizes):
     machines = [gpus(1, size)[0] for size in sizes]
@@ -118,6 +170,9 @@ def test_vllm_alone_on_a_small_gpu_is_refused_by_its_share_of_that_gpu():
     planned(gpus(2, 24), *own, "+inference.args.gpu_memory_utilization=0.9")
     with pytest.raises(ConfigError, match=r"GPU 1 has 4\.8 GiB for vLLM, but"):
         planned(gpus(2, 24), *own, "+inference.args.gpu_memory_utilization=0.2")
+    with pytest.raises(ConfigError, match=r"GPU 1 has 8\.3 GiB for vLLM, but"):
+        planned(gpus(2, 9), *own)  # vLLM's default fraction is 0.92
+    planned(gpus(1, 16, hosts=2), *own)  # GPU 0 of each host has one process
 
 
 def test_a_shared_gpu_leaves_to_vllm_what_the_trainer_does_not_need():
@@ -127,17 +182,15 @@ def test_a_shared_gpu_leaves_to_vllm_what_the_trainer_does_not_need():
     assert run.inference.args["gpu_memory_utilization"] == round(1 - taken - 0.03, 2)
     own, _, _ = planned(gpus(2, 80), "adapter=lora")
     assert own.inference.args == {}
-    said, _, _ = planned(
-        gpus(1, 80), "adapter=lora", "+inference.args.gpu_memory_utilization=0.3",
-        "trainer.tokens_per_micro_batch=4096",
-    )  # fmt: skip
-    assert said.inference.args["gpu_memory_utilization"] == 0.3
 
 
 def test_a_fraction_of_the_user_must_leave_room_for_the_trainer_on_the_same_gpu():
     refused = r"utilization=0\.9 reserves 72\.0 of 80\.0 GiB .* needs 58\.9 GiB: .* at most 0\.23"
     with pytest.raises(ConfigError, match=refused):
         planned(gpus(1, 80), "adapter=lora", "+inference.args.gpu_memory_utilization=0.9")
+    planned(gpus(1, 80), "adapter=lora", "+inference.args.gpu_memory_utilization=0.3")
+    with pytest.raises(ConfigError, match=r"=0\.33 reserves"):  # 93 % of 58.9 is 54.8 of 53.6 GiB
+        planned(gpus(1, 80), "adapter=lora", "+inference.args.gpu_memory_utilization=0.33")
 
 
 def test_a_fraction_of_the_user_counts_however_it_is_written():
@@ -209,11 +262,17 @@ def test_vllm_keeps_room_outside_of_its_share_for_copies_of_the_largest_layer():
 
 def test_weights_that_stay_on_gpus_are_counted_once_more_there():
     whole, few = 2 * SIZES.parameters, "trainer.tokens_per_micro_batch=4096"
-    for sync, at_vllm in (("ipc", 0), ("nccl", whole), ("shm", 0)):
-        _, parts, _ = planned(gpus(4, 80), "adapter=lora", few, f"sync={sync}")
+    for sync, at_vllm, group in (
+        ("ipc", 0, 1),
+        ("nccl", whole, 1),
+        ("nccl", whole, 2),
+        ("shm", 0, 1),
+    ):
+        size = f"inference.tensor_parallel_size={group}"
+        _, parts, _ = planned(gpus(4, 80), "adapter=lora", few, f"sync={sync}", size)
         needs = [(part.name, part.need.device.get("push", 0)) for part in parts]
-        largest = 2 * 2 * SIZES.largest
-        assert [need for name, need in needs if name == "vLLM"] == [largest + at_vllm] * 2
+        each = 2 * 2 * SIZES.largest / group + at_vllm  # every GPU of a replica gets all weights
+        assert [need for name, need in needs if name == "vLLM"] == [each] * (2 // group)
         first = 0 if sync == "shm" else whole
         assert [need for name, need in needs if name == "trainer"] == [first, 0]
 
@@ -261,8 +320,10 @@ def test_a_plan_that_is_larger_than_the_machine_says_so_and_its_rows_add_up():
     total = need_on_host(parts, 0)
     assert sum(float(row[1]) for row in rows if row) == pytest.approx(total / GIB, abs=0.2)
     assert "exceeds the memory" not in page
-    _, _, page = planned([Host(cores=4, cpus=8, memory=int(0.9 * total))])
+    _, _, page = planned([Host(cores=4, cpus=8, memory=int(0.86 * total))])
     assert page.splitlines()[-1].startswith("the run may fail: the estimate exceeds")
+    with pytest.raises(ConfigError, match="host 0 has"):
+        planned([Host(cores=4, cpus=8, memory=int(0.84 * total))])
 
 
 def test_the_page_warns_about_the_host_with_the_least_memory_left():

@@ -10,12 +10,13 @@ from types import SimpleNamespace
 
 import pytest
 
-from rl.cluster.host import Demand, HostLost, Start
+from rl.cluster.host import Demand, HostLost, Hosts, Start
 from rl.cluster.local import LocalCluster
 from rl.config.schema import Run
-from rl.placement.placement import Place, placement
+from rl.placement.placement import Place, Plan, placement
 from rl.runtime.child import Reaper
 from rl.runtime.devices import Host
+from rl.runtime.endpoint import Endpoint
 from rl.runtime.failure import RunFailed
 from rl.runtime.folder import RunFolder
 from rl.runtime.status import Status
@@ -102,6 +103,61 @@ def test_a_run_ends_as_its_processes_end(case, watched, tmp_path, monkeypatch):
     assert {path.name for path in (tmp_path / "r" / "logs").iterdir()} == logs
 
 
+class NamedHost:
+    """A host of a cluster that starts nothing."""
+
+    devices, lost = (), None
+
+    def __init__(self, address: str) -> None:
+        self.address, self.started = address, {}
+
+    def start(self, start: Start) -> SimpleNamespace:
+        self.started[start.name] = start
+        return SimpleNamespace(group=None, returncode=None)
+
+    def free_port(self) -> int:
+        return 4000 + len(self.address)
+
+
+def test_on_several_hosts_every_process_starts_where_it_belongs_and_finds_rank_0(tmp_path):
+    few = ("trainer.ranks=3", "inference.replicas=2", "model.warm_start=null")
+    run = Run.of(composed(f"output_dir={tmp_path}", "run_name=r", "cluster=ray", *few))
+    here, one, two = (NamedHost(name) for name in ("here", "first", "the-other"))
+    run_folder = RunFolder(tmp_path / "r")
+    run_folder.private.make()
+    (tmp_path / "config.json").write_text("{}")
+    run_folder.set_model(tmp_path)
+    devices = (("0", "1"), ("0",), ("1",))
+    plan = Plan(
+        inference=tuple(Place(host=1, devices=(name,), threads=None) for name in "56"),
+        ranks=tuple(Place(host=0, devices=d, threads=1, local_rank=0) for d in devices),
+    )
+    hosts = Hosts(here, [two, one], [one, one, two])
+    Children(run, run_folder, None, plan, hosts).start()
+    assert [*here.started] == ["rollouts"]
+    assert [*one.started] == ["inference1", "trainer.rank0", "trainer.rank1"]
+    assert [*two.started] == ["inference0", "trainer.rank2"]
+    ranks = [(one if rank < 2 else two).started[f"trainer.rank{rank}"] for rank in range(3)]
+    assert [start.env["RANK"] for start in ranks] == ["0", "1", "2"]
+    common = {"WORLD_SIZE": "3", "MASTER_ADDR": "first", "MASTER_PORT": "4005"}
+    assert all(common.items() <= start.env.items() for start in ranks)
+    assert not any(start.ends_on_term or start.in_terminal for start in ranks)
+    rollouts = here.started["rollouts"].env
+    assert (rollouts[module.LISTEN_VARIABLE], rollouts["CUDA_VISIBLE_DEVICES"]) == ("here", "")
+    for name, host, gpu in (("inference0", two, "5"), ("inference1", one, "6")):
+        start = host.started[name]
+        assert start.env["CUDA_VISIBLE_DEVICES"] == gpu
+        assert (start.log, start.ends_on_term) == (run_folder.log_of(name), True)
+        address = Endpoint.read(run_folder, name).address
+        assert (address.host, address.port) == (host.address, host.free_port())
+
+
+def test_an_error_that_a_process_reported_is_raised_although_all_ranks_end_well(watched, tmp_path):
+    rank = ["sh", "-c", REPORTS.replace("RUN", str(tmp_path / "r")).replace("exit 1", "exit 0")]
+    with pytest.raises(RunFailed, match=r"^trainer.rank0: mismatch .*\n\(details: .*rank0.log\)$"):
+        watched(*SUPERVISED, seconds=20.0, rollouts=SLEEP, trainer_rank0=rank)
+
+
 def test_a_lost_host_is_reported_instead_of_the_errors_of_other_ranks(watched):
     programs = {"rollouts": SLEEP, "trainer_rank0": ["false"]}
     with pytest.raises(HostLost, match=r"the host 10\.0\.0\.9 is lost"):
@@ -170,7 +226,8 @@ def test_on_a_cpu_the_trainer_keeps_few_kernels_unless_the_user_says_more(monkey
     monkeypatch.delenv("ONEDNN_PRIMITIVE_CACHE_CAPACITY", raising=False)
     monkeypatch.delenv("PYTORCH_ALLOC_CONF", raising=False)
     told = module._device_environment(Place(host=0, devices=(), threads=1), shared=False)
-    assert (told["ONEDNN_PRIMITIVE_CACHE_CAPACITY"], told["LRU_CACHE_CAPACITY"]) == ("64", "1024")
+    kept = {"ONEDNN_PRIMITIVE_CACHE_CAPACITY": "64", "LRU_CACHE_CAPACITY": "1024"}
+    assert told == {"DS_ACCELERATOR": "cpu", "OMP_WAIT_POLICY": "PASSIVE", **kept}
 
 
 def test_a_rank_knows_that_it_must_use_its_gpu_and_waits_for_a_vllm_that_shares_it(monkeypatch):
@@ -200,6 +257,10 @@ REPORT = '{"part": "trainer.rank0", "time": 1, "message": "mismatch 3.0 > 0.1"}'
 REPORTS = f"mkdir -p RUN/failures; echo '{REPORT}' >RUN/failures/trainer.rank0.json; exit 1"
 SAVES = {  # what a rank does when a run that was asked to stop has lost its vLLM
     "saves": ("true", None),
+    "saves too little": (
+        "echo '{\"step\": 0}' >RUN/metrics.jsonl",
+        "inference ended with status 1",
+    ),
     "gives up": (REPORTS, "trainer.rank0: mismatch"),
     "is killed": ("kill -9 $$", "inference ended with status 1"),
     "takes too long": ("sleep 30", "inference ended with status 1"),

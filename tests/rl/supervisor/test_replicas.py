@@ -2,6 +2,8 @@
 
 import signal
 import threading
+from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 
@@ -96,7 +98,8 @@ def test_a_replica_that_dies_is_restarted_at_its_address(fleet):
     assert fleet.look() is None
     assert fleet.incarnations() == [0, 1]
     assert fleet.statuses() == ["serving", "starting vLLM, again"]
-    assert Endpoint.read(fleet.folder, "inference1").address == before.address
+    assert Endpoint.read(fleet.folder, "inference1") == replace(before, incarnation=1)
+    assert before.pid == FakeProcess.group
     assert dead.num_kills  # its engine may live on and keep the socket open
     assert fleet.look() is None
     assert fleet.statuses() == ["serving", "serving"]
@@ -177,14 +180,62 @@ def test_no_replica_is_restarted_when_restarts_are_not_allowed(fleet):
     assert fleet.look(may_restart=False) == ("inference0", KILLED)
 
 
-def test_a_replica_that_is_silent_is_restarted_while_another_serves(fleet, monkeypatch):
+@pytest.fixture
+def clock(monkeypatch) -> SimpleNamespace:
+    """Return the time, which passes as the test says."""
+    clock = SimpleNamespace(now=0.0)
+    monkeypatch.setattr(module, "time", SimpleNamespace(monotonic=lambda: clock.now))
+    return clock
+
+
+@pytest.mark.parametrize(
+    ("names", "wait_timeout", "tolerated", "go_on"),
+    [
+        (NAMES, 600.0, 60.0, "the other one continues"),
+        (NAMES, 40.0, 40.0, "the other one continues"),
+        ((*NAMES, "inference2"), 600.0, 60.0, "2 others continue"),
+        (NAMES[:1], 600.0, 300.0, "the run waits for it"),
+    ],
+)
+def test_a_replica_that_is_silent_too_long_is_restarted(
+    names, wait_timeout, tolerated, go_on, clock, tmp_path, monkeypatch
+):
+    (tmp_path / "r").mkdir()
+    fleet, asked = Fleet(RunFolder(tmp_path / "r"), names, wait_timeout=wait_timeout), []
+    monkeypatch.setattr(
+        module, "is_healthy", lambda one: asked.append(one.name) or one.name in fleet.answering
+    )
+    monkeypatch.setattr(module, "refuses_connections", lambda one: False)
+    assert fleet.look() is None
     fleet.answering.remove("inference0")
+    for seconds, num_asked in ((4.9, 1), (5.0, 2), (tolerated, 3)):  # a recent answer suffices
+        clock.now = seconds
+        assert fleet.look() is None
+        assert (asked.count("inference0"), fleet.warnings()) == (num_asked, [])  # it may be busy
+    clock.now = tolerated + 0.1
     assert fleet.look() is None
-    assert fleet.incarnations() == [0, 0]  # it may be busy
-    monkeypatch.setattr(module, "_SILENT_S", 0.0)
+    assert fleet.warnings() == [f"has stopped answering; the server is restarted, and {go_on}"]
+
+
+def test_a_server_without_a_needed_route_ends_the_run_unless_it_has_just_restarted(
+    clock, tmp_path, monkeypatch
+):
+    (tmp_path / "r").mkdir()
+    problems = ["has no route"]
+    why = {"why_unusable": lambda _: problems[-1]}
+    fleet = Fleet(RunFolder(tmp_path / "r"), NAMES[:1], **why)
+    monkeypatch.setattr(module, "is_healthy", lambda one: one.name in fleet.answering)
+    assert fleet.look() == ("inference0", "has no route")
+    problems.append(None)
     assert fleet.look() is None
-    assert fleet.incarnations() == [1, 0]
-    assert fleet.warnings()[0].startswith("has stopped answering; the server is restarted")
+    fleet.kill("inference0")
+    fleet.num_steps = 20  # long after the failure before
+    assert fleet.look() is None  # it is restarted
+    problems.append("has no route")
+    fleet.num_steps = 40
+    for seconds, found in ((59.9, None), (60.0, ("inference0", "has no route"))):
+        clock.now = seconds
+        assert fleet.look() == found
 
 
 def test_a_server_that_refuses_connections_is_ended_and_restarted(fleet):

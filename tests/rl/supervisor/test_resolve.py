@@ -10,6 +10,7 @@ from rl.config.schema import ConfigError, Run
 from rl.model.shape import shape
 from rl.placement.placement import Place, Plan
 from rl.runtime.devices import Host
+from rl.supervisor import resolve as module
 from rl.supervisor.resolve import resolve, with_devices
 from tests.support.composing import composed
 
@@ -31,6 +32,10 @@ def test_a_run_has_typed_nodes_and_the_counts_of_its_devices(config):
         config["sampler"]["temperature"],
         True,
     )
+    four = [Host(devices=tuple("0123"), cores=4, cpus=8)]
+    assert resolve(config, machines=four).run.trainer.ranks == 2
+    debugged = {**config, "trainer": {**config["trainer"], "debug": True}}
+    assert resolve(debugged, machines=four).run.trainer.ranks == 1
     supervised = run.with_values({"sampler": composed("sampler=demonstrations")["sampler"]})
     assert (supervised.sampler.temperature, supervised.starts_vllm) == (1.0, False)
 
@@ -94,6 +99,53 @@ def test_an_adapter_that_vllm_cannot_load_into_a_mixture_is_refused_before_the_s
             resolved("sync=shm", f"adapter.target_modules={targets}")
     tiny = composed("model=tiny-moe", "adapter=lora", f"output_dir={tmp_path}", "run_name=r")
     assert not resolve(tiny, [Host()]).run.pushes_adapter  # sync=auto sends all weights
+
+
+@pytest.mark.parametrize(
+    ("overrides", "needs"),
+    [
+        (["sync=shm"], (True, False)),
+        (["sync=nccl"], (True, True)),  # between the trainer and vLLM
+        (["sync=shm", "inference.tensor_parallel_size=2"], (True, True)),
+        (["loss=sft", "sampler=demonstrations", "trainer.ranks=1"], (False, False)),
+        (["loss=sft", "sampler=demonstrations", "trainer.ranks=2"], (False, True)),
+    ],
+)
+def test_packages_and_shared_memory_of_this_machine_must_suit_the_run(
+    overrides, needs, config, monkeypatch
+):
+    asked = []
+
+    def problem(host, *, needs_vllm, uses_nccl):
+        asked.append((host, needs_vllm, uses_nccl))
+        return "a problem"
+
+    three = Host(devices=("0", "1", "2"), cores=4, cpus=8)
+    monkeypatch.setattr(module, "device_problem", problem)
+    monkeypatch.setattr(module, "this_host", lambda: three)
+    names = [f"{key}={config[key]}" for key in ("output_dir", "run_name")]
+    with pytest.raises(ConfigError, match="a problem"):
+        resolve(composed(*names, *overrides))
+    assert asked == [(three, *needs)]
+    resolve(composed(*names, *overrides), machines=[three])  # described machines are not checked
+
+
+def test_a_run_reserves_the_gpus_and_the_cores_that_it_asks_of_ray(config):
+    def reserved(*overrides, on=None):
+        cores = ["cluster=ray", "cluster.cores_per_replica=7", "cluster.cores_per_rank=5"]
+        names = [f"{key}={config[key]}" for key in ("output_dir", "run_name")]
+        plan = resolve(composed(*names, *cores, *overrides), on).plan
+        return [
+            [(p.devices, p.threads) for p in each] for each in (plan.inference, plan.ranks)
+        ], plan
+
+    sizes = ["inference.tensor_parallel_size=2", "inference.replicas=2", "trainer.ranks=3"]
+    ranks = [((str(gpu),), 5) for gpu in range(3)]
+    assert reserved(*sizes)[0] == [[(("3", "4"), None), (("5", "6"), None)], ranks]
+    assert reserved()[0] == [[(("1",), None)], ranks[:1]]
+    assert reserved("cluster.gpus=false")[0] == [[((), 7)], [((), 5)]]
+    assert reserved("cluster.gpus=false", "trainer.num_threads=2")[0][1] == [((), 2)]
+    assert reserved(on=GPUS)[1].idle == ()  # Ray may give them to other jobs
 
 
 def test_each_rank_of_a_ray_host_gets_one_gpu_of_that_host():

@@ -7,18 +7,25 @@ import json
 import os
 import socket
 from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
+import yaml
 from tokenizers import Tokenizer, models
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from rl.config.schema import ConfigError, Run
+from rl.runtime.commit import commit_of
+from rl.runtime.failure import OutOfTime, RunFailed
 from rl.runtime.files import json_line
 from rl.runtime.folder import RunFolder
 from rl.runtime.lock import locked
 from rl.runtime.status import Status
-from rl.supervisor.supervise import _is_complete, _mean_reward, supervise
+from rl.runtime.stop_request import Stopped
+from rl.supervisor.base_model import check_model
+from rl.supervisor.supervise import _end_run, _is_complete, _Launch, _mean_reward, supervise
 from tests.support.composing import REPO, composed
 from tests.support.launching import train
 from tests.support.tiny_policy import model_folder
@@ -85,6 +92,34 @@ def test_the_result_of_a_run_is_the_mean_reward_of_its_last_ten_steps(tmp_path):
     assert _mean_reward(run_folder) == 8.5
 
 
+@pytest.mark.parametrize(
+    ("num_steps", "number", "asked", "is_over", "error", "said"),
+    [
+        (3, None, True, True, None, ""),  # all steps are done: the end of the time is no matter
+        (3, 15, True, False, Stopped, ""),
+        (2, None, True, True, OutOfTime, "max_time=1h is over"),
+        (2, 15, True, False, Stopped, "stopped, as asked"),
+        (2, None, False, False, None, "stop_when is fulfilled"),
+    ],
+)
+def test_the_end_of_a_run_is_said_and_returned(
+    num_steps, number, asked, is_over, error, said, tmp_path, capsys
+):
+    run_folder = a_run(tmp_path / "r")
+    rows = ({"step": step, "train/reward": 0.5} for step in range(num_steps))
+    run_folder.metrics.write_text("".join(map(json_line, rows)))
+    Status(run_folder, "trainer.rank0").set("done: stop_when is fulfilled")
+    run, limit = SimpleNamespace(max_steps=3, max_time="1h"), SimpleNamespace(is_over=is_over)
+    stop = SimpleNamespace(asked=asked, number=number)
+    with pytest.raises(error) if error else nullcontext() as caught:
+        assert _end_run(run, run_folder, stop, limit) == 0.5
+    assert error is not Stopped or (caught.value.number, caught.value.code) == (15, 0)
+    assert error is not OutOfTime or str(caught.value) == said
+    shown = capsys.readouterr().out
+    assert ("ended before max_steps=3: " + said in shown) == bool(said)
+    assert f"r: {num_steps} steps" in shown
+
+
 @pytest.mark.parametrize("program", ["train.py", "evaluate.py"])
 def test_a_model_that_cannot_be_fetched_is_refused_and_leaves_no_files(
     program, tmp_path, monkeypatch
@@ -96,17 +131,6 @@ def test_a_model_that_cannot_be_fetched_is_refused_and_leaves_no_files(
     assert "starting" not in result.stdout
     assert result.returncode == 2
     assert not list(tmp_path.iterdir())
-
-
-def test_a_model_without_a_tokenizer_is_refused_in_one_sentence(tmp_path):
-    (tmp_path / "model").mkdir()
-    (tmp_path / "model" / "config.json").write_text("{}")
-    model = ["model=hf", "adapter=none", "model.max_seq_len=64", "model.max_tokens=32"]
-    result = train(*model, "model.path=model", output_dir=tmp_path)
-    assert "model contains no tokenizer.json: save the" in result.stderr
-    assert result.stderr.startswith("this run cannot start:\n- ")
-    assert "Traceback" not in result.stderr
-    assert result.returncode == 2
 
 
 def test_a_wrong_loss_ends_the_engine_that_has_started_and_does_no_step(tmp_path):
@@ -183,6 +207,35 @@ def refused(tmp_path, monkeypatch, capsys):
         return problem
 
     return problem_of
+
+
+def test_a_failed_start_says_how_to_start_again_and_records_how_it_was_started(
+    tmp_path, monkeypatch, capsys
+):
+    monkeypatch.chdir(tmp_path)
+    saved_model(tmp_path / "model")
+    run_folder, signals = RunFolder(tmp_path / "r"), iter([None, 15])
+
+    def execute(launch, *_):
+        assert not run_folder.warm_start.exists()
+        run_folder.warm_start.mkdir()  # the next start of this run deletes it
+        launch.stop.number = next(signals)
+        raise RunFailed("vLLM ended")
+
+    monkeypatch.setattr(_Launch, "execute", execute)
+    config = composed(*OWN, f"output_dir={tmp_path}")
+    given = {"overrides": ["seed=3"], "command": ["python", "t.py"]}
+    advice = "vLLM ended\nno step was done: nothing is lost, and run_name can be used again"
+    with pytest.raises(RunFailed) as failed:
+        supervise(config, **given, compose=composed)
+    assert str(failed.value) == advice
+    record = yaml.safe_load(run_folder.overrides.read_text())
+    start = {"started_in": str(tmp_path), "run_name": "r", "commit": commit_of()}
+    assert record == given | start
+    with pytest.raises(Stopped) as stopped:  # by a signal, which ends a whole sweep
+        supervise(config, **given, compose=composed)
+    assert (stopped.value.number, stopped.value.code) == (15, 1)
+    assert advice in capsys.readouterr().out
 
 
 def test_a_cache_that_cannot_be_written_is_named(tmp_path, refused, monkeypatch):
@@ -268,3 +321,5 @@ def test_a_top_k_of_more_tokens_than_the_vocabulary_is_refused(
         f"with sampler.top_k={top_k} vLLM would return {returned} tokens at each position, but the "
         f"model has only {size}: set sampler.{remedy}"
     )
+    as_told = f"sampler.{remedy.removesuffix(' or less')}"
+    check_model(Run.of(composed(*OWN, "client=tokens", f"sampler.top_k={top_k}", as_told)), model)

@@ -45,20 +45,31 @@ def rows(steps, checkpoints):
 
 
 def test_the_time_to_save_counts_the_slowest_recent_step_and_checkpoint():
-    seen = rows([90.0, *[4.0] * 10, 8.0, *[4.0] * 10], [0.0, 40.0, *[1e-6] * 20])
-    assert seconds_to_save(seen) == 1.25 * (8 + 40) + 5  # the first step is no longer looked at
+    seen = rows([90.0, 8.0, *[4.0] * 19], [40.0, *[1e-6] * 20])
+    assert seconds_to_save(seen) == 1.25 * (8 + 40) + 5  # the first of 21 steps is left out
+    assert seconds_to_save(rows([4.0], [0.02])) == pytest.approx(1.25 * (4 + 0.02) + 5)
 
 
 def test_the_first_checkpoint_is_assumed_to_take_half_a_minute():
     assert seconds_to_save(rows([4.0, 4.0], [1e-6, 1e-6])) == 1.25 * (4 + 30) + 5
 
 
-def test_the_first_checkpoint_of_a_large_model_is_assumed_to_take_longer(tmp_path, clock):
+@pytest.mark.parametrize(
+    ("max_time", "parameters", "latest"),  # the last second at which no end is requested
+    [
+        ("1h", 4_000_000_000, 4600 - 415),  # 64 GB take 320 s: 1.25 * (8 + 320) + 5 s
+        ("10m", 4_000_000_000, 1600 - 202.5),  # at most a quarter of max_time: 150 s
+        ("1h", 1_000_000, 4600 - 52.5),  # at least 30 s
+    ],
+)
+def test_the_first_checkpoint_of_a_large_model_is_assumed_to_take_longer(
+    max_time, parameters, latest, tmp_path, clock
+):
     folder, stop = RunFolder(tmp_path), StopRequest()
-    limit = TimeLimit("1h", folder)
-    limit.expect_checkpoint(4_000_000_000)  # 64 GB, 320 s
+    limit = TimeLimit(max_time, folder)
+    limit.expect_checkpoint(parameters)
     MetricsFile(folder).append(0, {"time/step": 8.0, "time/checkpoint": 1e-6})
-    for now, asked in ((4180.0, False), (4190.0, True)):  # 415 s remain to save
+    for now, asked in ((latest - 1, False), (latest + 1, True)):
         clock.now = now
         limit.request_stop_if_due(stop)
         assert stop.asked == asked

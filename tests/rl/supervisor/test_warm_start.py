@@ -9,6 +9,7 @@ import pytest
 from rl.config.schema import ConfigError, Run
 from rl.dry_call.child import DryCall
 from rl.runtime.folder import RunFolder
+from rl.supervisor import warm_start as module
 from rl.supervisor.warm_start import move_to_cache, warm_start_key, warm_start_run
 from tests.support.composing import REPO, composed
 
@@ -36,21 +37,28 @@ def key_of(*overrides: str) -> str:
 
 
 def test_the_warm_start_uses_the_corruption_rate_of_the_model() -> None:
-    made = supervised(
-        "model.warm_start.corruption_rate=0.25", "model.warm_start.steps=33", "seed=5"
-    )
+    recipe = {"corruption_rate": 0.25, "steps": 33, "batch_size": 7, "learning_rate": 0.02}
+    chosen = [f"model.warm_start.{key}={value}" for key, value in recipe.items()]
+    limits = ["max_time=2h", "max_seq_len=128", "trainer.logprob_chunk=9", "trainer.ranks=2"]
+    off = [f"trainer.{key}=true" for key in ("compile", "debug")] + ["trainer.profile=3"]
+    made = supervised(*chosen, *limits, *off, "trainer.checkpoint_every=5", "seed=5")
     assert made.sampler["_target_"] == "rl.sampling.demonstrations.DemonstrationSampler"
     assert made.sampler["corruption_rate"] == 0.25
-    assert (made.max_steps, made.group_size, made.seed) == (33, 1, 0)
-
-
-def test_supervised_training_alone_uses_uncorrupted_demonstrations() -> None:
-    assert composed("loss=sft", "sampler=demonstrations")["sampler"]["corruption_rate"] == 0
+    assert (made.max_steps, made.group_size, made.batch_size, made.seed) == (33, 1, 7, 0)
+    assert (made.optim["learning_rate"], made.optim["warmup_steps"]) == (0.02, 5)
+    assert (made.max_time, made.max_seq_len, made.model["warm_start"]) == ("2h", 128, None)
+    assert (made.output_dir, made.run_name) == ("somewhere", "warm")
+    trainer = made.trainer.plain()
+    assert [trainer[key] for key in ("compile", "debug", "profile", "checkpoint_every")] == [0] * 4
+    assert (trainer["logprob_chunk"], trainer["ranks"]) == (9, 2)
+    on_ray = supervised("cluster=ray", *limits, "trainer.num_threads=3", "model.warm_start.steps=3")
+    assert (on_ray.trainer.ranks, on_ray.trainer.num_threads) == (1, None)
+    assert on_ray.optim["warmup_steps"] == 3
 
 
 @pytest.mark.parametrize(
     "change",
-    ["model.warm_start.corruption_rate=0.25", "model.warm_start.steps=33", "env.max_length=4"],
+    ["model.warm_start.corruption_rate=0.25", "env.max_length=4", "trainer.max_grad_norm=9"],
 )
 def test_a_change_to_the_warm_start_changes_its_key(change: str) -> None:
     assert key_of(change) != key_of()
@@ -82,6 +90,8 @@ def test_a_folder_of_too_many_files_is_refused(monkeypatch, tmp_path) -> None:
     with pytest.raises(ConfigError, match=r"path=.* has over 3 files and folders: use fewer"):
         key_of("env=composed", f"env.dataset.path={tmp_path}")
     key_of("env=composed", f"env.dataset.path={tmp_path}/1.*")
+    monkeypatch.setattr("rl.supervisor.warm_start._MOST_PATHS", 5)  # four files and their folder
+    assert len(module._file_hash("path", str(tmp_path))) == 4
 
 
 def test_operators_that_look_like_paths_read_no_folder(monkeypatch, tmp_path) -> None:
@@ -92,9 +102,40 @@ def test_operators_that_look_like_paths_read_no_folder(monkeypatch, tmp_path) ->
     assert key_of("env=arithmetic", operators) == before
 
 
-@pytest.mark.parametrize("same", ["seed=5", "optim.learning_rate=0.1", "loss=grpo", "record=all"])
-def test_keys_that_only_the_main_run_uses_do_not_change_the_key(same: str) -> None:
-    assert key_of(same) == key_of()
+def test_keys_that_only_the_main_run_uses_do_not_change_the_key() -> None:
+    same = ["seed=5", "optim.learning_rate=0.1", "loss=grpo", "record=all", "sync=shm"]
+    same += [
+        "client=tokens",
+        "logger=tensorboard",
+        "inference.replicas=2",
+        "cluster=ray",
+        "trainer.ranks=4",
+    ]
+    same += ["trainer.wait_timeout=99", "max_time=1h", "output_dir=there", "run_name=other"]
+    same += ["model.learning_rate=0.1", "model.max_tokens=9", "env.reward_weights.exact=0.5"]
+    assert key_of(*same) == key_of()
+
+
+def test_another_version_of_a_library_changes_the_key(monkeypatch: pytest.MonkeyPatch) -> None:
+    first, keys = supervised(), set[str]()
+    for changed in ("none", "torch", "transformers", "deepspeed", "renderers"):
+        monkeypatch.setattr(module, "version", lambda name, changed=changed: name == changed)
+        keys.add(warm_start_key(first, []))
+    assert len(keys) == 5
+
+
+def test_options_that_name_a_folder_of_data_or_any_file_are_hashed(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    (tmp_path / "file").write_text("text")
+    stat = (tmp_path / "file").stat()
+    of_folder = [[str(tmp_path / "file"), 4, stat.st_mtime_ns]]
+    for key in ("path", "eval_path", "corpus", "questions"):
+        assert module._file_hash(f"dataset.{key}", str(tmp_path)) == of_folder
+    assert module._file_hash("dataset.other", str(tmp_path)) == ""
+    monkeypatch.setenv("HOME", str(tmp_path))
+    digest = "982d9e3eb996f559e633f4d194def3761d909f5a3b647d1a851fead67c32c9d1"  # sha256 of "text"
+    assert module._file_hash("other", "~/file") == digest
 
 
 def test_a_change_to_a_file_that_learns_or_that_the_dry_call_imported_changes_the_key() -> None:
