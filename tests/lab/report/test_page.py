@@ -127,11 +127,35 @@ def test_the_curves_are_those_of_the_runs(sweep):
         ([".", "out=page.pdf"], 2, "ends in .html"),
         (["baseline=grpo"], 2, "give the folder"),
         ([".", "out=sweep.html"], 2, "would overwrite sweep.json: choose another name"),
+        ([".", "out=a/summary.html"], 2, "would overwrite summary.json"),
+        ([".", "out=versions.html"], 2, "would overwrite versions.json"),
+        ([".", "until.smallest_effect=0.0"], 2, "effect=0.0: give a difference above 0, such as"),
+        ([".", "until.smallest_effect=-1"], 2, "until.smallest_effect=-1: give a difference"),
     ],
 )
 def test_bad_arguments_are_refused_with_the_remedy(arguments, status, problem, capsys):
     assert main(arguments) == status
     assert problem in capsys.readouterr().err
+
+
+def test_the_options_and_else_the_first_sweep_determine_the_comparison(tmp_path, monkeypatch):
+    shown = []
+    monkeypatch.setattr("lab.report.command.show", lambda *given: shown.append(given) or True)
+    folders = []
+    for name, effect in (("bare", None), ("first", 0.25), ("second", 0.5)):
+        runs = [made_run(tmp_path / f"{name}-{x}", x, evaluations={9: [0.5]}) for x in "ab"]
+        folders.append(made_sweep(tmp_path / name, runs, "" if name == "bare" else name))
+        if effect:
+            info = json.loads((folders[-1] / "sweep.json").read_text())
+            (folders[-1] / "sweep.json").write_text(json.dumps(info | {"smallest_effect": effect}))
+    words = [str(folder) for folder in folders]
+    for more, effect in ([], 0.25), (["until.smallest_effect=1e-2", "baseline=b"], 0.01):
+        assert main([*words, *more]) == 0
+        comparison, page, command = shown.pop()
+        assert (comparison.smallest_effect, comparison.question) == (effect, "first")
+        assert comparison.baseline.arm.name == ("b" if more else "a")
+        assert (page, command) == (folders[0] / "report.html", "python train.py --multirun "
+                                   "hydra.sweep.dir=x")  # fmt: skip
 
 
 def test_a_baseline_that_cannot_be_one_leaves_the_earlier_report_alone(sweep, capsys):
