@@ -254,19 +254,3 @@ def test_runs_of_one_name_keep_their_own_scores():
     assert {line["arm"]: line["score"] for line in lines} == {
         "loss=0.25": "0.25", "loss=0.75": "0.75",
     }  # fmt: skip
-
-
-def test_only_several_environments_have_an_interquartile_mean():
-    def arms(*envs):
-        for name, gain in (("grpo", 0.0), ("cispo", 0.1)):
-            runs = []
-            for seed in range(3):
-                one, *others = [run([0.5 + gain] * 4, env=env, seed=seed) for env in envs]
-                for other in others:
-                    one.evaluations[20].rewards.update(other.evaluations[20].rewards)
-                runs.append(one)
-            yield Arm(f"loss={name}", name, tuple(runs))
-
-    (one, other) = compare(list(arms("reverse", "add"))).results
-    assert (one.interquartile.value, other.interquartile.value) == pytest.approx((0.5, 0.6))
-    assert [r.interquartile for r in compare(list(arms("reverse"))).results] == [None, None]

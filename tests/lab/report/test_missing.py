@@ -283,12 +283,6 @@ def test_only_a_known_difference_needs_a_number_of_seeds(needed, expected, cell)
     assert shown.get("seeds needed", "-") == cell
 
 
-def test_an_arm_with_two_seeds_leaves_the_others_their_explanation():
-    arms = [arm("grpo", scores(1)), arm("dapo", scores(3)), arm("two", scores(4, num_seeds=2))]
-    text = describe_power(compare(arms))
-    assert text.startswith("Decisions need at least 3 seeds of each arm. The smallest visible")
-
-
 def test_arms_that_are_judged_at_different_versions_are_named():
     late = arm("dapo", scores(3))
     later = [replace(one, evaluations={30: one.evaluations[20]}) for one in late.runs[:2]]

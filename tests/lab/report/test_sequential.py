@@ -95,11 +95,3 @@ def test_arms_without_enough_seeds_keep_their_share_of_the_error():
     alone = decide_arms(scores_of(y), 0, 0.001)[1]
     assert decide_arms([*scores_of(y), short], 0, 0.001)[1].error == alone.error / 2
     assert decide_arms(scores_of(y), 0, 0.001, num_unscored=3)[1].error == alone.error / 4
-
-
-def test_an_arm_with_too_few_seeds_is_open_and_its_interval_is_unknown():
-    y = np.random.default_rng(0).normal(0, 0.01, (2, 2, 20))
-    state = decide_arms(scores_of(y), 0, 0.03)[1]
-    assert state.decision == OPEN
-    assert np.isnan(state.difference.low)
-    assert state.seeds_needed is None
