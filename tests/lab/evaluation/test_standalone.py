@@ -143,7 +143,7 @@ def table(*examples: PlayedExample) -> str:
     ],
 )
 def test_examples_that_are_too_hard_or_too_easy_for_training_are_named(rewards, advice):
-    text = " ".join(table(played(*map(rollout, rewards))).split())
+    text = " ".join(table(*(played(rollout(reward)) for reward in rewards)).split())
     assert ("docs/troubleshooting.md, no spread" in text) == (advice is not None)
     assert (advice or "") in text
 

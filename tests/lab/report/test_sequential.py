@@ -19,7 +19,7 @@ def test_the_radius_is_the_linear_boundary_with_known_variance_and_wider_with_fe
     assert radius(0.0, 4.0, 3, 0.1, 0.05) < 1e-9  # equal seeds are no reason to stay open
     # Far below delta, the level is raised, because few seeds cannot estimate the smallest tails.
     assert radius(1e-6, 4.0, 3, 0.1, 0.05) < 0.05
-    spread = Spread(((1e-5, 3), (1e-5, 20)), 1e-6, 0.0, 9)  # the arm with fewer seeds counts
+    spread = Spread(((1e-5, 3), (1e-5, 20)), 3e-6, 2e-6, 9)  # the arm with fewer seeds counts
     of_three = radius(2.1e-5, spread.decision_degrees_of_freedom, 3, 0.1, 0.05)
     assert radius_of(spread, 0.1, 0.05) == pytest.approx(of_three)
 

@@ -18,7 +18,7 @@ from rl.runtime.files import json_line
 from rl.runtime.folder import RunFolder
 from rl.runtime.lock import locked
 from rl.runtime.token_files import Lines, write_lines
-from tests.support.viewed_run import copy_run
+from tests.support.viewed_run import add_update, copy_run
 
 
 @pytest.fixture
@@ -56,8 +56,6 @@ def test_staleness_counts_from_the_oldest_token_and_a_push_adds_up_gradients(run
     index = indexed(run)
     columns = answers.table(index)["columns"]
     pq.write_table(table, record)
-    index.refresh()
-    assert answers.table(index)["columns"]["push"] == columns["push"]
     found = set(zip(columns["step"], columns["staleness"], strict=True))
     assert found >= {(2, 1), (2, 2)}
     (n,) = answers.row_numbers_with(index, {"id": "000004.1"})  # a fork: its rows lie on both ranks
@@ -67,6 +65,10 @@ def test_staleness_counts_from_the_oldest_token_and_a_push_adds_up_gradients(run
     assert columns["push"][n] == pytest.approx(sum(grads), abs=2e-5)
     (rejected, *_) = answers.row_numbers_with(index, {"used": "False"})
     assert columns["push"][rejected] is None
+    add_update(run)  # a second update with the same gradients
+    index.refresh()
+    twice = [x if x is None else pytest.approx(2 * x) for x in columns["push"]]
+    assert answers.table(index)["columns"]["push"] == twice
 
 
 def test_new_lines_are_added_and_an_incomplete_line_is_read_later(run: Path):
