@@ -11,7 +11,7 @@ from lab.report.arms import Arm, arms_of
 from lab.report.comparison import NoBaseline, NothingToCompare, compare
 from lab.report.conclusion import basis, conclusion, describe_power
 from lab.report.numbers import as_csv, as_json
-from lab.report.scoring import HELD_OUT, TRAINING, judged_step
+from lab.report.scoring import HELD_OUT, TRAINING
 from tests.support.compared_runs import NUM_QUESTIONS, arm, result, run, scores
 
 
@@ -111,10 +111,6 @@ def test_the_training_reward_is_that_of_the_last_steps():
     assert run(rewards=range(20)).training_reward == 14.5
     smooth = run(rewards=range(20)).training.smoothed(4)
     assert smooth.scores[[0, 1, 2, 3, 19]] == pytest.approx([0, 0.5, 1, 1.5, 17.5])
-
-
-def test_a_training_reward_belongs_to_the_last_step_which_counts_from_0():
-    assert judged_step(run(rewards=[0.5] * 3, num_steps=3), TRAINING) == 2
 
 
 def test_scores_that_never_differ_and_rewards_of_different_steps_are_noted():

@@ -2,7 +2,7 @@
 
 import csv
 from dataclasses import replace
-from math import inf, isnan
+from math import inf
 
 import numpy as np
 import pytest
@@ -81,14 +81,6 @@ def test_a_question_without_any_score_counts_under_the_assumptions():
     comparison = two_arms(lost, known)
     assert len(comparison.scoring.questions) == NUM_QUESTIONS // 2
     assert result(comparison, "cispo").decision == "open"
-
-
-def test_the_rewards_0_1_and_none_of_one_question_score_one_half():
-    evaluation = run([[0.0, 1.0, None], [None]]).evaluations[20]
-    half, unknown = evaluation.scores.values()
-    assert half == 0.5
-    assert isnan(unknown)
-    assert list(evaluation.scores_with({"reverse": -1.0}).values()) == [0.0, -1.0]
 
 
 def test_missing_scores_are_assumed_by_environment_and_runs_keep_their_order():

@@ -13,7 +13,6 @@ from lab.report.arms import Arm
 from lab.report.command import main
 from lab.report.comparison import compare
 from lab.report.curves import curve_rows
-from lab.report.sources import read_sources
 from tests.support import compared_runs as made
 from tests.support.finished_runs import made_arm, made_run, made_sweep
 
@@ -74,23 +73,6 @@ def test_the_page_loads_nothing_and_escapes_names(sweep):
     assert "default-src 'none'" in text
     specs = re.search(r'id="specs">(.*?)</script>', text, re.S)
     assert set(json.loads(specs[1])) == {"forest", "curves"}
-
-
-def test_the_forest_has_a_dot_for_each_run_with_its_seed_score_and_command(sweep):
-    text = (sweep / "report.html").read_text()
-    forest = json.loads(re.search(r'id="specs">(.*?)</script>', text, re.S)[1])["forest"]
-    layers = forest["hconcat"][0]["layer"]
-    (marks,) = (one for one in layers if len(one["encoding"].get("tooltip", ())) == 4)
-    fields = [one["field"] for one in marks["encoding"]["tooltip"]]
-    assert fields == ["arm", "seed", "score", "view"]
-    dots = marks["data"].get("values") or forest["datasets"][marks["data"]["name"]]
-    assert len(dots) == 9
-    runs = {run.folder.name: run for run in read_sources([sweep]).runs}
-    for dot in dots:
-        run = runs[re.search(r"runs/([\w=.-]+)", dot["view"])[1]]
-        assert (dot["seed"], dot["arm"] in " ".join(run.overrides)) == (run.seed, True), dot
-    for arm in json.loads((sweep / "report.json").read_text())["arms"]:
-        assert [dot["score"] for dot in dots if dot["arm"] == arm["name"]] == arm["scores"]
 
 
 def test_numbers_and_figures_are_written_beside_it(sweep):

@@ -10,7 +10,7 @@ import tokenizers
 from lab.viewer.token_record import NO_RECORD, NOT_TRAINED, REJECTED, pieces, tokens_of, zero_reason
 from rl.runtime.folder import RunFolder
 from rl.runtime.token_files import read_rows
-from tests.support.viewed_run import TOKENIZER, add_update, copy_run
+from tests.support.viewed_run import TOKENIZER, copy_run
 
 TOKEN = {"grad": 0.0, "advantage": 0.5, "ratio": 1.3125, "weight": 0.1, "correction": 1.0}
 PPO = {"clip_low": 0.2, "clip_high": 0.28, "dual_clip": 3.0, "epsilon": 1e-8}
@@ -104,15 +104,6 @@ def test_old_logprobs_replace_mu_in_the_ratio_and_pi_in_the_mismatch(
     i = row["mask"].index(True)
     assert row["ratio"][i] == pytest.approx(math.exp(limited), rel=1e-4)
     assert row["mismatch"][i] == pytest.approx(row["pi"][i] - change - row["mu"][i], abs=1e-4)
-
-
-def test_a_row_is_shown_for_each_update_of_its_batch(tmp_path: Path):
-    run = RunFolder(copy_run(tmp_path / "run", steps=1))
-    add_update(tmp_path / "run")
-    first, second = read(run, "000000.2")["rows"]
-    assert (first["update"], second["update"]) == (0, 1)
-    i = first["mask"].index(True)
-    assert second["ratio"][i] == pytest.approx(first["ratio"][i] * math.exp(0.5), rel=1e-4)
 
 
 def test_a_rejected_rollout_has_tokens_and_a_reason_for_each(run: RunFolder):
