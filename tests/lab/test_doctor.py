@@ -26,7 +26,14 @@ def test_each_problem_says_what_to_do(monkeypatch, tmp_path):
     monkeypatch.setattr(doctor.sysconfig, "get_path", lambda name: str(tmp_path))
     monkeypatch.setattr(doctor.resource, "getrlimit", lambda kind: (100, 256))
     monkeypatch.setattr(doctor, "_MIN_FREE_SPACE", 1 << 60)
+    python = tmp_path / "python"
+    python.write_text("#!/bin/sh\necho details >&2\necho no Landlock >&2\nexit 3\n")
+    python.chmod(0o700)
+    monkeypatch.setattr(doctor.sys, "executable", str(python))
     problems = found(Host(devices=("0",)))
+    assert problems["sandbox"] == "env=math-python cannot run on this machine: no Landlock"
+    host = Host(devices=("0", "1"), driver="550.1")
+    assert ("GPUs", "2, driver 550.1") in [check[:2] for check in doctor.checks(host)]
     assert "set CXX" in problems["C++ compiler"]
     assert "install python3-dev" in problems["Python headers"]
     assert "" == found(Host())["C++ compiler"] == found(Host())["Python headers"]

@@ -9,7 +9,9 @@ import offbyone
 from lab.evaluation.standalone import read_summary
 from rl.runtime.folder import RunFolder
 from rl.runtime.metrics import MetricsFile
+from tests.lab.evaluation.test_evaluate import OURS
 from tests.lab.evaluation.test_standalone import assistant, played, rollout, written
+from tests.support.prompted_endpoint import PromptedEndpoint
 
 
 def shown(value: object) -> dict[str, str]:
@@ -37,6 +39,36 @@ def test_a_run_shows_rewards_files_and_how_to_resume(folder):
     assert "resume=true" in bundle["text/plain"]
     assert "&lt;grpo&gt;" in bundle["text/html"]  # a name is no markup
     assert "\x1b]" not in bundle["text/plain"]
+
+
+def test_train_supervises_the_composed_configuration(tmp_path, monkeypatch):
+    given, folder = {}, tmp_path / "outputs" / "mine"
+    folder.mkdir(parents=True)
+
+    def supervise(values, **options):
+        given.update(options, values=values)
+        (folder / "config.yaml").write_text("max_steps: 7")
+
+    monkeypatch.setattr("lab.python_api.supervise", supervise)
+    monkeypatch.chdir(tmp_path)
+    overrides = ["max_steps=7", "run_name=mine"]
+    for config in (overrides, offbyone.compose(overrides)):
+        assert offbyone.train(config).folder.path == folder
+        assert (given["values"]["max_steps"], given["overrides"]) == (7, overrides)
+        assert given["command"] == ["offbyone", "train"]
+    assert given["compose"]("warm_start")["group_size"] == 1  # the value of conf/warm_start.yaml
+    with pytest.raises(ValueError, match="is not the folder of a run: use a folder such as"):
+        offbyone.load_run(tmp_path)
+
+
+def test_sample_plays_held_out_examples_with_the_options_of_evaluate(tmp_path):
+    with PromptedEndpoint().listening() as endpoint:
+        options = [o for o in endpoint.overrides() if not o.startswith(OURS)]
+        options += [f"output_dir={tmp_path}", "num_examples=3", "rollouts_per_example=2"]
+        run = offbyone.sample(options)
+    assert run.folder.path.parent == tmp_path
+    assert run.rollouts["step"].to_list() == [-1] * 6
+    assert len(endpoint.policy_asked) == 6
 
 
 def test_the_checkpoint_of_a_run_is_its_newest_model(folder):

@@ -4,24 +4,37 @@ import json
 from pathlib import Path
 
 import pytest
+import yaml
 
+from envs.episode import Example
+from envs.protocol import Environment
 from envs.reverse_text import ReverseText
 from lab.evaluation.standalone import evaluate
+from rl.config.build import build
 from rl.config.schema import ConfigError
+from tests.lab.evaluation.test_standalone import page_of
 from tests.support.composing import composed
 from tests.support.prompted_endpoint import PromptedEndpoint
 
 OURS = ("reflection.", "num_train", "num_val", "max_calls")  # options of a prompt search
 
 
-def evaluated(folder: Path, *more: str) -> tuple[float, PromptedEndpoint]:
+def evaluated(folder: Path, *more: str) -> tuple[float, PromptedEndpoint, Environment]:
     """Evaluate a policy that reverses words of at most four letters."""
     with PromptedEndpoint().listening() as endpoint:
         prompt = {"env.system_prompt": "'Write short words backwards.'"}
         overrides = [o for o in endpoint.overrides(**prompt) if not o.startswith(OURS)]
         overrides += [f"output_dir={folder}", "run_name=mine", "num_examples=20", *more]
         overrides += ["rollouts_per_example=2", "env.num_eval=20"]
-        return evaluate(composed(*overrides, primary="evaluate"), overrides=overrides), endpoint
+        config = composed(*overrides, primary="evaluate")
+        env = build(config["env"])()
+        return evaluate(config, overrides=overrides), endpoint, env
+
+
+def check_requests(endpoint: PromptedEndpoint, examples: list[Example], *, seeded: bool) -> None:
+    asked = {word for _, word in endpoint.policy_asked}
+    assert asked == {example.info["answer"][::-1] for example in examples}
+    assert {"seed" in body for body in endpoint.bodies if body} == {seeded}
 
 
 class LongOnly(ReverseText):
@@ -32,15 +45,21 @@ class LongOnly(ReverseText):
 
 
 def test_the_running_mean_leaves_out_rollouts_without_a_reward(tmp_path, capsys):
-    reward, endpoint = evaluated(tmp_path, f"env._target_={__name__}.LongOnly")
+    options = ["split=train", "pass_threshold=1.5", "env.num_train=20", "sampler.seeded=true"]
+    reward, endpoint, env = evaluated(tmp_path, f"env._target_={__name__}.LongOnly", *options)
+    check_requests(endpoint, env.examples("train"), seeded=True)
     words = [word for _, word in endpoint.policy_asked if len(word) > 3]
     assert 0 < len(words) < 40
     assert reward == pytest.approx(sum(len(word) <= 4 for word in words) / len(words))
-    assert f"40 of 40 rollouts, mean reward {reward:.3f}" in capsys.readouterr().out
+    screen = " ".join(capsys.readouterr().out.split())
+    assert f"40 of 40 rollouts, mean reward {reward:.3f}" in screen
+    assert "a rollout passes if its reward is >= 1.5; " in screen
+    assert "pass@1 0.0% " in screen
 
 
 def test_an_evaluation_plays_counts_and_writes_every_rollout(tmp_path, capsys):
-    reward, endpoint = evaluated(tmp_path)
+    reward, endpoint, env = evaluated(tmp_path)
+    check_requests(endpoint, env.examples("eval"), seeded=False)
     screen = capsys.readouterr().out
     words = [word for _, word in endpoint.policy_asked]
     assert len(words) == 40
@@ -58,6 +77,8 @@ def test_an_evaluation_plays_counts_and_writes_every_rollout(tmp_path, capsys):
     lines = [json.loads(line) for line in (folder / "rollouts.jsonl").read_text().splitlines()]
     assert len(lines) == 40
     assert sum(line["reward"] for line in lines) / 40 == pytest.approx(expected)
-    assert (folder / "rollouts.html").exists()
+    note = page_of(folder)["note"]
+    assert f" · policy at {endpoint.url} · python evaluate.py client=messages " in note
+    assert "num_examples=20" in yaml.safe_load((folder / "overrides.yaml").read_text())["overrides"]
     with pytest.raises(ConfigError, match="mine"):  # an evaluation is not overwritten
         evaluated(tmp_path)

@@ -1,7 +1,9 @@
 """conf/evaluate.yaml: every choice composes, and impossible settings are refused."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -9,9 +11,12 @@ from hydra import compose, initialize_config_dir
 from hydra.core.hydra_config import HydraConfig
 
 from lab.cli.launch import as_plain_dict
+from lab.evaluation.served import chat_settings
 from lab.evaluation.settings import Evaluation, check_evaluation
 from rl.config.positions import base_model_of, positions_of
 from rl.config.schema import ConfigError
+from rl.inference.server import SERVED_AS
+from rl.runtime.folder import RunFolder
 from tests.rl.config.test_shipped import COMPANIONS
 from tests.support.composing import CONF
 from tests.support.launching import train
@@ -95,6 +100,16 @@ def test_the_folder_of_an_adapter_selects_its_base_model_and_the_adapter(tmp_pat
             "inference=external is only for training: to use a server that already runs, set "
             "client=messages client.url=",
         ),
+        (
+            [*HUB, "sampler.max_tokens=4096"],
+            "sampler.max_tokens=4096 leaves no room for the prompt",
+        ),
+        ([*HUB, "env.reward_weights={exact: 0, similarity: 0}"], "env.reward_weights={"),
+        (
+            [*HUB, "env=math-file", "env.questions.dataset.path=/nowhere"],
+            "env.questions.dataset.path=/nowhere does not exist",
+        ),
+        ([*REMOTE, "client.url=http://me:secret@host/v1"], "client.url contains a password or key"),
         ([*HUB, "inference.replicas=2"], "inference.replicas=2, but only train.py starts several"),
         (
             [*HUB, "model.head_dtype=float32", "+inference.args.hf_overrides={a: 1}"],
@@ -106,6 +121,18 @@ def test_an_impossible_evaluation_is_refused(
     overrides: list[str], said: str, tmp_path: Path
 ) -> None:
     assert only_problem(*overrides, output_dir=tmp_path).startswith(said)
+
+
+def test_vllm_and_its_client_get_the_settings_of_the_evaluation(tmp_path: Path) -> None:
+    at = [*HUB, "max_seq_len=512", "sampler.max_tokens=64", "+inference.args.max_num_seqs=7"]
+    settings, folder = evaluation(*at, output_dir=tmp_path), RunFolder(tmp_path)
+    folder.set_model(tmp_path / "hf")
+    for adapter, several in ((None, True), ("adapter", False)):
+        env = SimpleNamespace(is_multi_turn=several)
+        chat = chat_settings(replace(settings, adapter_path=adapter), folder, env)
+        assert (chat.max_seq_len, chat.num_seqs, chat.is_multi_turn) == (512, 7, several)
+        assert chat.served_as == SERVED_AS[adapter is not None]
+        assert (chat.model, chat.sampler.max_tokens) == (tmp_path / "hf", 64)
 
 
 def test_a_folder_contains_one_evaluation(tmp_path: Path) -> None:

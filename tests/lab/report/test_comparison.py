@@ -11,7 +11,7 @@ from lab.report.arms import Arm, arms_of
 from lab.report.comparison import NoBaseline, NothingToCompare, compare
 from lab.report.conclusion import basis, conclusion, describe_power
 from lab.report.numbers import as_csv, as_json
-from lab.report.scoring import HELD_OUT, TRAINING, judged_step
+from lab.report.scoring import HELD_OUT, TRAINING
 from tests.support.compared_runs import NUM_QUESTIONS, arm, result, run, scores
 
 
@@ -113,8 +113,17 @@ def test_the_training_reward_is_that_of_the_last_steps():
     assert smooth.scores[[0, 1, 2, 3, 19]] == pytest.approx([0, 0.5, 1, 1.5, 17.5])
 
 
-def test_a_training_reward_belongs_to_the_last_step_which_counts_from_0():
-    assert judged_step(run(rewards=[0.5] * 3, num_steps=3), TRAINING) == 2
+def test_scores_that_never_differ_and_rewards_of_different_steps_are_noted():
+    pairs = [arm("a", [[0.5] * 4] * 3), arm("b", [[0.5] * 4] * 3)]
+    assert compare(pairs).notes[0].startswith("Every score of every run is 0.5: ")
+    assert not any("Every score" in note for note in compare([arm("a", [[0.5]])]).notes)
+    runs = [run(rewards=[0.25] * n, num_steps=n, seed=n) for n in (1, 4)]
+    assert "of the last step, 1 seed." in basis(compare([Arm("a", "a", (runs[0],))]))
+    comparison = compare([Arm(str(i), str(i), (one,)) for i, one in enumerate(runs)])
+    assert "of the last 1 to 4 steps, 1 seed each." in basis(comparison)
+    (note,) = [note for note in comparison.notes if "scored at different" in note]
+    assert note.startswith("The runs are scored at different steps, so compare with care: ")
+    assert note.endswith(": 0 at 0, 1 at 3.")
 
 
 def test_with_fewer_than_three_seeds_no_arm_is_called_better():
@@ -122,18 +131,23 @@ def test_with_fewer_than_three_seeds_no_arm_is_called_better():
     alone, comparison = compare(arms[:1]), compare(arms)
     assert conclusion(alone).startswith("grpo scores 0.5")
     assert basis(alone).endswith(", 2 seeds.")
-    assert "Fewer than 3 seeds" in alone.notes[0]
+    assert alone.notes[0].startswith("Fewer than 3 seeds of grpo: ")
+    assert comparison.notes[0].startswith("Fewer than 3 seeds of every arm: ")
     assert {r.decision for r in comparison.others} == {"open"}
     assert describe_power(comparison) == "Decisions need at least 3 seeds of each arm."
+    (other,) = compare([arms[0], arm("gspo", scores(3, 0.4))]).others  # the baseline has 2 seeds
+    assert (other.decision, other.scores.num_seeds) == ("open", 5)
 
 
 def test_finished_runs_that_cannot_be_compared_are_left_out_and_named(three_arms):
     odd = (
         run([0.5] * 16, name="asked", env="add"),
         run(name="bare"),
-        run([None] * 9 + [0.5] * 7, name="unscored"),
     )
+    unscored = run([None] * 9 + [0.5] * 7, name="unscored")
+    three_arms[2] = replace(three_arms[2], runs=(*three_arms[2].runs, unscored))
     comparison = compare([*three_arms, Arm("odd", "odd", odd)])
+    assert [result(comparison, one.name).lost for one in three_arms] == [(), (), (unscored,)]
     assert left_out(comparison) == {
         "asked": "its questions differ from those of grpo",
         "bare": "it has no evaluation",
@@ -148,9 +162,18 @@ def test_a_question_that_one_run_lacks_is_compared_for_no_run(three_arms):
     comparison = compare([*three_arms, unscored])
     examples = {question.example for question in comparison.scoring.questions}
     assert examples == {str(q) for q in range(16)} - {"3"}
-    comparison = compare([*three_arms, Arm("a", "a", (run([0.5] * 12),))])
-    assert len(comparison.scoring.questions) == 12
-    assert any("Only the 12 questions" in note for note in comparison.notes)
+    # A run with half of the questions is still compared.
+    comparison = compare([*three_arms, Arm("a", "a", (run([0.5] * 8),))])
+    assert len(comparison.scoring.questions) == 8
+    assert any("Only the 8 questions" in note for note in comparison.notes)
+
+
+def test_the_questions_are_those_of_most_finished_runs_of_the_baseline():
+    counts = (6, 16, 16, 6, 6, 6)
+    runs = [run([0.5] * n, seed=i, cause="stopped" * (i > 2)) for i, n in enumerate(counts)]
+    comparison = compare([Arm("a", "a", tuple(runs))])
+    assert len(comparison.scoring.questions) == 16
+    assert comparison.left_out[-1] == (runs[0], "its questions differ from those of a")
 
 
 def test_runs_with_different_code_are_named_also_in_different_arms(three_arms):
@@ -204,6 +227,8 @@ def test_an_arm_without_any_reward_cannot_be_the_baseline():
     arms = [bare, arm("grpo", rewards=(0.5, 0.6))]
     comparison = compare(arms)
     assert [one.arm.name for one in comparison.results] == ["grpo"]
+    evaluated = compare([*arms, arm("cispo", scores(1))])  # preferred to an arm with rewards
+    assert evaluated.baseline.arm.name == "cispo"
     assert left_out(comparison) == dict.fromkeys(("one", "two"), "it has no reward")
     with pytest.raises(NothingToCompare, match="sft has neither"):
         compare(arms, baseline="loss=sft")
@@ -225,19 +250,3 @@ def test_runs_of_one_name_keep_their_own_scores():
     assert {line["arm"]: line["score"] for line in lines} == {
         "loss=0.25": "0.25", "loss=0.75": "0.75",
     }  # fmt: skip
-
-
-def test_only_several_environments_have_an_interquartile_mean():
-    def arms(*envs):
-        for name, gain in (("grpo", 0.0), ("cispo", 0.1)):
-            runs = []
-            for seed in range(3):
-                one, *others = [run([0.5 + gain] * 4, env=env, seed=seed) for env in envs]
-                for other in others:
-                    one.evaluations[20].rewards.update(other.evaluations[20].rewards)
-                runs.append(one)
-            yield Arm(f"loss={name}", name, tuple(runs))
-
-    (one, other) = compare(list(arms("reverse", "add"))).results
-    assert (one.interquartile.value, other.interquartile.value) == pytest.approx((0.5, 0.6))
-    assert [r.interquartile for r in compare(list(arms("reverse"))).results] == [None, None]

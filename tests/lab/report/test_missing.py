@@ -2,7 +2,7 @@
 
 import csv
 from dataclasses import replace
-from math import inf, isnan
+from math import inf
 
 import numpy as np
 import pytest
@@ -11,8 +11,10 @@ from benchmarks import verdicts
 from lab.report.arms import Arm
 from lab.report.comparison import compare
 from lab.report.conclusion import basis, conclusion, describe_power, ended_early, headline
+from lab.report.missing import alternatives
 from lab.report.numbers import arm_records, as_csv, table
 from lab.report.scoring import mean_scores
+from lab.report.statistics import Interval
 from rl.runtime.sweep_folder import NOT_STARTED
 from tests.support.compared_runs import arm, result, run, scores
 
@@ -81,12 +83,20 @@ def test_a_question_without_any_score_counts_under_the_assumptions():
     assert result(comparison, "cispo").decision == "open"
 
 
-def test_the_rewards_0_1_and_none_of_one_question_score_one_half():
-    evaluation = run([[0.0, 1.0, None], [None]]).evaluations[20]
-    half, unknown = evaluation.scores.values()
-    assert half == 0.5
-    assert isnan(unknown)
-    assert list(evaluation.scores_with({"reverse": -1.0}).values()) == [0.0, -1.0]
+def test_missing_scores_are_assumed_by_environment_and_runs_keep_their_order():
+    first, last = run([[0.2, 0.8], [0.4, None]], env="a", seed=0), run([0.9, 0.7], env="a", seed=2)
+    for one, reward in ((first, 5.0), (last, 7.0)):
+        one.evaluations[20].rewards.update(run([reward], env="b").evaluations[20].rewards)
+    lost = run([0.3], env="a", seed=1, cause="vLLM is gone")
+    comparison = compare([Arm("x", "x", (first, lost, last))])
+    of_last = [0.9, 0.7, 7.0]
+    assert [arms[0].y.ravel().tolist() for _, arms in alternatives(comparison.scoring)] == [
+        pytest.approx([0.5, 0.3, 5.0, *of_last]),  # the lowest reward: 0.2 in a, 5 in b
+        pytest.approx([0.5, 0.65, 5.0, *of_last]),
+        pytest.approx([0.5, 0.4, 5.0, *[0.3, 0.2, 5.0], *of_last]),
+        # The last run scores 0.2, 0.15 and 1 above the mean of both runs.
+        pytest.approx([0.5, 0.4, 5.0, *[1.1, 0.85, 8.0], *of_last]),
+    ]
 
 
 def test_a_question_that_one_of_two_judged_versions_could_not_score_has_no_score():
@@ -178,9 +188,8 @@ def test_runs_that_ended_early_count_by_their_last_training_reward():
 
 def test_examples_that_were_chosen_by_rewards_are_named_beside_training_rewards():
     arms = [arm(name, rewards=(0.5, 0.51, 0.52)) for name in ("grpo", "cispo")]
-    chosen = [
-        Arm(a.name, a.name, tuple(replace(r, selects_examples=True) for r in a.runs)) for a in arms
-    ]
+    one, *others = arms[0].runs
+    chosen = [replace(arms[0], runs=(replace(one, selects_examples=True), *others)), arms[1]]
     texts = [" ".join(compare(of_kind).notes) for of_kind in (arms, chosen)]
     assert ["chose examples by earlier rewards" in text for text in texts] == [False, True]
 
@@ -217,9 +226,12 @@ def test_a_sweep_that_grew_is_judged_more_strictly_and_says_so():
             runs = enumerate(arm(name, scores(len(name), gain)).runs)
             yield Arm(name, name, tuple(replace(r, grown=min(i, grown)) for i, r in runs))
 
-    planned, grown = (compare(list(arms(number))) for number in (0, 3))
+    few, many = (list(arms(number)) for number in (0, 3))
+    planned, grown = compare(few), compare(many)
     once, often = (result(comparison, "cispo") for comparison in (planned, grown))
     assert often.p_value == pytest.approx(4 * 5 * once.p_value)
+    for mixed in ([few[0], many[1]], [many[0], few[1]]):  # the looks at either arm count
+        assert result(compare(mixed), "cispo").p_value == pytest.approx(often.p_value)
     assert (once.decision, often.decision) == ("better", "open")
     assert often.visible_difference > 1.5 * once.visible_difference
     assert (once.seeds_needed, often.seeds_needed) == (9, 12)  # at looks 2 and 5
@@ -244,7 +256,7 @@ def test_what_is_visible_is_said_of_the_observed_difference():
 @pytest.mark.parametrize(
     ("needed", "expected", "cell"),
     [
-        (23.0, "a decision needs about 23 seeds of each arm.", "23"),
+        (1000.0, "a decision needs about 1000 seeds of each arm.", "1,000"),
         (4000.0, "a decision needs more than 1,000 seeds of each arm.", "> 1,000"),
         (inf, "a decision needs more questions, not more seeds.", "more questions"),
         (None, "", "-"),
@@ -252,26 +264,15 @@ def test_what_is_visible_is_said_of_the_observed_difference():
 )
 def test_only_a_known_difference_needs_a_number_of_seeds(needed, expected, cell):
     comparison = compare([arm("grpo", scores(1)), arm("dapo", scores(3))])
-    dapo = replace(result(comparison, "dapo"), seeds_needed=needed)
+    below = Interval(-0.25, -0.3, 0.1)
+    dapo = replace(result(comparison, "dapo"), seeds_needed=needed, difference=below)
     comparison = replace(comparison, results=(comparison.baseline, dapo))
     text = describe_power(comparison)
     assert text.endswith(expected)
-    assert ("truly differs" in text) == bool(expected)
+    assert ("truly differs by the observed -0.25, " in text) == bool(expected)
     heads, *rows = table(arm_records(comparison, comparison.arms))
     shown = dict(zip(heads, next(row for row in rows if row[0] == "dapo"), strict=True))
     assert shown.get("seeds needed", "-") == cell
-
-
-def test_equal_scores_need_no_number_of_seeds():
-    comparison = compare([arm("grpo", scores(1)), arm("same", scores(1))])
-    assert result(comparison, "same").seeds_needed is None
-    assert "questions" not in describe_power(comparison)
-
-
-def test_an_arm_with_two_seeds_leaves_the_others_their_explanation():
-    arms = [arm("grpo", scores(1)), arm("dapo", scores(3)), arm("two", scores(4, num_seeds=2))]
-    text = describe_power(compare(arms))
-    assert text.startswith("Decisions need at least 3 seeds of each arm. The smallest visible")
 
 
 def test_arms_that_are_judged_at_different_versions_are_named():

@@ -9,11 +9,10 @@ from importlib.resources import files
 import numpy as np
 import pytest
 
-from lab.report.arms import Arm, arms_of
+from lab.report.arms import Arm
 from lab.report.command import main
 from lab.report.comparison import compare
 from lab.report.curves import curve_rows
-from lab.report.sources import read_sources
 from tests.support import compared_runs as made
 from tests.support.finished_runs import made_arm, made_run, made_sweep
 
@@ -76,23 +75,6 @@ def test_the_page_loads_nothing_and_escapes_names(sweep):
     assert set(json.loads(specs[1])) == {"forest", "curves"}
 
 
-def test_the_forest_has_a_dot_for_each_run_with_its_seed_score_and_command(sweep):
-    text = (sweep / "report.html").read_text()
-    forest = json.loads(re.search(r'id="specs">(.*?)</script>', text, re.S)[1])["forest"]
-    layers = forest["hconcat"][0]["layer"]
-    (marks,) = (one for one in layers if len(one["encoding"].get("tooltip", ())) == 4)
-    fields = [one["field"] for one in marks["encoding"]["tooltip"]]
-    assert fields == ["arm", "seed", "score", "view"]
-    dots = marks["data"].get("values") or forest["datasets"][marks["data"]["name"]]
-    assert len(dots) == 9
-    runs = {run.folder.name: run for run in read_sources([sweep]).runs}
-    for dot in dots:
-        run = runs[re.search(r"runs/([\w=.-]+)", dot["view"])[1]]
-        assert (dot["seed"], dot["arm"] in " ".join(run.overrides)) == (run.seed, True), dot
-    for arm in json.loads((sweep / "report.json").read_text())["arms"]:
-        assert [dot["score"] for dot in dots if dot["arm"] == arm["name"]] == arm["scores"]
-
-
 def test_numbers_and_figures_are_written_beside_it(sweep):
     lines = list(csv.DictReader((sweep / "report.csv").open()))
     assert len(lines) == 10
@@ -106,16 +88,6 @@ def test_numbers_and_figures_are_written_beside_it(sweep):
     assert "+0." in (sweep / "figures" / "forest.svg").read_text()
 
 
-def test_the_curves_are_those_of_the_runs(sweep):
-    points, bands = curve_rows(compare(arms_of(read_sources([sweep]).runs)))
-    assert len([point for point in points if point["arm"] == "cispo"]) == 9
-    cispo = [band for band in bands if band["arm"] == "cispo"]
-    assert [band["steps"] for band in cispo] == [0, 10, 20]
-    assert [band["seconds"] for band in cispo] == [0, 30, 60]
-    assert all(band["low"] <= band["score"] <= band["high"] for band in cispo)
-    assert "source=evaluation step=20" in points[-1]["view"]
-
-
 @pytest.mark.parametrize(
     ("arguments", "status", "problem"),
     [
@@ -127,11 +99,36 @@ def test_the_curves_are_those_of_the_runs(sweep):
         ([".", "out=page.pdf"], 2, "ends in .html"),
         (["baseline=grpo"], 2, "give the folder"),
         ([".", "out=sweep.html"], 2, "would overwrite sweep.json: choose another name"),
+        ([".", "out=a/summary.html"], 2, "would overwrite summary.json"),
+        ([".", "out=versions.html"], 2, "would overwrite versions.json"),
+        ([".", "until.smallest_effect=0.0"], 2, "effect=0.0: give a difference above 0, such as"),
+        ([".", "until.smallest_effect=-1"], 2, "until.smallest_effect=-1: give a difference"),
     ],
 )
 def test_bad_arguments_are_refused_with_the_remedy(arguments, status, problem, capsys):
     assert main(arguments) == status
     assert problem in capsys.readouterr().err
+
+
+def test_the_options_and_else_the_first_sweep_determine_the_comparison(tmp_path, monkeypatch):
+    shown = []
+    monkeypatch.setattr("lab.report.command.show", lambda *given: shown.append(given) or True)
+    folders = []
+    for name, effect in (("bare", None), ("first", 0.25), ("second", 0.5)):
+        runs = [made_run(tmp_path / f"{name}-{x}", x, evaluations={9: [0.5]}) for x in "ab"]
+        # A folder whose name contains "=" is no option.
+        folders.append(made_sweep(tmp_path / f"x={name}", runs, "" if name == "bare" else name))
+        if effect:
+            info = json.loads((folders[-1] / "sweep.json").read_text())
+            (folders[-1] / "sweep.json").write_text(json.dumps(info | {"smallest_effect": effect}))
+    words = [str(folder) for folder in folders]
+    for more, effect in ([], 0.25), (["until.smallest_effect=1e-2", "baseline=b"], 0.01):
+        assert main([*words, *more]) == 0
+        comparison, page, command = shown.pop()
+        assert (comparison.smallest_effect, comparison.question) == (effect, "first")
+        assert comparison.baseline.arm.name == ("b" if more else "a")
+        assert (page, command) == (folders[0] / "report.html", "python train.py --multirun "
+                                   "hydra.sweep.dir=x")  # fmt: skip
 
 
 def test_a_baseline_that_cannot_be_one_leaves_the_earlier_report_alone(sweep, capsys):

@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 
 from benchmarks.sequential import decide, draw, estimates, linear
-from lab.report.sequential import decide_arms, radius, radius_of
-from lab.report.statistics import OPEN, Scores, spread_of
+from lab.report.sequential import State, decide_arms, decision_of, radius, radius_of
+from lab.report.statistics import OPEN, Interval, Scores, Spread, spread_of
 
 
 def scores_of(y):
@@ -19,6 +19,24 @@ def test_the_radius_is_the_linear_boundary_with_known_variance_and_wider_with_fe
     assert radius(0.0, 4.0, 3, 0.1, 0.05) < 1e-9  # equal seeds are no reason to stay open
     # Far below delta, the level is raised, because few seeds cannot estimate the smallest tails.
     assert radius(1e-6, 4.0, 3, 0.1, 0.05) < 0.05
+    spread = Spread(((1e-5, 3), (1e-5, 20)), 3e-6, 2e-6, 9)  # the arm with fewer seeds counts
+    of_three = radius(2.1e-5, spread.decision_degrees_of_freedom, 3, 0.1, 0.05)
+    assert radius_of(spread, 0.1, 0.05) == pytest.approx(of_three)
+
+
+def test_an_interval_that_ends_at_the_smallest_effect_is_equal_and_one_that_ends_at_0_is_open():
+    ends = {(-0.1, 0.1): "equal", (0.0, 0.2): OPEN, (-0.2, 0.0): OPEN, (-0.11, -0.01): "worse"}
+    assert [decision_of(*one, 0.1) for one in ends] == list(ends.values())
+
+
+def test_the_seeds_of_an_open_arm_depend_on_the_size_of_its_difference_and_not_on_the_sign():
+    spread = Spread(((0.04, 3), (0.04, 3)), 0.0, 0.0, 0)
+    gains = (0.3, -0.3, 0.05, 0.0)
+    states = (State(Interval(gain, np.nan, np.nan), 0.1, 0.05, OPEN, spread) for gain in gains)
+    plus, minus, small, zero = (state.seeds_needed or 0 for state in states)
+    assert (
+        0 < plus == minus < small == zero
+    )  # below the smallest effect, the true difference may be 0
 
 
 def test_with_known_variance_few_paths_ever_leave_the_boundary():
@@ -79,11 +97,3 @@ def test_arms_without_enough_seeds_keep_their_share_of_the_error():
     alone = decide_arms(scores_of(y), 0, 0.001)[1]
     assert decide_arms([*scores_of(y), short], 0, 0.001)[1].error == alone.error / 2
     assert decide_arms(scores_of(y), 0, 0.001, num_unscored=3)[1].error == alone.error / 4
-
-
-def test_an_arm_with_too_few_seeds_is_open_and_its_interval_is_unknown():
-    y = np.random.default_rng(0).normal(0, 0.01, (2, 2, 20))
-    state = decide_arms(scores_of(y), 0, 0.03)[1]
-    assert state.decision == OPEN
-    assert np.isnan(state.difference.low)
-    assert state.seeds_needed is None

@@ -9,6 +9,7 @@ import pytest
 
 from lab.report.arms import arms_of
 from lab.report.comparison import compare
+from lab.report.evaluations import read_evaluation
 from lab.report.sources import read_sources
 from rl.runtime.folder import RunFolder
 from tests.support.finished_runs import NUM_QUESTIONS, made_arm, made_run, made_sweep
@@ -89,7 +90,12 @@ def test_broken_files_are_counted_and_the_rest_is_read(tmp_path):
     sweep = made_sweep(tmp_path / "sweep", folders)
     (sweep / "jobs" / "00099.json").write_text("{half")
     (sweep / "sweep.json").write_text("[]")
+    RunFolder(folders[1]).evaluation_of(20).unlink()
+    RunFolder(folders[1]).evaluation_of(20).mkdir()
     sources = read_sources([sweep, *folders, tmp_path / "runs", tmp_path / "nowhere"])
+    # Without max_steps, nothing shows that the run is complete.
+    assert [run.cause for run in sources.runs] == ["stopped after step 20 of 21", ""]
+    assert sources.runs[1].evaluations[20].num_broken == 1
     assert len(sources.runs) == 2  # a run that is named twice counts once
     read_again = sources.runs[0].evaluations[20]
     assert read_again.num_broken == 2
@@ -130,3 +136,19 @@ def test_a_nested_seed_that_the_user_sets_makes_arms(tmp_path):
     arms = arms_of(read(tmp_path))
     assert [arm.name for arm in arms] == ["seed=1", "seed=2"]
     assert "env.seed" not in arms[0].runs[0].config  # it interpolates ${seed}
+
+
+def test_only_what_no_policy_can_change_identifies_a_question(tmp_path):
+    """The system prompt may differ between runs, and later messages answer the policy."""
+    folder, said = RunFolder(tmp_path), {"role": "assistant", "content": "4"}
+    asked, other = ({"role": "user", "content": text} for text in ("2 + 2?", "2 + 3?"))
+    talks = [[asked], [asked, said, other], [{"role": "system", "content": "Be brief"}, asked]]
+    talks += [[asked, other], [other]]
+    lines = [json.dumps({"example": 0, "env": "x", "messages": talk}) for talk in talks]
+    digests = []
+    for version, line in enumerate(lines):
+        folder.evaluation_of(version).write_text(line)
+        (question,) = read_evaluation(folder, version).rewards
+        digests.append(question.digest)
+    assert len(set(digests[:3])) == 1
+    assert len(set(digests[2:])) == 3

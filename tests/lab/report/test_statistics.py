@@ -131,6 +131,9 @@ def test_questions_are_drawn_within_their_environment():
     weights = st.question_weights(strata, rng, 100)
     assert np.allclose(weights[:, 3], 1 / 4)
     assert np.allclose(weights.sum(1), 1)
+    # Three seeds are resampled, two are not.
+    assert np.unique(st.seed_weights(3, rng, 100)) == pytest.approx([0, 1 / 3, 2 / 3, 1])
+    assert np.unique(st.seed_weights(2, rng, 100)) == 0.5
     # Environments are not drawn, so their differences add nothing to the spread.
     flat = scores([[0, 0, 0, 9]] * 3, strata)
     assert st.spread_of(flat).variance == 0
@@ -148,7 +151,8 @@ def test_a_decision_needs_both_the_interval_and_the_adjusted_p():
     assert st.decide(st.Interval(0.2, 0.1, 0.3), 0.01) == st.BETTER
     assert st.decide(st.Interval(-0.2, -0.3, -0.1), 0.01) == st.WORSE
     assert st.decide(st.Interval(0.2, 0.1, 0.3), 0.05) == st.OPEN
-    assert st.decide(st.Interval(0.2, -0.01, 0.3), 0.01) == st.OPEN
+    for low, high in ((-0.01, 0.3), (0.0, 0.3), (-0.3, 0.0)):
+        assert st.decide(st.Interval((low + high) / 2, low, high), 0.01) == st.OPEN
 
 
 def test_the_chance_of_being_better_by_hand():
@@ -220,6 +224,7 @@ def test_with_the_needed_seeds_the_difference_is_visible():
         power.seeds_needed(1e-6, spread) == np.inf
     )  # more seeds do not help against the questions
     assert power.seeds_needed(0.0, spread) is None
+    assert power.seeds_needed(100.0, spread) == 3  # the fewest seeds of a decision
 
 
 def test_more_seeds_reduce_the_variance_between_seeds_alone():
@@ -227,6 +232,10 @@ def test_more_seeds_reduce_the_variance_between_seeds_alone():
     both = st.Spread(((0.04, 4), (0.08, 2)), 0.03, 0.01, 9).with_seeds(16)
     assert both.variance == pytest.approx(0.01 + 0.01 + 0.02)
     assert both.seeds == ((pytest.approx(0.01), 16), (pytest.approx(0.01), 16))
+    # An estimate of V below A or C, or of C below R, is due to chance.
+    assert st.Spread(((0.01, 3),), 0.04, 0.03, 9).variance == 0.04
+    assert st.Spread(((0.04, 3),), 0.01, 0.03, 9).variance == 0.04
+    assert st.Spread(((0.04, 3),), 0.01, 0.03, 9).with_seeds(12).questions == 0
 
 
 def test_the_interquartile_mean_is_scipys():

@@ -89,6 +89,9 @@ def test_the_page_names_the_row_in_which_a_loss_is_clearly_lower(sweep, tmp_path
     text = write_page(tmp_path / "report.html", card(sweep), [stored], read_rows(ROWS))
     assert "Staleness: lower than cispo" in text
     assert "Basic learning: " not in text
+    earlier = Card("mine", "2026-11-26", "abc", 3.0, cells)  # not compared with itself
+    again = write_page(tmp_path / "again.html", card(sweep), [earlier], read_rows(ROWS))
+    assert "lower than" not in again
     page = (tmp_path / "report.html").read_text()
     assert "Staleness: lower than cispo" in page
     assert "4: 0.30 → 0.65; 8: 0.30 → 0.25" in page
@@ -105,7 +108,9 @@ def test_a_row_without_all_levels_is_not_compared_with_whole_rows(sweep, tmp_pat
     assert ", only easy" in (tmp_path / "report.html").read_text()
 
 
-def test_rows_one_by_one_play_the_ladder_first_and_no_level_that_a_row_lacks(sweep):
+def test_rows_one_by_one_play_the_ladder_first_and_no_level_that_a_row_lacks(
+    sweep, tmp_path, monkeypatch
+):
     jobs = [
         ["seed=0", f"row={row}", f"card.level={level}", "loss=mine"]
         for row in ("staleness", "basic")
@@ -115,7 +120,11 @@ def test_rows_one_by_one_play_the_ladder_first_and_no_level_that_a_row_lacks(swe
     assert [one[-1] for one in ladder] == [f"{RATE}={rate}" for rate in (1e-4, 5e-4, 1e-3)]
     assert all("row=basic" in one and "card.level=easy" in one for one in ladder)
     assert others == jobs[:2]
-    assert remaining_work(sweep, [*ladder, *others]).startswith("1 runs are not done: about ")
+    monkeypatch.setattr("lab.sweeps.card.STORED", tmp_path / "none")  # then a run takes 40 s
+    sweep.write_info({"slots": [{}, {}]})
+    sweep.claim(ladder[2])  # it waits
+    work = "1 runs are not done: about 40 s each, 20 s in total"
+    assert remaining_work(sweep, [*ladder, *others]) == work
     given, _ = split_jobs([[*jobs[0], f"{RATE}=0.01"]], [1e-4])
     assert given == [["seed=0", "loss=mine", "row=basic", "card.level=easy", f"{RATE}=0.01"]]
 

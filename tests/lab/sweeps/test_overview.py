@@ -2,10 +2,11 @@
 
 import threading
 import time
+from types import SimpleNamespace
 
 import pytest
 
-from lab.sweeps.overview import printing_changes, read_jobs
+from lab.sweeps.overview import _print_changes, printing_changes, read_jobs
 from rl.runtime.sweep_folder import DONE, FAILED, RUNNING, WAITING, SweepFolder, identity, labels
 from rl.runtime.text import relative_path
 
@@ -56,6 +57,22 @@ def test_changes_are_printed_once_and_the_last_ones_at_the_end(sweep, capsys, mo
     assert threading.active_count() == before
     lines = [line.split()[1:6] for line in capsys.readouterr().out.splitlines()]
     assert lines == [[state, "job", "4", "of", "4:"] for state in ("running", "done")]
+
+
+def test_the_progress_is_printed_every_minute(sweep, capsys, monkeypatch):
+    now = [0.0]
+
+    class End:
+        def wait(self, _):
+            now[0] += 25.0
+            return now[0] == 200.0
+
+    clock = SimpleNamespace(monotonic=lambda: now[0], strftime=lambda _: f"{now[0]:g}")
+    monkeypatch.setattr("lab.sweeps.overview.time", clock)
+    states = {number: record.state for number, record in read_jobs(sweep).records.items()}
+    _print_changes(sweep, states, End())
+    progress = read_jobs(sweep).progress()
+    assert capsys.readouterr().out.splitlines() == [f"75 {progress}", f"150 {progress}"]
 
 
 def test_a_record_that_cannot_be_read_is_left_out(sweep):

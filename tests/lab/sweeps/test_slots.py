@@ -40,6 +40,7 @@ def local(cpus_per_task=None, gpus_per_node=None):
         (joblib(2), EIGHT, ["0"], [(tuple(EIGHT), ("0",))]),  # the second job waits
         (joblib(2), EIGHT, list("abcd"), [((0, 1, 2, 3), ("a", "b")), ((4, 5, 6, 7), ("c", "d"))]),
         (local(), [0, 1], [], [((0, 1), ())]),
+        (local(cpus_per_task=2), [0, 1], [], [((0, 1), ())]),
         (local(cpus_per_task=1), [0, 1], [], [((0,), ()), ((1,), ())]),
         (local(cpus_per_task=3), EIGHT, [], [((0, 1, 2), ()), ((3, 4, 5), ())]),
         (local(gpus_per_node=2), EIGHT, list("0123"),
@@ -76,14 +77,18 @@ def test_more_devices_than_the_machine_has_are_refused(launcher, problem):
         slots_of(launcher, EIGHT, [])
 
 
-def test_a_slot_restricts_this_process_until_the_block_ends(tmp_path, monkeypatch):
+@pytest.mark.parametrize("visible", ["7", ""])  # "" hides all GPUs
+def test_a_slot_restricts_this_process_until_the_block_ends(visible, tmp_path, monkeypatch):
     before = os.sched_getaffinity(0)
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "7")
-    with hold_slot([Slot((min(before),), ("3", "4"))], tmp_path):
-        assert os.sched_getaffinity(0) == {min(before)}
-        assert os.environ["CUDA_VISIBLE_DEVICES"] == "3,4"
+    cores = {min(before), max(before)}
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+    with hold_slot([Slot(tuple(cores), ("3", "MIG-GPU-4/1/0"))], tmp_path):
+        assert os.sched_getaffinity(0) == cores
+        assert os.environ["CUDA_VISIBLE_DEVICES"] == "3,MIG-GPU-4/1/0"
+        locks = {path.name for path in tmp_path.iterdir()}  # one of each core and of each GPU
+        assert locks == {*(f"core-{core}" for core in cores), "gpu-3", "gpu-MIG-GPU-4-1-0"}
     assert os.sched_getaffinity(0) == before
-    assert os.environ["CUDA_VISIBLE_DEVICES"] == "7"
+    assert os.environ["CUDA_VISIBLE_DEVICES"] == visible
     with hold_slot([], tmp_path) as slot:
         assert slot is None
 

@@ -115,7 +115,7 @@ def test_a_job_whose_run_is_gone_or_was_shorter_is_run_again(app):
 def test_a_job_whose_configuration_is_damaged_is_not_done(content, tmp_path):
     record = JobRecord([], state="done", folder=str(tmp_path))
     (tmp_path / "config.yaml").write_text("max_steps: 3")
-    assert is_done(record, 3)
+    assert [is_done(record, steps) for steps in (2, 3, 4)] == [True, True, False]
     (tmp_path / "config.yaml").write_text(content)
     assert not is_done(record, 3)
 
@@ -243,16 +243,26 @@ def test_a_job_that_submitit_queues_again_resumes(app):
 
 
 @pytest.mark.parametrize(
-    ("end", "error"),
-    [(OutOfTime("time is over"), "time is over"), (KeyboardInterrupt(), "interrupted")],
+    ("end", "error", "state"),
+    [
+        (OutOfTime("time is over"), "time is over", "waiting"),
+        (KeyboardInterrupt(), "interrupted", "waiting"),
+        (ConfigError(["no such key", "nor this"]), "no such key", "failed"),
+        (SystemExit(3), "ended with status 3", "failed"),
+        (KeyError(), "KeyError", "failed"),
+    ],
 )
-def test_an_interrupted_job_waits_and_resumes_at_the_next_start(end, error, tmp_path, capsys):
+def test_an_interrupted_job_waits_and_resumes_at_the_next_start(
+    end, error, state, tmp_path, capsys
+):
     sweep = SweepFolder(tmp_path)
     sweep.write_info({"process": {"host": "here", "pid": os.getpid()}, "slots": []})
     starts = []
 
     def start(name, resume):
         starts.append((name, resume))
+        now = sweep.records()[0]
+        assert (now.state, now.error, now.ended) == ("running", "did not end", None)
         if len(starts) == 1:
             MetricsFile(RunFolder(tmp_path / name)).append(0, {})
             raise end
@@ -264,9 +274,10 @@ def test_an_interrupted_job_waits_and_resumes_at_the_next_start(end, error, tmp_
     with pytest.raises(type(end)):
         job()
     record = sweep.records()[0]
-    assert (record.state, record.error) == ("waiting", error)
+    assert (record.state, record.error, record.max_steps) == (state, error, 2)
     print_unfinished(sweep, "again")
-    assert "1 of 1 jobs are not done; to resume" in capsys.readouterr().out
+    text = "; to resume" if state == "waiting" else " (1 failed); to resume"
+    assert f"1 of 1 jobs are not done{text}" in capsys.readouterr().out
     assert job() == 1.0
     assert starts == [("x-0", False), ("x-0", True)]
     assert sweep.records()[0].state == "done"

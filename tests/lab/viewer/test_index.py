@@ -1,18 +1,24 @@
 """The index contains a row for every complete line, also while files change."""
 
+import gzip
 import json
+import re
+from base64 import b64decode
 from pathlib import Path
 
+import pyarrow.parquet as pq
 import pytest
+from starlette.testclient import TestClient
 
 from lab.viewer import answers
 from lab.viewer.index import RunIndex
+from lab.viewer.server import application
 from lab.viewer.token_record import NOT_TRAINED
 from rl.runtime.files import json_line
 from rl.runtime.folder import RunFolder
 from rl.runtime.lock import locked
 from rl.runtime.token_files import Lines, write_lines
-from tests.support.viewed_run import copy_run
+from tests.support.viewed_run import add_update, copy_run
 
 
 @pytest.fixture
@@ -37,14 +43,19 @@ def test_every_rollout_has_a_row_and_every_row_finds_its_line(run: Path):
         assert line["reward"] == columns["reward"][n]
         assert line["tokens"] == columns["length"][n]
         assert line.get("used", True) == columns["used"][n]
+        assert (line["step"], line["source"]) == (columns["step"][n], columns["source"][n])
     assert [line["id"] for line in lines[:4]] == [f"000000.{k}" for k in range(4)]
 
 
 def test_staleness_counts_from_the_oldest_token_and_a_push_adds_up_gradients(run: Path):
     path = run / "rollouts" / "step_000002.jsonl"
     path.write_text(path.read_text().replace('"versions": [1]', '"versions": [0, 1]', 1))
+    record = run / "tokens" / "step_000001.trainer.rank0.parquet"
+    table = pq.read_table(record)  # an older run calls the gradient slope
+    pq.write_table(table.rename_columns({"grad": "slope"}), record)
     index = indexed(run)
     columns = answers.table(index)["columns"]
+    pq.write_table(table, record)
     found = set(zip(columns["step"], columns["staleness"], strict=True))
     assert found >= {(2, 1), (2, 2)}
     (n,) = answers.row_numbers_with(index, {"id": "000004.1"})  # a fork: its rows lie on both ranks
@@ -54,6 +65,10 @@ def test_staleness_counts_from_the_oldest_token_and_a_push_adds_up_gradients(run
     assert columns["push"][n] == pytest.approx(sum(grads), abs=2e-5)
     (rejected, *_) = answers.row_numbers_with(index, {"used": "False"})
     assert columns["push"][rejected] is None
+    add_update(run)  # a second update with the same gradients
+    index.refresh()
+    twice = [x if x is None else pytest.approx(2 * x) for x in columns["push"]]
+    assert answers.table(index)["columns"]["push"] == twice
 
 
 def test_new_lines_are_added_and_an_incomplete_line_is_read_later(run: Path):
@@ -69,10 +84,11 @@ def test_new_lines_are_added_and_an_incomplete_line_is_read_later(run: Path):
         again = answers.table(index, size, before["generation"])
         assert again["start"] + len(again["columns"]["step"]) == size
         file.write(line[40:] + "\n")
-    index.refresh()
-    after = answers.table(index, size, before["generation"])
+    client = TestClient(application([indexed(run), index], ["x", "y"], "key"))
+    after = client.get(f"/key/table?run=1&start={size}&generation={before['generation']}").json()
     assert after["generation"] == before["generation"]
-    assert after["start"] + len(after["columns"]["step"]) == size + 1
+    assert after["problems"] == []
+    assert (after["start"], len(after["columns"]["step"])) == (size, 1)
     assert after["columns"]["place"][-1] == 4  # it joins the group that was there
 
 
@@ -143,14 +159,17 @@ def test_messages_of_any_shape_are_read(tmp_path: Path):
         {"role": "assistant", "content": None, "tool_calls": [{"function": "f"}, "x", 3]},
         {"role": "assistant", "tool_calls": {"not": "a list"}},
     ]
-    line = {"messages": messages, "reward": None, "advantage": [1.0, -0.5], "group": 3}
-    (run / "rollouts" / "step_000000.jsonl").write_text(json.dumps(line) + "\n")
+    line = {"messages": messages, "reward": None, "group": 3}
+    lines = [json.dumps(line | {"advantage": one}) + "\n" for one in ([1.0, -0.5], [])]
+    (run / "rollouts" / "step_000000.jsonl").write_text("".join(lines))
     index = indexed(run)
-    columns = answers.table(index)["columns"]
-    assert columns["reward"] == [None]
-    assert columns["advantage"] == [0.25]
+    table = answers.table(index)
+    columns = table["columns"]
+    assert columns["reward"] == [None, None]
+    assert columns["advantage"] == [0.25, None]
+    assert not table["record"]
     assert answers.search(index, "GRÖSSE") == []
-    assert answers.search(index, "GRÖßE") == [0]
+    assert answers.search(index, "GRÖßE") == [0, 1]
 
 
 def test_a_question_is_the_same_in_every_version_and_run_with_any_system_prompt(tmp_path: Path):
@@ -175,7 +194,12 @@ def test_a_broken_token_record_is_reported_and_the_rollouts_are_read(run: Path):
     index = indexed(run)
     (problem,) = answers.table(index)["problems"]
     assert problem.startswith("the token record of step 1 cannot be read: ")
+    assert "more steps" not in problem
     assert answers.table(index)["columns"]["push"] == [*whole[:12], *[None] * 12, *whole[24:]]
+    (run / "tokens" / "step_000002.trainer.rank1.parquet").write_bytes(b"PAR1 no more")
+    (problem,) = answers.table(indexed(run))["problems"]
+    assert problem.startswith("the token record of step 1 cannot be read: ")
+    assert problem.endswith(" (and those of 1 more steps)")
     (n, *_) = answers.row_numbers_with(index, {"step": "1", "used": "True"})
     assert "step 1 cannot be read" in answers.tokens(index, [n])[0]["why"]
 
@@ -202,3 +226,24 @@ def test_a_step_that_trained_on_nothing_is_not_a_broken_record(tmp_path: Path):
     assert table["problems"] == []
     assert table["columns"]["push"] == [None] * 12
     assert answers.tokens(index, [0])[0]["why"] == NOT_TRAINED
+
+
+def test_an_export_has_whole_groups_of_one_step_without_the_problems_of_the_run(run: Path):
+    (run / "rollouts" / "step_000000.jsonl").open("a").write("{broken\n")
+    other, index = indexed(copy_run(run.parent / "other", steps=1)), indexed(run)
+    client = TestClient(application([other, index], ["first", "second"], "key"))
+    wanted = {"source": "evaluation", "step": "2"}
+    numbers = [answers.row_numbers_with(index, one)[:1] for one in ({"id": "000003.1"}, wanted)]
+    for chosen, step, length in zip(numbers, (1, 2), ((4, 4), (4, 4)), strict=True):
+        body = client.post("/key/export", json={"run": 1, "n": chosen}).text
+        packed = re.search(r'id="embedded">([^<]+)<', body)[1]
+        content = json.loads(gzip.decompress(b64decode(packed)))
+        (exported,) = content["runs"]
+        table, rollouts = exported["table"], exported["rollouts"]
+        assert (len(rollouts), len(exported["tokens"])) == length
+        assert table["columns"]["step"] == [step] * 4
+        assert table["columns"]["place"] == [0, 1, 2, 3]
+        assert len(table["titles"]) == 1
+        assert set(table["scales"]) == {str(step)}
+        assert (table["name"], table["path"], table["problems"]) == ("second", "", [])
+        assert content["note"] == "4 rollouts, exported"

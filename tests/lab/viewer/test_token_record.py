@@ -10,7 +10,7 @@ import tokenizers
 from lab.viewer.token_record import NO_RECORD, NOT_TRAINED, REJECTED, pieces, tokens_of, zero_reason
 from rl.runtime.folder import RunFolder
 from rl.runtime.token_files import read_rows
-from tests.support.viewed_run import TOKENIZER, add_update, copy_run
+from tests.support.viewed_run import TOKENIZER, copy_run
 
 TOKEN = {"grad": 0.0, "advantage": 0.5, "ratio": 1.3125, "weight": 0.1, "correction": 1.0}
 PPO = {"clip_low": 0.2, "clip_high": 0.28, "dual_clip": 3.0, "epsilon": 1e-8}
@@ -57,6 +57,15 @@ def read(run: RunFolder, identity: str, step: int = 0, *, used: bool = True):
             "ratio 0.50 and advantage < 0: clipped (clip_fraction; loss: "
             "clip_low=0.2, clip_high=0.28, dual_clip=3)",
         ),
+        *(
+            (
+                {},
+                [name],
+                f"ratio 1.31 and advantage > 0: clipped ({name}; loss: clip_low=0.2, "
+                "clip_high=0.28, dual_clip=3)",
+            )
+            for name in ("mask_fraction", "dropped")
+        ),
         ({}, ["trust"], "the objective does not change with the token's probability"),
     ],
 )
@@ -82,34 +91,19 @@ def test_only_sampled_tokens_have_numbers(run: RunFolder):
     assert text.count("<|im_end|>") in (3, 5)
 
 
+@pytest.mark.parametrize(("change", "limited"), [(0.5, 0.5), (30.0, 20.0), (-30.0, -20.0)])
 def test_old_logprobs_replace_mu_in_the_ratio_and_pi_in_the_mismatch(
-    run: RunFolder, tmp_path: Path
+    change: float, limited: float, run: RunFolder, tmp_path: Path
 ):
     moved = RunFolder(copy_run(tmp_path / "run", steps=1))
     for path in (tmp_path / "run" / "tokens").glob("*.trainer.rank*"):
         table = pq.read_table(path)
-        old = [[x - 0.5 for x in line] for line in table["pi"].to_pylist()]
+        old = [[x - change for x in line] for line in table["pi"].to_pylist()]
         pq.write_table(table.append_column("old", [old]), path)
     (row,) = read(moved, "000000.2")["rows"]
     i = row["mask"].index(True)
-    assert row["ratio"][i] == pytest.approx(math.exp(0.5), rel=1e-4)
-    assert row["mismatch"][i] == pytest.approx(row["pi"][i] - 0.5 - row["mu"][i], abs=1e-4)
-
-
-def test_a_row_is_shown_for_each_update_of_its_batch(tmp_path: Path):
-    run = RunFolder(copy_run(tmp_path / "run", steps=1))
-    add_update(tmp_path / "run")
-    first, second = read(run, "000000.2")["rows"]
-    assert (first["update"], second["update"]) == (0, 1)
-    i = first["mask"].index(True)
-    assert second["ratio"][i] == pytest.approx(first["ratio"][i] * math.exp(0.5), rel=1e-4)
-
-
-def test_a_fork_has_a_row_for_each_of_its_prompts_from_any_rank(run: RunFolder):
-    rows = read(run, "000001.1")["rows"]
-    assert [row["row"] for row in rows] == [0, 1]
-    assert {turn for turn in rows[1]["turns"] if turn >= 0} == {1}
-    assert all(any(x is not None for x in row["grad"]) for row in rows)
+    assert row["ratio"][i] == pytest.approx(math.exp(limited), rel=1e-4)
+    assert row["mismatch"][i] == pytest.approx(row["pi"][i] - change - row["mu"][i], abs=1e-4)
 
 
 def test_a_rejected_rollout_has_tokens_and_a_reason_for_each(run: RunFolder):
@@ -131,6 +125,7 @@ def test_a_missing_record_is_reported(run: RunFolder, tmp_path: Path):
     (tmp_path / "run" / "model.txt").write_text("/nowhere\n\n")
     answer = read(moved, "000000.0")
     assert f"{NOT_TRAINED}; token ids instead of text" in answer["why"]
+    assert not any(answer["rows"][0]["reason"])
     assert answer["rows"][0]["pieces"][0] == f"{answer['rows'][0]['ids'][0]} "
 
 
