@@ -91,6 +91,8 @@ def test_the_value_of_a_number(answer, value):
         ("18", "19", False),
         ("18", "", False),
         ("18", "9" * 501 + "x", False),
+        ("1", "0" * 499 + "1", True),
+        ("1", "0" * 500 + "1", False),  # beyond 500 characters only the same text counts
         ("1/2", "0.5", True),
         ("1/3", "0.33", False),
         ("x + 1", "x+1", None),

@@ -54,10 +54,11 @@ def test_the_step_of_a_loss_is_that_of_a_run_with_it(setup, case):
     before = answers(learner, everything)
     learner.update(batch)
     change = answers(learner, everything) - before
-    better = torch.tensor([c.advantages[0] > 0 for group in groups for c in group.credits])
+    signs = torch.tensor([c.advantages[0] for group in groups for c in group.credits]).sign()
+    better, worse = change[signs > 0].mean(), change[signs < 0].mean()
     arms = arms_of(folder, ["loss=gspo"], has_model=True)
     own, other = take_steps(folder, arms, checkpoint)
-    for found, expected in ((own[1], change[better].mean()), (own[3], change.abs().mean())):
+    for found, expected in zip(own[1:], (better, worse, change.abs().mean()), strict=True):
         assert abs(float(found) - float(expected)) < 2e-4
     assert abs(float(own[3])) > 0.01
     assert other[0] == "loss=gspo"
@@ -72,12 +73,18 @@ def test_a_run_without_a_usable_checkpoint_is_refused(tmp_path, capsys):
     assert "step=true needs one rank" in capsys.readouterr().err
 
 
-def test_a_run_whose_record_lacks_the_kept_tokens_is_refused(tmp_path, capsys):
-    folder = record_run(tmp_path, "sampler.top_k=20")
-    record_run(tmp_path, "sampler.top_k=20", step=STEP + 1)
+@pytest.mark.parametrize(
+    "choice",
+    ["sampler.top_k=20", "kl=k1", "loss=ppo", "deepspeed=zero1 trainer.ranks=2"],
+)
+def test_a_run_of_which_the_record_lacks_numbers_or_the_ranks_shards_is_refused(
+    choice, tmp_path, capsys
+):
+    folder = record_run(tmp_path, *choice.split())
+    record_run(tmp_path, *choice.split(), step=STEP + 1)
     folder.checkpoint(STEP).mkdir(parents=True)
     assert main([str(tmp_path), "loss=grpo", "step=true"]) == 2
-    assert "no sampler.top_k" in capsys.readouterr().err
+    assert "step=true needs one rank or no ZeRO" in capsys.readouterr().err
 
 
 def test_a_loss_that_compares_distributions_is_not_refused(tmp_path):
