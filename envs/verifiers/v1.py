@@ -127,8 +127,7 @@ def env_config(name: str, args: dict[str, Any]) -> Any:
         # A harness may be a script with its own packages, which our PYTHONPATH would hide. A
         # container (the library's default) has its own PYTHONPATH.
         runtime = (agent.get("runtime") or {}).get("type", declared.runtime.type)
-        is_local = runtime == "subprocess"
-        env = {"PYTHONPATH": ""} if is_local else {}
+        env = {"PYTHONPATH": ""} if runtime == "subprocess" else {}
         agent["harness"] = {
             **harness,
             "id": harness_id,

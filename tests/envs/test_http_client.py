@@ -3,7 +3,6 @@
 import asyncio
 import gzip
 import time
-from dataclasses import replace
 from time import monotonic
 
 import pytest
@@ -184,12 +183,3 @@ async def test_a_key_that_the_server_repeats_is_in_no_message(status, monkeypatc
 def test_an_address_without_a_scheme_is_refused_at_once():
     with pytest.raises(ValueError, match=r"client\.url=host:8000 is not an address: write http"):
         endpoint("host:8000")
-
-
-@pytest.mark.parametrize("status", [401, 403])
-async def test_a_refusal_without_a_key_says_where_to_name_one(status):
-    with Answers((status, "no")).serving() as url:
-        server = replace(endpoint(url), api_key_variable=None)
-        async with server.client(max_concurrent=1, timeout=5.0) as client:
-            with pytest.raises(RuntimeError, match=r"had no key: set client\.api_key_variable"):
-                await server.ask(client, messages=[])
