@@ -130,6 +130,11 @@ def test_formulas_are_compared_by_meaning(gold, said, same, grader):
     assert asyncio.run(grader.means_same(gold, said)) is same
 
 
+def test_a_grader_without_workers_is_refused():
+    with pytest.raises(ValueError, match="workers=0: set it to at least 1"):
+        Grader(**{**OPTIONS, "workers": 0})
+
+
 def test_an_endless_comparison_does_not_affect_others():
     grader = Grader(**OPTIONS)
 

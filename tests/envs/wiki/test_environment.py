@@ -228,7 +228,7 @@ def test_a_file_without_pages_is_refused(pages, problem, tmp_path):
     ("options", "problem"),
     [
         ({"levels": []}, "list one or more of 1, 2, 3"),
-        ({"levels": [7]}, "list one or more of 1, 2, 3"),
+        ({"levels": [4]}, "list one or more of 1, 2, 3"),
         ({"questions": "q.jsonl"}, "set both for a corpus of your own"),
         (
             {"columns": {"titel": "name"}},
