@@ -155,7 +155,9 @@ async def test_an_episode_ends_with_its_last_turn_or_an_error(library, answer, r
 
 
 async def test_the_tasks_are_the_examples_of_a_split(library):
-    taskset = library("offbyone.v1").ExportedTaskset()
+    ours = library("offbyone.v1")
+    assert (ours.ExportedConfig.env, ours.ExportedConfig.split) == ("reverse-text", "eval")
+    taskset = ours.ExportedTaskset()
     options = {"num_eval": 3, "num_train": 2, "system_prompt": "Brief."}
     for split, count in (("eval", 3), ("train", 2)):
         taskset.config = SimpleNamespace(env="reverse-text", options=options, split=split, task="t")
