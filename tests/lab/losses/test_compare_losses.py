@@ -196,7 +196,7 @@ def test_a_new_advantage_is_refused_if_the_run_changed_its_rewards_or_advantages
     more = ["loss=ppo"] if changed == "+critic" else changed.split()
     folder = record_run(tmp_path, *more)
     with pytest.raises(ValueError, match="cannot apply the run's critic, KL penalty or normalised"):
-        arms_of(folder, ["advantage=none"])
+        arms_of(folder, ["advantage=group_zscore"])
 
 
 def test_a_new_advantage_that_the_batch_credit_would_change_is_refused(tmp_path):
