@@ -65,6 +65,7 @@ class Agent(Composed):
         self._url: asyncio.Future[str] | None = None
 
     def check_machine(self) -> None:
+        super().check_machine()
         if shutil.which(name := self._command[0]) is None:
             raise ValueError(
                 f"command: there is no program {name!r}: install it or correct its name"

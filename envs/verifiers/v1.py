@@ -125,9 +125,9 @@ def env_config(name: str, args: dict[str, Any]) -> Any:
         if not loaders.harness_class(harness_id).EXECUTES_CODE:
             agent.setdefault("runtime", {"type": "subprocess"})
         # A harness may be a script with its own packages, which our PYTHONPATH would hide. A
-        # container has its own PYTHONPATH.
-        is_local = (agent.get("runtime") or {}).get("type", "subprocess") == "subprocess"
-        env = {"PYTHONPATH": ""} if is_local else {}
+        # container (the library's default) has its own PYTHONPATH.
+        runtime = (agent.get("runtime") or {}).get("type", declared.runtime.type)
+        env = {"PYTHONPATH": ""} if runtime == "subprocess" else {}
         agent["harness"] = {
             **harness,
             "id": harness_id,

@@ -31,7 +31,9 @@ def classic(endpoint, env, repeats, options):
     import verifiers as vf
     from verifiers.types import ClientConfig
 
+    limit = options.pop("max_tokens_of_a_rollout", -1)
     made = vf.load_environment("offbyone", env=env, **options)
+    made.set_max_total_completion_tokens(limit)
     client = ClientConfig(api_base_url=endpoint.url, api_key_var="NO_KEY", max_retries=0)
     done = made.evaluate(client, "scripted", num_examples=-1, rollouts_per_example=repeats)
     return [
@@ -109,6 +111,14 @@ def test_rewards_per_turn_are_summed_and_a_system_prompt_is_sent(evaluate):
         (result,) = evaluate(endpoint, "alphabet-sort", **options)
     assert endpoint.bodies[0]["messages"][0] == {"role": "system", "content": "Be brief."}
     assert (result.rewards["exact"], result.turns, result.error) == (0.5, 2, "")
+
+
+@pytest.mark.skipif(not CLASSIC, reason="of the classic API")
+def test_a_rollout_that_a_limit_of_the_library_ended_is_scored(evaluate):
+    options = {"num_eval": 1, "min_turns": 2, "max_turns": 2, "max_tokens_of_a_rollout": 5}
+    with ScriptedEndpoint(sort_the_first).listening() as endpoint:  # 5 tokens a turn
+        (result,) = evaluate(endpoint, "alphabet-sort", **options)
+    assert (result.rewards["exact"], result.turns, result.error) == (0.5, 1, "")
 
 
 def test_tools_are_described_called_and_counted_and_the_episode_is_closed(evaluate, monkeypatch):

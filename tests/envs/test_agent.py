@@ -66,7 +66,8 @@ def python(code: str) -> list[str]:
 def play(env, *answers, group_size=1, timeout=60.0):
     sampler = SAMPLER.__class__(**{**vars(SAMPLER), "rollout_timeout": timeout})
     chat = RendererChat(sampler, tiny_renderer(), ScriptedClient(*answers), 256, LiveVersion(7))
-    example = Example(0, "agent", [{"role": "user", "content": "say yes"}], {"answer": "Yes"})
+    opening = [{"role": "system", "content": "brief"}, {"role": "user", "content": "say yes"}]
+    example = Example(0, "agent", opening, {"answer": "Yes"})
     return asyncio.run(Player(sampler, env, chat).play_group(0, example, group_size))
 
 
@@ -85,12 +86,15 @@ def test_a_shell_agent_is_scored_by_its_file_and_every_token_is_in_its_row(tmp_p
     assert not env.seen[0]["folder"].exists()
 
 
-def test_exit_status_and_output_are_kept_for_the_rewards(tmp_path):
-    code = "print(ask(sys.argv[1]), os.environ['X']); os.write(2, b'\\xff'); sys.exit(3)"
-    env = agent(python(code), tmp_path, variables={"X": "own"})
+def test_exit_status_and_output_are_kept_for_the_rewards(tmp_path, monkeypatch):
+    monkeypatch.setenv("TZ", "Asia/Kolkata")
+    code = "print('x' * 70_000, ask(sys.argv[1]), os.environ['X'], os.environ['TZ'],"
+    code += "os.environ['HOME'] == os.getcwd(), flush=True); os.write(2, b'\\xff'); sys.exit(3)"
+    env = agent(python(code), tmp_path, variables={"X": "own", "OPENAI_API_KEY": "not ours"})
     (rollout,) = play(env, "hello")
     assert rollout.rewards == {"wrote": 0.0, "succeeded": 0.0, "output": 0.0}
-    assert (env.seen[0]["status"], env.seen[0]["output"]) == (3, "\ufffdhello own\n")
+    printed = "x" * 70_000 + " hello own Asia/Kolkata True\n\ufffd"
+    assert (env.seen[0]["status"], env.seen[0]["output"]) == (3, printed[-(2**16) :])
 
 
 def test_agents_have_keys_of_their_own_and_no_secret_of_the_run(tmp_path, monkeypatch):
@@ -144,9 +148,15 @@ def test_an_agent_that_asks_too_often_is_ended_and_scored(tmp_path):
 
 
 def test_an_agent_that_asks_nothing_is_an_error_with_its_last_words(tmp_path):
-    (rollout,) = play(agent(python("raise SystemExit('no task')"), tmp_path), "hello")
+    (rollout,) = play(agent(python("raise SystemExit('x' * 300 + 'no task')"), tmp_path), "hello")
     assert rollout.stop_reason == StopReason.ENV_ERROR
-    assert "the agent ended with status 1 before it asked the policy: no task" in rollout.error
+    assert "the agent ended with status 1 before it asked the policy: xx" in rollout.error
+    assert "no task" in rollout.error
+
+
+def tool() -> str:
+    """Do nothing."""
+    return ""
 
 
 @pytest.mark.parametrize(
@@ -154,6 +164,7 @@ def test_an_agent_that_asks_nothing_is_an_error_with_its_last_words(tmp_path):
     [
         (["sh"], {}, r"command=\['sh'\] has no {prompt}"),
         (["sh", "{prompt}"], {"max_requests": 0}, "max_requests=0: set it to at least 1"),
+        (["sh", "{prompt}"], {"tools": [tool], "max_turns": 2}, "tools: remove them, because the"),
     ],
 )
 def test_invalid_options_are_refused(command, changed, said, tmp_path):
@@ -165,6 +176,10 @@ def test_a_program_that_does_not_exist_is_refused_before_the_start(tmp_path):
     agent(["sh", "{prompt}"], tmp_path).check_machine()
     with pytest.raises(ValueError, match="there is no program 'no-such-agent'"):
         agent(["no-such-agent", "{prompt}"], tmp_path).check_machine()
+    env = agent(["sh", "{prompt}"], tmp_path)
+    (tmp_path / "tasks.jsonl").write_text("{}")
+    with pytest.raises(ValueError, match="row 1 has no column 'q'"):
+        env.check_machine()
 
 
 def test_only_the_agent_knows_how_its_conversations_look(tmp_path):
@@ -174,7 +189,12 @@ def test_only_the_agent_knows_how_its_conversations_look(tmp_path):
 
 @pytest.mark.parametrize(
     ("answer", "written", "reward"),
-    [(42, b"42\n", 1.0), (["41", 42], b"42\n", 1.0), (42, b"42\xff", 0.0)],  # the last: not UTF-8
+    [
+        (42, b"42\n", 1.0),
+        (["41", 42], b"42\n", 1.0),
+        (42, b"42\xff", 0.0),  # not UTF-8
+        (42, b"42" + b" " * 2**16 + b"x", 1.0),  # the first 64 KiB count
+    ],
 )
 def test_a_written_answer_may_be_a_number_or_one_of_several(answer, written, reward, tmp_path):
     (tmp_path / "answer.txt").write_bytes(written)

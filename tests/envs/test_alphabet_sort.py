@@ -72,6 +72,8 @@ async def test_the_expert_scores_one_in_the_environments_own_conversations():
 
 
 def test_all_names_of_a_list_differ():
+    length, turns = {"min_length": 2, "max_length": 2}, {"min_turns": 1, "max_turns": 1}
+    make(AlphabetSort, **length, **turns, num_names=169)  # 26 ** 2 = 4 * 169 names are enough
     examples = make(AlphabetSort).examples("train")
     for example in examples:
         names = [name for turn in example.info["names"] for name in turn]

@@ -152,7 +152,7 @@ ALONE = {"toolsets": {}, "per_episode": {}, "reward_weights": {}}
 def config(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[dict]:
     """The configuration, which names functions in a module of the user."""
     (tmp_path / "parts_mine.py").write_text(MODULE)
-    rows = [{"question": f"Capital {i}?", "answer": "Paris"} for i in range(4)]
+    rows = [{"question": f"Capital {i}?", "answer": ["Paris", "Lutetia"]} for i in range(4)]
     (tmp_path / "data.jsonl").write_text("\n".join(map(json.dumps, rows)))
     monkeypatch.syspath_prepend(str(tmp_path))
     options_of.cache_clear()
@@ -213,19 +213,21 @@ def test_an_episode_with_right_calls_is_answered_and_scored(config):
 
 def test_the_policy_cannot_give_an_object_or_an_option_to_a_tool(config):
     calls = (tool_call("search", query="broken", **{name: "x"}) for name in ("index", "prefix"))
-    episode, rewards = play(made(config), *calls)
+    episode, rewards = play(made(config), *calls, tool_call("search", query="it"))
     answers = [m["content"] for m in episode.messages if m["role"] == "tool"]
     usage = "Usage: search(query: str, limit: int = 3)"
     assert answers == [
         f"Error: Object contains unknown field `{name}`. {usage}" for name in ("index", "prefix")
-    ]
-    assert rewards["calls"] == 2 - 2 * 2
+    ] + ["Error: nothing on it"]
+    assert rewards["calls"] == 3 - 2 * 3
 
 
 def test_shared_objects_are_made_once_and_others_for_each_episode_and_closed(config):
     env = made(config)
     parts_mine = importlib.import_module("parts_mine")
     assert parts_mine.made == []
+    env.examples("eval")  # no episode waits for the objects
+    assert parts_mine.made == ["somewhere", "words"]
     for _ in range(2):
         episode, _ = play(env, tool_call("lookup", word="a"), tool_call("lookup", word="b"))
         env.close(episode)
@@ -254,8 +256,15 @@ def test_without_tools_the_answers_are_the_demonstrations(config):
         held_out
     }
     assert shown[0][1] == {"role": "assistant", "content": "Paris"}
-    with pytest.raises(ValueError, match="'capitals' has no scripted expert"):
-        made(config).demonstrations(Random(0))
+    answers = {**config["dataset"], "prompt": "answer", "answer": None, "num_eval": 0}
+    without = made(
+        config, **ALONE, shared={}, tools=[], max_turns=1, rewards=rewards, dataset=answers
+    )
+    for other in (made(config), without):
+        with pytest.raises(ValueError, match="'capitals' has no scripted expert"):
+            other.demonstrations(Random(0))
+    with pytest.raises(ValueError, match="row 1 has no column 'reply'"):
+        made(config, dataset={**answers, "answer": "reply"}).check_machine()
 
 
 def test_an_object_that_raises_in_close_does_not_keep_others_open():
@@ -271,10 +280,12 @@ def test_an_object_that_raises_in_close_does_not_keep_others_open():
                 raise OSError("gone")
 
     episode = Episode(Example(0, "x", []), [])
-    episode.memory["objects"] = {i: Held(i == 1) for i in range(3)}
+    held = [Held(i == 1) for i in range(3)]
+    episode.memory["objects"] = dict(enumerate(held))
     with pytest.raises(OSError, match="gone"):
         Objects({}, {}).close(episode)
-    assert len(closed) == 3
+    Objects({}, {}).close(episode)  # closes nothing again
+    assert closed == held[::-1]  # the newest first
 
 
 def reward(name: str, **options) -> dict:

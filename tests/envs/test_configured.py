@@ -47,12 +47,18 @@ def test_the_policy_reads_the_system_prompt_and_the_rollout_records_it():
     assert rollout.messages[0] == SYSTEM
 
 
-def test_a_system_prompt_replaces_the_environments_own_and_an_empty_one_removes_it():
+def test_a_system_prompt_replaces_the_environments_own_and_an_empty_one_removes_it(
+    tmp_path, monkeypatch
+):
     own = [{"role": "system", "content": "Talk."}, user("hi")]
     brief = told(ScriptedEnv(), system_prompt="Be brief.")
     assert brief.add_system_prompt(own) == [SYSTEM, user("hi")]
     assert told(ScriptedEnv(), system_prompt="").add_system_prompt(own) == [user("hi")]
     assert ScriptedEnv().add_system_prompt(own) == own
+    monkeypatch.setenv("HOME", str(tmp_path))
+    (tmp_path / "p.md").write_text("Be brief.\n")
+    for given, text in (("~/p.md", "Be brief."), (" Read\nthis.txt", "Read\nthis.txt")):
+        assert told(ScriptedEnv(), system_prompt=given).system_prompt == text
 
 
 def test_an_environment_that_holds_the_conversation_keeps_the_system_prompt_in_every_turn():
@@ -76,9 +82,9 @@ def test_a_mixture_without_a_system_prompt_does_not_configure_one():
             self.level = level  # a user's, with options of its own
 
     env = told(
-        Mixture(envs={"own": Own()}, weights={"own": 1.0}), sampling={"own": {"stop": ["!"]}}
+        Mixture(envs={"own": Own()}, weights={"own": 1.0}), sampling={"own": {"stop": [*"!?.,"]}}
     )
-    assert env.environment_of(Example(0, "own", [])).sampling == {"stop": ("!",)}
+    assert env.environment_of(Example(0, "own", [])).sampling == {"stop": (*"!?.,",)}
 
 
 @pytest.mark.parametrize(

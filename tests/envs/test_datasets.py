@@ -83,6 +83,18 @@ def test_a_file_for_evaluation_is_a_split_of_its_own(tmp_path, monkeypatch):
     train, held_out = both(lines(tmp_path / "a.jsonl", **paths, num_eval=5))
     assert len(train) == 40
     assert prompts(held_out) == [f"{i} + 1?" for i in range(0, 10, 2)]
+    _, held_out = both(lines(tmp_path / "a.jsonl", **paths, num_eval=30))
+    assert len(held_out) == 20  # all that there are
+
+
+def test_a_file_is_checked_before_the_run_unless_it_is_large(tmp_path, monkeypatch):
+    dataset = lines(tmp_path / "a.jsonl", answer="reply")
+    size = (tmp_path / "a.jsonl").stat().st_size
+    monkeypatch.setattr("envs.datasets._CHECKED_BYTES", size)
+    with pytest.raises(ValueError, match="row 1 has no column 'reply'"):
+        dataset.check()
+    monkeypatch.setattr("envs.datasets._CHECKED_BYTES", size - 1)
+    dataset.check()
 
 
 def test_parquet_and_csv_give_the_same_examples_as_json_lines(tmp_path, datasets):
@@ -124,8 +136,17 @@ def test_a_data_set_in_the_form_of_the_hub_has_splits_by_name(tmp_path, datasets
     with pytest.raises(ValueError, match=r"cannot be loaded \(\w+: .* name and splits, and the "):
         both(Hub(split="validation", **options))
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
-    with pytest.raises(ValueError, match=r"cannot be fetched \(HF_HUB_OFFLINE is set\): use local"):
-        both(Hub(split="train", **{**options, "path": "no-such/data"}))
+    missing = Hub(split="train", **{**options, "path": "no-such/data"})
+    for read in (missing.check, lambda: both(missing)):
+        with pytest.raises(ValueError, match=r"cannot be fetched \(HF_HUB_OFFLINE is set\): use "):
+            read()
+    monkeypatch.setattr(
+        "envs.datasets.load_rows", lambda *given, **more: [{"question": [given, more], "answer": 1}]
+    )
+    options |= {"path": "a/b", "config": "main", "revision": "v2", "num_eval": 0}
+    (example,) = both(Hub(split="train", **options))[0]
+    asked = {"split": "train", "name": "main", "revision": "v2"}
+    assert example.messages == [("a/b", "a/b"), asked]
 
 
 def test_without_the_library_the_message_says_what_to_install(monkeypatch, tmp_path):

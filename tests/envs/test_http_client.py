@@ -3,7 +3,6 @@
 import asyncio
 import gzip
 import time
-from dataclasses import replace
 from time import monotonic
 
 import pytest
@@ -27,12 +26,13 @@ async def post(server: Answers, **changes) -> str:
     [
         ((500, "out of\nmemory"), 3, "answered 500: out of memory, 3 times in a row"),
         ((500, "\x1b[2Jboo"), 3, "answered 500: [2Jboo, 3 times in a row"),
+        ((408, "late"), 3, "answered 408: late, 3 times in a row"),
         ((401, "no such key"), 1, "answered 401: no such key"),
         ((307, "", {"Location": "http://127.0.0.1:9/"}), 1, "answered 307: "),
         ((200, BOMB, {"Content-Encoding": "gzip"}), 1, "compresses its answers"),
-        ((200, b" " * (2 << 20)), 1, "answers with more than 1 MiB"),
+        ((200, b" " * ((1 << 20) + 1)), 1, "answers with more than 1 MiB"),
     ],
-    ids=["busy", "escape", "refusal", "redirect", "bomb", "endless"],
+    ids=["busy", "escape", "late", "refusal", "redirect", "bomb", "endless"],
 )
 async def test_an_answer_that_cannot_be_used_is_an_error_of_one_line(answer, times, told):
     server = Answers(answer)
@@ -45,9 +45,9 @@ async def test_an_answer_that_cannot_be_used_is_an_error_of_one_line(answer, tim
 
 async def test_a_busy_server_is_asked_again_after_the_time_that_it_asks_for(monkeypatch):
     monkeypatch.setenv("MY_KEY", "secret")
-    server = Answers((429, "", {"Retry-After": "0.3"}), (503, ""), (200, "yes"))
+    server = Answers((429, "", {"Retry-After": "0.3"}), (503, ""), (200, "y" * (1 << 20)))
     began = monotonic()
-    assert await post(server, retry_wait=0.2, api_key_variable="MY_KEY") == "yes"
+    assert await post(server, retry_wait=0.2, api_key_variable="MY_KEY") == "y" * (1 << 20)
     assert monotonic() - began >= 0.3 + 0.2  # half of the second backoff of 0.4 s at least
     assert server.bodies == [{"a": 1}] * 3
     assert {headers["Authorization"] for headers in server.headers} == {"Bearer secret"}
@@ -82,8 +82,9 @@ async def test_at_most_max_concurrent_requests_are_in_flight():
 
 def test_a_client_can_be_used_in_one_event_loop_after_another():
     client = HttpClient(**OPTIONS)
-    with Answers((200, "yes")).serving() as url:
+    with Answers((500, ""), (200, "yes")).serving() as url:
         assert [asyncio.run(client.post(url, {})) for _ in range(2)] == ["yes", "yes"]
+    assert client.num_retries == 1
     # The server has gone, and the error is not that of a closed loop.
     with pytest.raises(HttpError, match=r"did not answer \(ConnectError: .*, 3 times in a row"):
         asyncio.run(client.post(url, {}))
@@ -144,7 +145,8 @@ async def test_an_answer_of_another_form_is_refused(body):
 
 
 async def test_a_conversation_beyond_the_context_has_no_answer():
-    assert await ask(Answers((400, "This model's maximum context length is 16 tokens"))) is None
+    server = Answers((400, "This model's maximum context length is 16 tokens"))
+    assert (await ask(server), server.paths) == (None, ["/v1/chat/completions"])
     assert await ask(Answers((400, '{"code": "context_length_exceeded"}'))) is None
     assert await ask(Answers((400, "Your input exceeds the context window of this model"))) is None
     with pytest.raises(RuntimeError, match="no context"):
@@ -152,17 +154,20 @@ async def test_a_conversation_beyond_the_context_has_no_answer():
 
 
 async def test_access_is_refused_by_a_wrong_key_and_by_silence_alone():
-    async def check(server: Answers) -> None:
+    async def check(server: Answers, timeout: float = 5.0) -> None:
         with server.serving() as url:
-            async with endpoint(url).client(max_concurrent=1, timeout=0.3) as client:
+            async with endpoint(url).client(max_concurrent=1, timeout=timeout) as client:
                 await endpoint(url).check_access(client)
 
     await check(Answers((200, "[]")))
-    await check(Answers((404, "no such route")))
+    await check(listless := Answers((404, "no such route")))
+    assert listless.paths == ["/v1/models"]
     with pytest.raises(RuntimeError, match="refused the key in THEIR_KEY"):
         await check(Answers((401, "")))
+    with pytest.raises(RuntimeError, match="refuses this model to the key in THEIR_KEY"):
+        await check(Answers((403, "")))
     with pytest.raises(RuntimeError, match="check that the server runs"):
-        await check(Answers((200, "[]"), seconds=1.0))
+        await check(Answers((200, "[]"), seconds=1.0), timeout=0.3)
 
 
 @pytest.mark.parametrize("status", [401, 400, 200])
@@ -178,12 +183,3 @@ async def test_a_key_that_the_server_repeats_is_in_no_message(status, monkeypatc
 def test_an_address_without_a_scheme_is_refused_at_once():
     with pytest.raises(ValueError, match=r"client\.url=host:8000 is not an address: write http"):
         endpoint("host:8000")
-
-
-@pytest.mark.parametrize("status", [401, 403])
-async def test_a_refusal_without_a_key_says_where_to_name_one(status):
-    with Answers((status, "no")).serving() as url:
-        server = replace(endpoint(url), api_key_variable=None)
-        async with server.client(max_concurrent=1, timeout=5.0) as client:
-            with pytest.raises(RuntimeError, match=r"had no key: set client\.api_key_variable"):
-                await server.ask(client, messages=[])

@@ -4,6 +4,7 @@ import pytest
 
 from envs.episode import Episode, Example
 from envs.judge import Judge, JudgeError
+from envs.messages import user
 from tests.support.answers import Answers, completion
 
 OPTIONS = {
@@ -53,13 +54,17 @@ def test_its_limits_are_those_of_its_requests():
 
 async def test_as_a_reward_it_is_asked_about_an_episode(monkeypatch):
     monkeypatch.setenv("MY_KEY", "secret")
-    opening = [{"role": "system", "content": "S"}, {"role": "user", "content": "1+1?"}]
+    opening = [{"role": "system", "content": "S"}, user("0+1?"), user("1+1?")]
     example = Example(0, "e", opening, {"answer": ["2", "two"]})
     said = {"role": "assistant", "content": "<think>no</think> two"}
     server = saying("No.")
     with server.serving() as url:
         judge = Judge(url=url, **{**OPTIONS, "api_key_variable": "MY_KEY"})
         assert await judge(Episode(example, [*opening, said])) == 0.0
+        # A prompt without {answer} needs no answer.
+        bare = Judge(url=url, **{**OPTIONS, "prompt": "Q: {question} Said: {said}"})
+        assert await bare(Episode(Example(0, "e", []), [said])) == 0.0
+    assert server.bodies[1]["messages"] == [user("Q:  Said: two")]
     prompt = server.bodies[0]["messages"][0]["content"]
     assert prompt.startswith("Q: 1+1? A: 2 or two Said: two. ")
     assert server.headers[0]["Authorization"] == "Bearer secret"
@@ -76,6 +81,7 @@ async def test_as_a_reward_it_is_asked_about_an_episode(monkeypatch):
         ("7/10", 10.0, 0.7),
         ("3 reasons.\nScore: 2.5", 5.0, 0.5),
         ("0", 1.0, 0.0),
+        ("10", 10.0, 1.0),
     ],
 )
 async def test_the_score_is_the_first_of_the_last_line_that_has_one(text, max_score, score):

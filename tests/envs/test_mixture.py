@@ -87,7 +87,7 @@ class Lookup(Environment):
 
 def test_each_environment_keeps_its_own_turns_tools_and_concurrency():
     env = Mixture(envs={"words": words(), "find": Lookup()}, weights={"words": 1, "find": 1})
-    assert env.max_turns == 3
+    assert (env.max_turns, env.is_multi_turn) == (3, True)
     one, other = (env.environment_of(pool.examples[0]) for pool in env.pools("train"))
     assert (one.max_turns, one.tool_specs, one.max_concurrent) == (1, None, None)
     assert (other.max_turns, other.max_concurrent) == (3, 2)

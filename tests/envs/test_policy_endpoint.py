@@ -32,6 +32,7 @@ async def ask(body, *, session="one", message=CALL, cut_off=False):
 TEXT = {"type": "text"}
 BODY = {
     "model": "m",
+    "n": 1,
     "messages": [
         {"role": "system", "content": [TEXT | {"text": "be"}, TEXT | {"text": "!"}]},
         {"role": "user", "content": "hi"},
@@ -59,10 +60,12 @@ async def test_a_turn_comes_back_with_its_calls_as_json_text():
 async def test_a_streamed_turn_is_the_same_in_two_chunks():
     broken = {"id": "x", "type": "function", "function": {"name": "", "arguments": "{a"}}
     message = {"role": "assistant", "content": "", "tool_calls": [broken | {"error": "no JSON"}]}
-    _, text, _ = await ask(BODY | {"stream": True}, message=message, cut_off=True)
+    _, text, ((_, tools),) = await ask(
+        BODY | {"stream": True, "tools": []}, message=message, cut_off=True
+    )
     first, second, done, rest = text.split("\n\n")
     said, ended = (json.loads(line.removeprefix("data: ")) for line in (first, second))
-    assert (done, rest) == ("data: [DONE]", "")
+    assert (done, rest, tools) == ("data: [DONE]", "", None)
     # A call that cannot be parsed keeps the policy's text.
     assert said["choices"][0]["delta"]["tool_calls"] == [broken | {"index": 0}]
     assert ended["choices"][0] == {"index": 0, "delta": {}, "finish_reason": "length"}

@@ -47,7 +47,7 @@ FEW = {  # so few possible examples that random draws of train and eval would ov
     Arithmetic: {"max_operand": 4, "operators": ["+", "*"], "num_train": 12, "num_eval": 45},
     AlphabetSort: {"min_turns": 1, "max_turns": 1, **ONE_LETTER, "num_eval": 13},  # of 26
     WordProblems: {},
-    Calculations: {},
+    Calculations: {"digits": 6},
 }
 
 
@@ -120,6 +120,7 @@ def test_the_same_options_and_seeds_give_the_same_examples(kind):
         (Calculations, {"kinds": ["sums"]}, "sums.* one or more of product"),
         (Calculations, {"kinds": []}, "one or more of"),
         (Calculations, {"digits": 7}, "digits=7"),
+        (Calculations, {"digits": 1}, "digits=1"),
     ],
 )
 def test_impossible_options_are_refused_with_a_remedy(kind, changes, message):

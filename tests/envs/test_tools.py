@@ -2,6 +2,8 @@
 
 import asyncio
 import threading
+from dataclasses import dataclass
+from fractions import Fraction
 from typing import Literal
 
 import pytest
@@ -30,6 +32,12 @@ async def count(episode: Episode, step: int = 1) -> dict[str, int]:
     """Count up."""
     episode.memory["n"] = episode.memory.get("n", 0) + step
     return {"n": episode.memory["n"]}
+
+
+@dataclass
+class Bounds:
+    low: int
+    high: int = 9
 
 
 def episode() -> Episode:
@@ -124,6 +132,18 @@ def test_the_answer_of_a_tool_has_no_lone_surrogates():
     assert ask(raw("echo", {"code": "\udfff1"}), [echo])["content"] == "\ufffd1\ufffd"
 
 
+def test_a_tool_takes_records_and_returns_more_than_json_has():
+    def within(bounds: Bounds) -> dict[str, Fraction]:
+        """Divide."""
+        return {"ö": Fraction(bounds.low, bounds.high)}
+
+    parameters = Tool(within).spec["parameters"]
+    assert parameters["properties"]["bounds"] == {"$ref": "#/$defs/Bounds"}
+    assert [*parameters["$defs"]["Bounds"]["properties"]] == ["low", "high"]
+    told = ask(raw("within", {"bounds": {"low": 1}}), [within])
+    assert told["content"] == '{"ö": "1/9"}'
+
+
 @pytest.mark.parametrize("error", [KeyError, TimeoutError])
 @pytest.mark.parametrize("blocking", [False, True])
 def test_an_exception_of_a_tool_is_an_error_of_the_environment(error, blocking):
@@ -191,6 +211,10 @@ def of_any(**words: str) -> str:
     return str(words)
 
 
+def of_a_list(words: list[str] = []) -> str:  # noqa: B006
+    return str(words)
+
+
 @pytest.mark.parametrize(
     ("function", "told"),
     [
@@ -199,6 +223,7 @@ def of_any(**words: str) -> str:
             r"tool of_a_page\(page: .*Page, size: int = 1\) has a parameter whose type",
         ),
         (of_many, r"the tool of_many has the parameter \*words: use a list or named parameters"),
+        (of_a_list, "the tool of_a_list: the default of 'words' is mutable: use None"),
         (of_any, r"the tool of_any has the parameter \*\*words: use a list or named parameters"),
     ],
 )

@@ -17,9 +17,9 @@ def trials(weights=None, **changes):
     return Trials(**{**plain, **lengths, **changes}, reward_weights=weights or {"exact": 1.0})
 
 
-def scored(env, example, *said, number=0):
+def scored(env, example, *said, **place):
     messages = [m for text in said for m in (example.messages[0], assistant(text))]
-    return asyncio.run(env.score(Episode(example, messages, turns=len(said), number=number)))
+    return asyncio.run(env.score(Episode(example, messages, turns=len(said), **place)))
 
 
 def test_a_turn_is_right_copied_or_wrong_and_its_length_counts():
@@ -41,6 +41,11 @@ def test_rewards_are_flipped_as_often_as_their_names_say():
     assert sum(one["flipped_30"] for one in found) / 2000 == pytest.approx(0.7, abs=0.04)
     again = [scored(trials(), example, word[::-1], number=number) for number in range(20, 0, -1)]
     assert again == found[20:0:-1]  # also in another order, and after a resume
+    flips = [one["flipped_30"] for one in found[:100]]
+    for other, version in ((example, 1), (env.examples("eval")[2], 0)):
+        said = other.info["words"][0][::-1]
+        places = [{"number": number, "policy_version": version} for number in range(100)]
+        assert [scored(env, other, said, **place)["flipped_30"] for place in places] != flips
 
 
 def test_an_episode_of_several_turns_asks_for_other_words_and_scores_their_mean():
@@ -55,6 +60,8 @@ def test_an_episode_of_several_turns_asks_for_other_words_and_scores_their_mean(
     assert asyncio.run(env.reply(Episode(example, [], turns=3), assistant("x"))) is None
     assert scored(env, example, words[0][::-1], "no", words[2][::-1])["exact"] == 2 / 3
     assert scored(env, example, words[0][::-1])["exact"] == 1 / 3
+    assert scored(env, example, words[0])["copied"] == 1 / 3
+    assert scored(env, example, "x" * 16, "x" * 16)["length"] == 1 / 3
 
 
 def test_uneven_training_words_are_too_short_or_too_long():
@@ -84,5 +91,6 @@ def test_demonstrations_copy_the_word_in_the_given_share():
 
 
 def test_an_unknown_reward_is_refused():
+    assert trials({"exact": 1.0, "similarity": 0.0}).reward_weights == {"exact": 1.0}
     with pytest.raises(ValueError, match="reward_weights"):
         trials({"length2": 1.0})

@@ -6,6 +6,7 @@ import pytest
 
 from envs.episode import Example, StopReason
 from envs.messages import assistant, user
+from envs.mixture import Mixture
 from envs.protocol import Environment
 from offbyone.episodes import PlayedEpisode
 
@@ -20,7 +21,7 @@ class Asking(Environment):
         self.reward = reward
 
     async def reply(self, episode, message):
-        return [user("again")]
+        return None if message["content"] == "done" else [user("again")]
 
     async def score(self, episode):
         return {"good": self.reward}
@@ -40,6 +41,23 @@ async def test_an_episode_ends_with_its_last_turn_and_not_before():
     assert [message["content"] for message in episode.episode.messages] == [
         *("hi", "one", "again", "two")
     ]
+
+
+@pytest.mark.parametrize(
+    ("said", "cut_off", "reason"),
+    [("done", False, StopReason.STOP), ("more", True, StopReason.MAX_TOKENS)],
+)
+async def test_an_episode_of_a_mixture_ends_before_the_turn_limit(said, cut_off, reason):
+    asking = Asking()
+    asking.system_prompt = "Brief."
+    episode = PlayedEpisode(
+        Mixture(envs={"asking": asking}, weights={"asking": 1.0}),
+        Example(0, "asking", [user("hi")]),
+    )
+    assert episode.env is asking
+    assert await episode.take_turn(assistant(said), cut_off=cut_off) is None
+    assert (episode.episode.stop_reason, episode.episode.turns) == (reason, 1)
+    assert [message["content"] for message in episode.episode.messages] == ["Brief.", "hi", said]
 
 
 @pytest.mark.parametrize("reward", [math.nan, math.inf, -math.inf])

@@ -29,6 +29,7 @@ class Answers:
         self.url = ""
         self.bodies: list[Any] = []
         self.headers: list[Any] = []
+        self.paths: list[str] = []
         self.most_at_once = self._at_once = 0
         self._lock = threading.Lock()
 
@@ -84,6 +85,7 @@ class Answers:
             number = len(self.bodies)
             self.bodies.append(body)
             self.headers.append(headers)
+            self.paths.append(path)
             self._at_once += 1
             self.most_at_once = max(self.most_at_once, self._at_once)
         try:

@@ -24,3 +24,10 @@ class FlakyReversal(ReverseText):
         if word[0] in self.broken:
             raise RuntimeError("the scorer is down")
         return await super().score(episode)
+
+
+class Compared(ReverseText):
+    """Compare the rollouts of a group."""
+
+    async def score_group(self, episodes: Sequence[Episode]) -> list[dict[str, float]]:
+        return [{} for _ in episodes]

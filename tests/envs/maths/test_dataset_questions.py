@@ -37,7 +37,8 @@ def test_a_question_of_the_eval_file_is_not_trained_on(tmp_path):
 def test_worked_steps_are_split_from_the_answer_as_in_gsm8k(tmp_path):
     told = "She sells 48/2 = <<48/2=24>>24, not <<48/3=16>>16.\n"
     told += "Together 48+24 = <<48+24=72>>72.\n#### 72"
-    path = write(tmp_path / "a.jsonl", [{"q": " How many? ", "a": told}, {"q": "x", "a": 5}])
+    asked = [{"role": "system", "content": "s"}, {"role": "user", "content": "x"}]
+    path = write(tmp_path / "a.jsonl", [{"q": " How many? ", "a": told}, {"q": asked, "a": 5}])
     made = of_file(path, num_eval=1, prompt="q", answer="a")
     assert {*made.load("train"), *made.load("eval")} == {
         Question("How many?", "72", "She sells 48/2 = 24, not 16.\nTogether 48+24 = 72."),
@@ -50,6 +51,8 @@ def test_splits_without_questions_and_questions_without_answers_are_refused(tmp_
     same = write(tmp_path / "b.jsonl", rows(1, 2))
     with pytest.raises(ValueError, match="0 questions for training and 2 for evaluation"):
         of_file(path, eval_path=same).load("train")
+    with pytest.raises(ValueError, match="row 1 has no column 'reply'"):
+        of_file(path, answer="reply").check()
     bare = write(tmp_path / "c.jsonl", [{"question": "a"}, {"question": "b"}])
     with pytest.raises(ValueError, match=r"question 0 has no answer: set dataset\.answer"):
         of_file(bare, answer=None, num_eval=1).load("train")

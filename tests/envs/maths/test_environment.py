@@ -22,6 +22,9 @@ class Given(QuestionSource):
     def load(self, split):
         return self._questions
 
+    def check(self):
+        raise ValueError("no such file")
+
 
 GRADER = Grader(workers=1, cpu_seconds=5, memory_mb=1024, allow_without_landlock=False)
 OPTIONS = {
@@ -54,6 +57,7 @@ def scores(example, said):
         ("18", r"12 + 6 = 18" + "\n" + r"\boxed{18}", 1, 1),
         ("18", "#### 18", 1, 1),
         ("18", "12 + 6 = 18", 1, 0),
+        ("18", r"<think>\boxed{18}</think> 18", 1, 0),
         ("18", r"\boxed{19}, no, \boxed{18}", 1, 1),
         ("18", r"\boxed{18}, no, \boxed{19}", 0, 1),
         ("2x", r"\boxed{x + x}", 1, 1),
@@ -91,8 +95,11 @@ def test_the_expert_scores_one_and_shows_no_eval_question():
         assert scores(example, "no idea")["correct"] == 0.0
 
 
-def test_questions_without_a_solution_cannot_be_imitated():
+def test_questions_without_a_solution_cannot_be_imitated(monkeypatch):
     env = make(questions=Given(Question("6 * 7?", "42")), instruction="")
     assert env.examples("train")[0].messages == [{"role": "user", "content": "6 * 7?"}]
     with pytest.raises(ValueError, match=r"come without solutions.*model.warm_start=null"):
         next(env.demonstrations(Random(0)))
+    monkeypatch.setattr(GRADER, "check_machine", lambda: None)
+    with pytest.raises(ValueError, match="no such file"):
+        env.check_machine()

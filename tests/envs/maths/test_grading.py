@@ -91,6 +91,8 @@ def test_the_value_of_a_number(answer, value):
         ("18", "19", False),
         ("18", "", False),
         ("18", "9" * 501 + "x", False),
+        ("1", "0" * 499 + "1", True),
+        ("1", "0" * 500 + "1", False),  # beyond 500 characters only the same text counts
         ("1/2", "0.5", True),
         ("1/3", "0.33", False),
         ("x + 1", "x+1", None),
@@ -126,6 +128,11 @@ def test_numbers_and_equal_texts_need_no_process(gold, said, same, grader):
 )
 def test_formulas_are_compared_by_meaning(gold, said, same, grader):
     assert asyncio.run(grader.means_same(gold, said)) is same
+
+
+def test_a_grader_without_workers_is_refused():
+    with pytest.raises(ValueError, match="workers=0: set it to at least 1"):
+        Grader(**{**OPTIONS, "workers": 0})
 
 
 def test_an_endless_comparison_does_not_affect_others():

@@ -175,12 +175,13 @@ async def test_a_sandbox_that_cannot_start_is_an_error_of_the_environment(monkey
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"memory_mb": 8}, "memory_mb=8: set it to at least 64"),
+        ({"memory_mb": 63}, "memory_mb=63: set it to at least 64"),
         ({"cpu_seconds": 0}, "cpu_seconds=0"),
-        ({"max_output_chars": 0}, "max_output_chars=0"),
+        ({"max_output_chars": 1}, "max_output_chars=1: set it to at least 2"),
         ({"call_timeout": 0.0}, r"call_timeout=0\.0"),
     ],
 )
 def test_impossible_limits_are_refused(changes, message):
+    Limits(**{**OPTIONS, "memory_mb": 64, "max_output_chars": 2, "cpu_seconds": 1})
     with pytest.raises(ValueError, match=message):
         Limits(**{**OPTIONS, **changes})

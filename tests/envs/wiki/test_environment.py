@@ -158,7 +158,7 @@ def test_your_own_corpus_comes_from_two_files(tmp_path, monkeypatch):
     ]
     written(corpus, pages)
     asked = [{"question": f"What eats mice {i}?", "answer": "the owl"} for i in range(4)]
-    written(questions, asked)
+    written(questions, [*asked, {**asked[0], "level": 3}])
     env = wiki(corpus="~/pages.jsonl", questions="~/questions.jsonl", levels=[0], num_eval=1)
 
     assert (len(env.examples("train")), len(env.examples("eval"))) == (3, 1)
@@ -204,6 +204,7 @@ def test_a_share_of_the_demonstrations_gives_up_after_the_search():
     told = list(islice(wiki(giving_up=0.25).demonstrations(Random(0)), 400))
     given_up = [messages for messages in told if messages[-1]["content"] == "I do not know."]
 
+    assert next(wiki(giving_up=1.0).demonstrations(Random(0)))[-1] == given_up[0][-1]
     assert 0.18 < len(given_up) / len(told) < 0.32
     assert all([m["role"] for m in messages] == ["user", "assistant", "tool", "assistant"]
                for messages in given_up)  # fmt: skip
@@ -227,7 +228,7 @@ def test_a_file_without_pages_is_refused(pages, problem, tmp_path):
     ("options", "problem"),
     [
         ({"levels": []}, "list one or more of 1, 2, 3"),
-        ({"levels": [7]}, "list one or more of 1, 2, 3"),
+        ({"levels": [4]}, "list one or more of 1, 2, 3"),
         ({"questions": "q.jsonl"}, "set both for a corpus of your own"),
         (
             {"columns": {"titel": "name"}},

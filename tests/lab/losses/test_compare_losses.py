@@ -9,8 +9,15 @@ from pyarrow import parquet
 
 from lab.losses.arms import _recompute_advantages, arms_of
 from lab.losses.command import difference, main
-from lab.losses.recorded import recorded_batches, recorded_steps, recorded_tokens, token_table
+from lab.losses.recorded import (
+    recorded_batches,
+    recorded_steps,
+    recorded_tokens,
+    source_of,
+    token_table,
+)
 from lab.python_api import load_run
+from losses.groups import Source
 from losses.tokens import ratio_to
 from rl.rollouts.sampled_tokens import TokenRecord
 from rl.runtime.token_files import Lines, read_rows, write_lines
@@ -53,6 +60,11 @@ def test_another_arm_equals_the_record_of_a_run_with_it(tmp_path):
     batch, other = recorded_tokens(ours.path, STEP, 1), recorded_tokens(theirs.path, STEP, 1)
     _, gradient = arm.gradient(replace(batch, tokens=other.tokens), 0.0)
     torch.testing.assert_close(gradient, other.grads, rtol=1e-6, atol=1e-9)
+    without = replace(batch, tokens=replace(batch.tokens, ref_logprobs=None))
+    with pytest.raises(ValueError, match="the run recorded no reference logprobs: remove kl="):
+        arm.gradient(without, 0.0)
+    with pytest.raises(ValueError, match="no token record of update 2 of step 5"):
+        recorded_tokens(ours.path, STEP, UPDATES)
 
 
 def test_another_advantage_is_that_of_the_recorded_rewards(tmp_path):
@@ -69,6 +81,14 @@ def test_another_advantage_is_that_of_the_recorded_rewards(tmp_path):
     given = replace(batch, tokens=replace(batch.tokens, advantages=expected))
     own, _ = arms_of(folder, ["advantage=none"])
     torch.testing.assert_close(arm.gradient(batch, 0.0)[1], own.gradient(given, 0.0)[1])
+    lines["000001.0"]["turn_rewards"] = [1.0]
+    with pytest.raises(ValueError, match="the run has rewards per turn: keep the run's"):
+        arm.gradient(replace(batch, lines=lines), 0.0)
+
+
+def test_the_id_of_a_rollout_says_where_it_comes_from():
+    found = [source_of(id) for id in ("000001.2", "000001.2@4", "-000001.0")]
+    assert found == [Source.POLICY, Source.REPLAY, Source.DEMONSTRATION]
 
 
 def test_a_difference_by_hand():
@@ -94,7 +114,7 @@ def test_the_table_of_tokens_has_the_tokens_of_all_updates_in_order(tmp_path):
 
 def test_the_command_prints_a_table_and_writes_a_page(tmp_path, capsys):
     folder = record_run(tmp_path)
-    assert main([str(tmp_path), "loss=gspo,dapo", "steps=4..", "tokens=2"]) == 0
+    assert main([str(tmp_path), "loss=gspo,dapo", "steps=5..", "tokens=2"]) == 0
     screen = capsys.readouterr().out
     rows = [line.split() for line in screen.splitlines() if line.startswith(("as rec", "loss="))]
     assert [row[0] for row in rows[:3]] == ["as", "loss=gspo", "loss=dapo"]
@@ -132,14 +152,14 @@ def test_only_a_whole_batch_has_another_aggregation_or_an_optimizer_step(tmp_pat
     folder = record_run(tmp_path)
     text = folder.config.read_text().replace("num_groups: null", "num_groups: 0")
     folder.config.write_text(text)  # the whole batch of a skipped step is recorded nevertheless
-    _, arm = arms_of(folder, ["aggregation=turn_mean"])
-    steps = arms_of(folder, [], has_model=True)
-    for one in (arm, *steps):
+    arms = [arms_of(folder, [word])[1] for word in ("aggregation=turn_mean", "loss=m2po")]
+    arms += arms_of(folder, [], has_model=True)
+    for one in arms:
         one.with_credit(recorded_tokens(tmp_path, STEP))
     for path in folder.tokens.iterdir():
         parquet.write_table(parquet.read_table(path, filters=[("id", "<", "000002")]), path)
     batch = recorded_tokens(tmp_path, STEP)
-    for one in (arm, *steps):
+    for one in arms:
         with pytest.raises(ValueError, match="batch of step 5, but the run recorded only some of"):
             one.with_credit(batch)
     (own,) = arms_of(folder, [])
@@ -167,6 +187,15 @@ def test_a_run_with_a_schedule_is_compared_at_the_value_of_the_step(key, tmp_pat
     for arm in arms_of(ours, ["correction=none"]):
         gradient = arm.gradient(batch, beta)[1]
         assert torch.equal(gradient, expected.gradient(batch, beta)[1])
+
+
+@pytest.mark.parametrize(
+    "changed", ["reward.normalise_each=true", "loss=ppo", "kl.place=reward kl.beta=0.1"]
+)
+def test_a_new_advantage_is_refused_if_the_run_changed_its_rewards_or_advantages(changed, tmp_path):
+    folder = record_run(tmp_path, *changed.split())
+    with pytest.raises(ValueError, match="cannot apply the run's critic, KL penalty or normalised"):
+        arms_of(folder, ["advantage=group_zscore"])
 
 
 def test_a_new_advantage_that_the_batch_credit_would_change_is_refused(tmp_path):

@@ -87,12 +87,18 @@ def test_a_run_without_a_usable_checkpoint_is_refused(tmp_path, capsys):
     assert "step=true needs one rank" in capsys.readouterr().err
 
 
-def test_a_run_whose_record_lacks_the_kept_tokens_is_refused(tmp_path, capsys):
-    folder = record_run(tmp_path, "sampler.top_k=20")
-    record_run(tmp_path, "sampler.top_k=20", step=STEP + 1)
+@pytest.mark.parametrize(
+    "choice",
+    ["sampler.top_k=20", "kl=k1", "loss=ppo", "deepspeed=zero1 trainer.ranks=2"],
+)
+def test_a_run_of_which_the_record_lacks_numbers_or_the_ranks_shards_is_refused(
+    choice, tmp_path, capsys
+):
+    folder = record_run(tmp_path, *choice.split())
+    record_run(tmp_path, *choice.split(), step=STEP + 1)
     folder.checkpoint(STEP).mkdir(parents=True)
-    assert main([str(tmp_path), "loss=grpo", "step=true"]) == 2
-    assert "no sampler.top_k" in capsys.readouterr().err
+    assert main([str(tmp_path), "step=true"]) == 2
+    assert "step=true needs one rank or no ZeRO" in capsys.readouterr().err
 
 
 def test_a_loss_that_compares_distributions_is_not_refused(tmp_path):

@@ -52,6 +52,8 @@ def test_the_printed_commands_evaluate_and_train_the_same_policy_with_the_found_
     check_evaluation(evaluation)
     check(run)
     assert evaluation["num_examples"] == 500
+    adapted = next_commands(folder, [*overrides, "adapter_path=mine"], choices, 50)
+    assert ["adapter_path=mine" in line for line in adapted] == [True, False]
     for config in (evaluation, run):
         assert config["model"] == search["model"]
         prompt = str(folder.path / "system_prompt.txt")

@@ -4,10 +4,11 @@ import pytest
 
 from envs.episode import Example
 from envs.messages import assistant, tool_call, user
-from lab.prompts.describe import Attempt, check_columns, describe_rollout
+from envs.protocol import Environment
+from lab.prompts.describe import Attempt, check_columns, describe_rollout, starting_prompt
 
-EXAMPLE = Example(id=0, env="e", messages=[user("who?")], info={"answer": "Ola", "level": 2})
 SYSTEM = {"role": "system", "content": "Search."}
+EXAMPLE = Example(0, "e", [SYSTEM, user("who?")], info={"answer": "Ola", "level": 2})
 
 
 def attempt(*turns: dict, **record: object) -> Attempt:
@@ -43,11 +44,20 @@ def test_a_rollout_that_was_cut_off_says_so_and_one_without_an_answer_has_none()
 
 
 def test_columns_are_of_the_rollout_of_the_example_and_what_was_thought():
-    turn = {**assistant("Per"), "reasoning_content": "Let me see."}
-    told = describe_rollout(attempt(turn), ["rewards", "level", "thinking"])
-    assert told["rewards"] == '{"exact": 0.0}'
-    assert (told["level"], told["thinking"]) == (2, "Let me see.")
+    turns = [{**assistant(x), "reasoning_content": f"Let me see {x}."} for x in ("Per", "Ola")]
+    columns = ["rewards", "level", "thinking", "turn_rewards"]
+    told = describe_rollout(attempt(*turns, turn_rewards=[0, 1]), columns)
+    assert (told["rewards"], told["turn_rewards"]) == ('{"exact": 0.0}', "[0, 1]")
+    assert (told["level"], told["thinking"]) == (2, "Let me see Per.\nLet me see Ola.")
     assert "Let me see" not in told["completion"]
+
+
+def test_a_search_starts_from_the_system_prompt_that_all_examples_share():
+    bare = Example(1, "e", [user("who?")])
+    assert starting_prompt(Environment(), [EXAMPLE, EXAMPLE]) == "Search."
+    for examples, has in (([EXAMPLE, bare], "different system prompts"), ([bare], "no system pro")):
+        with pytest.raises(ValueError, match=f"the environment 'environment' has {has}"):
+            starting_prompt(Environment(), examples)
 
 
 def test_a_column_that_nothing_has_is_refused_with_those_that_there_are():

@@ -39,7 +39,8 @@ def search(endpoint: PromptedEndpoint, folder: Path, **more: object) -> Path:
     overrides = endpoint.overrides(**more, output_dir=folder, run_name="mine")
     config = composed(*overrides, primary="optimize_prompt")
     choices = {"env": "reverse-text", "client": "messages", "model": "hf"}
-    optimize_prompt(config, overrides=overrides, choices=choices, command=["python", "o.py"])
+    best = optimize_prompt(config, overrides=overrides, choices=choices, command=["python", "o.py"])
+    assert best == metadata(folder / "mine")["best_score"]
     return folder / "mine"
 
 
@@ -82,9 +83,12 @@ def test_a_search_finds_the_best_prompt_and_records_its_parents(endpoint, tmp_pa
 
 
 def test_the_teacher_reads_the_prompt_the_question_the_answer_and_the_reward(endpoint, tmp_path):
-    search(endpoint, tmp_path, num_rounds=1, state_columns="[stop_reason]")
+    limits = {"reflection.temperature": 0.25, "reflection.max_tokens": 99, "reflection.timeout": 50}
+    search(endpoint, tmp_path, num_rounds=1, state_columns="[stop_reason]", **limits)
 
     (question,) = endpoint.teacher_asked
+    (asked,) = [body for body in endpoint.bodies if body and body["model"] == "teacher"]
+    assert (asked["temperature"], asked["max_tokens"]) == (0.25, 99)
     word = endpoint.policy_asked[10][1]  # the first after the validation examples
     assert START in question
     for part in (f"reverse: {word}", word, word[::-1], "## reward\n0.0", "## stop_reason\nstop"):
@@ -154,12 +158,20 @@ def test_an_environment_that_scores_nothing_ends_the_search(endpoint, tmp_path):
         ({"env.system_prompt": "null"}, "the environment 'reverse-text' has no system prompt"),
         ({"max_calls": 25}, "max_calls=25 is too low for one round: scoring the first prompt"),
         ({"state_columns": "[turn, turns]"}, "state_columns contains turn, which no rollout has"),
+        (
+            {"env._target_": "tests.support.flaky_reversal.Compared"},
+            "reverse-text compares rollouts of a group (score_group), but",
+        ),
         (flaky(empty="[train]"), "the environment 'flaky' has no train examples"),
         (flaky(empty="[eval]"), "the environment 'flaky' has no eval examples"),
         ({"reflection.model": "null"}, "reflection: reflection.base_url=http"),
         ({"reflection.base_url": "host/v1"}, "reflection: reflection.base_url=host/v1 is not an"),
         ({"reflection.path": "x/y"}, "and reflection.path=x/y are both set"),
         (LOCAL, "reflection.max_seq_len=9999, but"),
+        (
+            LOCAL | {"reflection.max_tokens": 9999},
+            "reflection.max_tokens=9999: set it below reflection.max_seq_len=9999",
+        ),
         (
             {"reflection.template": "better"},
             "reflection.template lacks <curr_param> and <side_info>",
@@ -212,6 +224,16 @@ def test_four_unusable_answers_of_the_teacher_end_the_search(answer, why, endpoi
     assert said in str(caught.value)
     assert len(endpoint.teacher_asked) == 4
     assert len(endpoint.policy_asked) == 10 + 2 * 3
+
+
+def test_a_question_that_fills_the_context_of_the_teacher_ends_the_search(tmp_path):
+    class Small(PromptedEndpoint):
+        def answer(self, path, body, number):
+            full = body and body["model"] == "teacher"
+            return (400, "maximum context length") if full else super().answer(path, body, number)
+
+    with Small().listening() as endpoint, pytest.raises(RunFailed, match="leaves no tokens for an"):
+        search(endpoint, tmp_path)
 
 
 def test_a_resumed_search_begins_with_the_best_prompt_and_the_calls_that_are_left(

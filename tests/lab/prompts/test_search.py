@@ -9,7 +9,8 @@ from rich.console import Console
 
 from envs.episode import Example
 from lab.prompts.describe import Attempt
-from lab.prompts.search import COMPONENT, Search
+from lab.prompts.search import COMPONENT, Search, SearchEnded
+from rl.runtime.folder import RunFolder
 from rl.terminal.progress import Progress
 
 EXAMPLE = Example(id=0, env="e", messages=[])
@@ -54,6 +55,29 @@ def test_the_best_prompt_is_not_the_newest(capsys):
     assert "best 0.750 (start 0.250), 3 candidates" in capsys.readouterr().out
     search.settings = SimpleNamespace(perfect_score=0.75)
     assert search._is_over(None)
+
+
+def test_only_unusable_answers_in_a_row_end_the_search_and_a_late_one_at_once(tmp_path):
+    answers = [*[("", False)] * 3, ("p", False), *[("", False)] * 3, ("cut", True)]
+    search = replace(searching(), run_folder=RunFolder(tmp_path))
+    search._answer = lambda question: None
+    for number, answer in enumerate(answers):
+        search.runner = SimpleNamespace(run=lambda _, answer=answer: answer)
+        if number == 3:
+            assert search.reflect("?") == "p"
+            continue
+        with pytest.raises(
+            SearchEnded if number == 7 else ValueError, match="the reflection model"
+        ):
+            search.reflect("?")
+
+    def late(_):
+        raise TimeoutError
+
+    search.runner = SimpleNamespace(run=late)
+    search.reflecting = SimpleNamespace(sampler=SimpleNamespace(rollout_timeout=9.0))
+    with pytest.raises(SearchEnded, match=r"within reflection\.timeout=9 s: raise"):
+        search.reflect("?")
 
 
 def searching() -> Search:
