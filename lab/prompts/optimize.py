@@ -40,11 +40,7 @@ if TYPE_CHECKING:
 
 
 def optimize_prompt(
-    config: dict[str, Any],
-    *,
-    overrides: list[str],
-    choices: dict[str, str],
-    command: Sequence[str],
+    config: dict[str, Any], *, overrides: list[str], choices: dict[str, str], command: Sequence[str]
 ) -> float:
     """Run a prompt search, and return the validation score of the best prompt.
 

@@ -43,12 +43,7 @@ class RayProcess:
 
 class RayHost:
     def __init__(
-        self,
-        ray: Any,
-        node: Any,
-        address: str,
-        bundle: Bundle,
-        interface: str | None,
+        self, ray: Any, node: Any, address: str, bundle: Bundle, interface: str | None
     ) -> None:
         self._ray, self.node, self._pending = ray, node, None
         self.lost: HostLost | None = None

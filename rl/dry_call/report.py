@@ -21,11 +21,7 @@ class Report:
 
     @contextmanager
     def calling(
-        self,
-        group: str,
-        made: Any,
-        given: str = "",
-        ignored: type[Exception] | tuple[()] = (),
+        self, group: str, made: Any, given: str = "", ignored: type[Exception] | tuple[()] = ()
     ) -> Iterator[None]:
         """Record an error in the block as a problem of the component `made`, called with `given`.
 

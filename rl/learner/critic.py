@@ -28,13 +28,7 @@ from transformers import PreTrainedModel
 
 from losses.tokens import TokenLoss
 from rl.config.ranges import NonNegativeInt
-from rl.learner.deepspeed_engine import (
-    linearise,
-    load_engine,
-    save_engine,
-    start_engine,
-    take_step,
-)
+from rl.learner.deepspeed_engine import linearise, load_engine, save_engine, start_engine, take_step
 from rl.learner.objective import Batch
 from rl.learner.optim import AdamW
 from rl.learner.ranks import Ranks

@@ -141,8 +141,7 @@ def states_before(body: Any, token_ids: Tensor, mask: Tensor) -> Tensor:
         position_ids=on_device(packed.positions)[None],
         use_cache=False,
         layout=_Layout(
-            [(on_device(index), first) for index, first in packed.leaves],
-            on_device(packed.copies),
+            [(on_device(index), first) for index, first in packed.leaves], on_device(packed.copies)
         ),
     ).last_hidden_state[0]
     # Select in float32, because bfloat16 would round the sum of the gradients of a shared state.

@@ -50,12 +50,7 @@ class ImitationSampler:
         raise NotImplementedError
 
     def group(
-        self,
-        env: Environment,
-        renderer: Renderer,
-        rng: Random,
-        group_size: int,
-        max_seq_len: int,
+        self, env: Environment, renderer: Renderer, rng: Random, group_size: int, max_seq_len: int
     ) -> tuple[Rollout, ...]:
         """Return `group_size` rollouts with reward 1. Skip conversations that are too long."""
         stream = self.conversations(env, rng)

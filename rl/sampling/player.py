@@ -174,10 +174,7 @@ class Player:
         env, clock = start.env, start.clock
         messages = start.prepare(start.example.messages)
         episode = Episode(
-            start.example,
-            messages,
-            number=start.seeds.rollout,
-            policy_version=self.policy_version,
+            start.example, messages, number=start.seeds.rollout, policy_version=self.policy_version
         )
         first = Speaker(
             *(self.chat, RowBuilder(), episode),

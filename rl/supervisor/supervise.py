@@ -59,11 +59,7 @@ Compose = Callable[[str], dict[str, Any]]
 
 
 def supervise(
-    config: dict[str, Any],
-    *,
-    overrides: list[str],
-    command: Sequence[str],
-    compose: Compose,
+    config: dict[str, Any], *, overrides: list[str], command: Sequence[str], compose: Compose
 ) -> float | None:
     """Supervise a run from start to end. Return the mean reward of its last ten steps.
 

@@ -46,10 +46,7 @@ def test_answers_are_right_and_the_expert_gives_them():
         assert example.info["answer"] == str(worked_out(example.messages[0]["content"]))
     assert {score(e, e.info["answer"])["correct"] for e in env.examples("eval")} == {1.0}
     for question, answer in islice(env.demonstrations(Random(0)), 200):
-        assert answer == {
-            "role": "assistant",
-            "content": str(worked_out(question["content"])),
-        }
+        assert answer == {"role": "assistant", "content": str(worked_out(question["content"]))}
 
 
 def test_training_questions_repeat_in_order_when_there_are_too_few():

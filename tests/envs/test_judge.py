@@ -38,9 +38,7 @@ async def test_the_prompt_is_filled_in_and_the_request_is_has_the_options():
             "model": "judge",
             "temperature": 0.0,
             "max_tokens": 16,
-            "messages": [
-                {"role": "user", "content": "Q: 1+1? A: 2 Said: two {x}. {yes or no}"},
-            ],
+            "messages": [{"role": "user", "content": "Q: 1+1? A: 2 Said: two {x}. {yes or no}"}],
         }
     ]
     assert "Authorization" not in server.headers[0]

@@ -218,10 +218,7 @@ def of_a_list(words: list[str] = []) -> str:  # noqa: B006
 @pytest.mark.parametrize(
     ("function", "told"),
     [
-        (
-            of_a_page,
-            r"tool of_a_page\(page: .*Page, size: int = 1\) has a parameter whose type",
-        ),
+        (of_a_page, r"tool of_a_page\(page: .*Page, size: int = 1\) has a parameter whose type"),
         (of_many, r"the tool of_many has the parameter \*words: use a list or named parameters"),
         (of_a_list, "the tool of_a_list: the default of 'words' is mutable: use None"),
         (of_any, r"the tool of_any has the parameter \*\*words: use a list or named parameters"),

@@ -38,7 +38,7 @@ SMALL = [f"max_steps={STEPS}", "batch_size=16", "group_size=4", "entropy_bonus=0
 SMALL += [f"trainer.checkpoint_every={EVERY}", "trainer.keep_checkpoints=9"]
 # Choices that the check refuses together. Demonstrations are left out: they need another loss.
 CONFLICTS = {
-    frozenset({("adapter", "lora"), ("kl", "refreshed")}): "an adapter freezes the base model",
+    frozenset({("adapter", "lora"), ("kl", "refreshed")}): "an adapter freezes the base model"
 }
 
 

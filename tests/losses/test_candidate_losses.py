@@ -77,10 +77,7 @@ def given(log_p: Tensor, log_q: Tensor) -> Tokens:
 
 @pytest.mark.parametrize(
     ("loss", "rows", "metric"),
-    [
-        (forward_kl_topk, FORWARD, "forward_kl"),
-        (reverse_kl_topk, REVERSE, "reverse_kl"),
-    ],
+    [(forward_kl_topk, FORWARD, "forward_kl"), (reverse_kl_topk, REVERSE, "reverse_kl")],
     ids=["forward", "reverse"],
 )
 def test_value_and_gradient_are_those_worked_by_hand(loss, rows, metric):

@@ -25,8 +25,7 @@ LOSSES = [-1.0, 2.0, -0.5, -8.0]  # -A r, and so is the gradient
 
 
 @pytest.mark.parametrize(
-    ("bound", "kept"),
-    [(4.0, 4), (3.49, 3), (1.7, 3), (1.6, 2), (0.51, 2), (0.49, 1), (1e-9, 1)],
+    ("bound", "kept"), [(4.0, 4), (3.49, 3), (1.7, 3), (1.6, 2), (0.51, 2), (0.49, 1), (1e-9, 1)]
 )
 def test_the_tokens_that_moved_most_are_dropped_until_the_mean_square_is_small(
     check_table, bound: float, kept: int

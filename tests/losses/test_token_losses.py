@@ -133,10 +133,7 @@ def test_sapo_gates_smoothly_with_a_temperature_by_sign(check_table):
 
 
 def test_cross_entropy_ignores_advantage_and_ratio(check_table):
-    rows = [
-        (1 / 2, 1 / 2, 1.0, LN2, -1.0),
-        (1 / 8, 1 / 2, -5.0, 3 * LN2, -1.0),
-    ]
+    rows = [(1 / 2, 1 / 2, 1.0, LN2, -1.0), (1 / 8, 1 / 2, -5.0, 3 * LN2, -1.0)]
     check_table(cross_entropy, rows)
 
 

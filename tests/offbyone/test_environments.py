@@ -45,16 +45,8 @@ def test_a_class_can_be_loaded_by_its_import_path():
             {},
             "environment 'reverse-texts' does not exist: did you mean reverse-text",
         ),
-        (
-            "zzz",
-            {},
-            "environment 'zzz' does not exist: choose one of agent, alphabet-sort, ",
-        ),
-        (
-            "arithmetic",
-            {"max_operant": 3},
-            r"no options \['max_operant'\]: use max_operand, ",
-        ),
+        ("zzz", {}, "environment 'zzz' does not exist: choose one of agent, alphabet-sort, "),
+        ("arithmetic", {"max_operant": 3}, r"no options \['max_operant'\]: use max_operand, "),
         ("verifiers", {}, r"verifiers\.id has no default: pass"),
     ],
 )

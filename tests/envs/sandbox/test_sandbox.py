@@ -57,10 +57,7 @@ def test_no_process_until_the_first_call_then_one_and_none_after_closing(box):
             '  File "<python>", line 2, in <module>\n    1 / 0\n    ~~^~~\n'
             "ZeroDivisionError: division by zero\n",
         ),
-        (
-            "1 +",
-            '  File "<python>", line 1\n    1 +\n       ^\nSyntaxError: invalid syntax\n',
-        ),
+        ("1 +", '  File "<python>", line 1\n    1 +\n       ^\nSyntaxError: invalid syntax\n'),
     ],
 )
 def test_the_answer_is_what_an_interactive_interpreter_would_say(box, code, answer):

@@ -35,11 +35,7 @@ def test_sections_with_the_same_heading_become_one():
 
 @pytest.mark.parametrize(
     "code",
-    [
-        "```sh\n# first\n```",
-        "~~~~\n# a\n~~~\n``` b\n# c\n~~~~~",
-        "  ````\n# a\n```\n# b\n````",
-    ],
+    ["```sh\n# first\n```", "~~~~\n# a\n~~~\n``` b\n# c\n~~~~~", "  ````\n# a\n```\n# b\n````"],
 )
 def test_a_comment_in_a_code_block_is_no_heading(code):
     found = list(_sections_of(f"# Use\n{code}\n# Next\ntext"))

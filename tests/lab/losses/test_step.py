@@ -88,8 +88,7 @@ def test_a_run_without_a_usable_checkpoint_is_refused(tmp_path, capsys):
 
 
 @pytest.mark.parametrize(
-    "choice",
-    ["sampler.top_k=20", "kl=k1", "loss=ppo", "deepspeed=zero1 trainer.ranks=2"],
+    "choice", ["sampler.top_k=20", "kl=k1", "loss=ppo", "deepspeed=zero1 trainer.ranks=2"]
 )
 def test_a_run_of_which_the_record_lacks_numbers_or_the_ranks_shards_is_refused(
     choice, tmp_path, capsys

@@ -140,10 +140,7 @@ def test_with_fewer_than_three_seeds_no_arm_is_called_better():
 
 
 def test_finished_runs_that_cannot_be_compared_are_left_out_and_named(three_arms):
-    odd = (
-        run([0.5] * 16, name="asked", env="add"),
-        run(name="bare"),
-    )
+    odd = (run([0.5] * 16, name="asked", env="add"), run(name="bare"))
     unscored = run([None] * 9 + [0.5] * 7, name="unscored")
     three_arms[2] = replace(three_arms[2], runs=(*three_arms[2].runs, unscored))
     comparison = compare([*three_arms, Arm("odd", "odd", odd)])
@@ -191,7 +188,7 @@ def test_runs_with_different_code_are_named_also_in_different_arms(three_arms):
     notes = [note for note in compare(three_arms).notes if "different versions" in note]
     assert notes == [
         "The runs used different versions of c.py, losses/a.py, mine.py: compare the copies in "
-        "code/ of their folders.",
+        "code/ of their folders."
     ]
     assert not any("commits" in note for note in compare(three_arms).notes)  # one commit is known
     last = Arm(

@@ -52,9 +52,7 @@ def test_resampled_one_way_the_draws_are_those_of_scipy(num_seeds, num_questions
     rng = np.random.default_rng(0)
     arm = scores(rng.normal(0, 1, (num_seeds, num_questions)) ** 2)
     drawn = st.draw_scores(
-        arm,
-        st.seed_weights(num_seeds, rng, 40_000),
-        st.question_weights(arm.strata, rng, 40_000),
+        arm, st.seed_weights(num_seeds, rng, 40_000), st.question_weights(arm.strata, rng, 40_000)
     )
     reference = stats.bootstrap(
         (arm.y.ravel(),), np.mean, n_resamples=40_000, method="percentile", rng=1

@@ -62,14 +62,8 @@ def test_slots_share_the_machine(launcher, cores, gpus, expected):
 @pytest.mark.parametrize(
     ("launcher", "problem"),
     [
-        (
-            local(cpus_per_task=9),
-            "hydra.launcher.cpus_per_task=9, but this machine has only 8",
-        ),
-        (
-            local(gpus_per_node=1),
-            "hydra.launcher.gpus_per_node=1, but this machine has only 0",
-        ),
+        (local(cpus_per_task=9), "hydra.launcher.cpus_per_task=9, but this machine has only 8"),
+        (local(gpus_per_node=1), "hydra.launcher.gpus_per_node=1, but this machine has only 0"),
     ],
 )
 def test_more_devices_than_the_machine_has_are_refused(launcher, problem):

@@ -81,10 +81,7 @@ def test_a_missing_or_too_small_ray_is_one_sentence(ray_cluster, folder):
         with pytest.raises(RunFailed, match="needs 8 GPUs, but the cluster has 4"), too_many:
             pass
         nowhere = settings("127.0.0.1:1").hosts(folder, reaper, DEMAND)
-        with (
-            pytest.raises(RunFailed, match="no Ray cluster at cluster"),
-            nowhere,
-        ):
+        with pytest.raises(RunFailed, match="no Ray cluster at cluster"), nowhere:
             pass
 
 

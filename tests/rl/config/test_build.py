@@ -93,10 +93,7 @@ def parts(modules: Path) -> dict[str, Any]:
     (modules / "data.jsonl").write_text(json.dumps({"question": "q", "answer": "a"}))
     config = composed("env=composed", f"env.dataset.path={modules}/data.jsonl", "run_name=here")
     config["output_dir"] = str(modules / "outputs")
-    config["env"] |= {
-        "tools": [{"_target_": "knobs_parts.search", "limit": 3}],
-        "max_turns": 3,
-    }
+    config["env"] |= {"tools": [{"_target_": "knobs_parts.search", "limit": 3}], "max_turns": 3}
     config["env"]["shared"] = {"index": {"paris": "a city"}}
     config["env"]["rewards"]["found"] = {"_target_": "knobs_parts.found", "bonus": 1.0}
     return config

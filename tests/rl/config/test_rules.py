@@ -13,14 +13,7 @@ from rl.config.check import check
 from rl.config.rules import secret_problems
 from rl.config.schema import ConfigError
 from rl.config.transport import VLLM_RANKS, adapter_obstacle
-from tests.support.composing import (
-    REPO,
-    Changes,
-    changed,
-    chosen,
-    composed,
-    only_problem,
-)
+from tests.support.composing import REPO, Changes, changed, chosen, composed, only_problem
 
 ZERO = {stage: {"zero_optimization": {"stage": stage}} for stage in (0, 1, 2, 3)}
 MUON = {**chosen("optim", "adamw"), **chosen("optim", "muon"), "learning_rate": 1e-3}
@@ -136,10 +129,7 @@ REFUSED: dict[str, tuple[Changes, str]] = {
         {"inference.devices": [0], "cluster": chosen("cluster", "ray")},
         "inference.devices=[0] names GPUs of this machine, but rl.cluster.ray_cluster.RayCluster",
     ),
-    "no duration": (
-        {"max_time": "3x"},
-        "max_time=3x is not a duration: write 3h30m, 90m, or a",
-    ),
+    "no duration": ({"max_time": "3x"}, "max_time=3x is not a duration: write 3h30m, 90m, or a"),
     "no condition": (
         {"stop_when": "eval/reward = 1"},
         "stop_when=eval/reward = 1 is not a condition: write a metric of metrics.jsonl",

@@ -332,11 +332,7 @@ ONE_TURN = "    return [[0.0] * len(t or ()) for t in group.turn_rewards][1:]\n"
             "    return Correction((a - a) / 0, {})\n",
             "returned a weight that is NaN or infinite: clamp the log ratio",
         ),
-        (
-            "aggregation",
-            "def mine(lengths, groups):\n    return [1.0]\n",
-            "1 numbers instead of 4",
-        ),
+        ("aggregation", "def mine(lengths, groups):\n    return [1.0]\n", "1 numbers instead of 4"),
         (
             "batch_credit",
             "def mine(groups):\n    return [g.credits[:1] for g in groups]\n",
@@ -568,9 +564,7 @@ FACTS = {
     },
     "correction": {"correction_is_neutral": {"none"}},
     "batch_credit": {"batch_credit_is_neutral": {"none"}},
-    "truncation": {
-        "truncation_lowers_rewards": {"penalty"},
-    },
+    "truncation": {"truncation_lowers_rewards": {"penalty"}},
     "loss": {"loss_weighs_sequences": {"gspo", "sapo"}, "loss_corrects": {"decoupled_ppo"}},
 }
 

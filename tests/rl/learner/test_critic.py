@@ -131,10 +131,7 @@ def critics(setup):
 
 @per_world(
     "mode",
-    {
-        1: ("zero0", "zero2 compiled"),
-        2: ("zero1", "zero2 shared", "zero3 scattered checkpointing"),
-    },
+    {1: ("zero0", "zero2 compiled"), 2: ("zero1", "zero2 shared", "zero3 scattered checkpointing")},
 )
 @on_ranks
 def test_advantages_and_steps_are_those_of_plain_torch_on_the_whole_batch(setup, mode):

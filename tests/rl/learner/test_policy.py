@@ -45,10 +45,7 @@ STEPS = {
     ),
 }
 steps = per_world("dtype, mode", STEPS)
-WITH_ADAPTER = {
-    1: ("zero0 checkpointing",),
-    2: ("zero1", "zero2", "zero3 scattered checkpointing"),
-}
+WITH_ADAPTER = {1: ("zero0 checkpointing",), 2: ("zero1", "zero2", "zero3 scattered checkpointing")}
 
 
 @per_world(
@@ -160,8 +157,7 @@ LOADED_ADAPTERS = {1: ADAPTED[1][:1], 2: [c for c in ADAPTED[2] if c[1] in ("zer
 
 
 @per_world(
-    "dtype, mode, saved",
-    {w: [*((*c, None) for c in STEPS[w]), *LOADED_ADAPTERS[w]] for w in STEPS},
+    "dtype, mode, saved", {w: [*((*c, None) for c in STEPS[w]), *LOADED_ADAPTERS[w]] for w in STEPS}
 )
 @on_ranks
 def test_a_loaded_policy_and_one_that_skipped_bad_batches_take_the_same_next_step(

@@ -121,10 +121,7 @@ def test_the_fingerprint_covers_weights_config_and_tokenizer_and_not_the_path(mo
             {"architectures": ["T5Model"], "is_encoder_decoder": True},
             "contains a T5Model, which is",
         ),
-        (
-            {"quantization_config": {"quant_method": "gptq"}},
-            r"quantised weights \(gptq\), which",
-        ),
+        ({"quantization_config": {"quant_method": "gptq"}}, r"quantised weights \(gptq\), which"),
     ],
 )
 def test_a_model_of_a_wrong_kind_is_refused(config, sentence, tmp_path):

@@ -10,24 +10,13 @@ from transformers import AutoConfig, AutoModelForCausalLM, GPT2Config, Lfm2Confi
 
 from rl.learner.logprobs import PolicyModule
 from rl.model.loading import load_model
-from rl.model.lora import (
-    LoRA,
-    active_module,
-    adapter_recipes,
-    full_recipes,
-    without_adapter,
-)
+from rl.model.lora import LoRA, active_module, adapter_recipes, full_recipes, without_adapter
 from tests.support import tiny_policy
 
 torch.set_num_threads(1)
 
 PLAIN = LoRA(
-    rank=4,
-    alpha=12.0,
-    dropout=0.0,
-    target_modules="all-linear",
-    modules_to_save=[],
-    rslora=False,
+    rank=4, alpha=12.0, dropout=0.0, target_modules="all-linear", modules_to_save=[], rslora=False
 )
 TOKENS = torch.tensor([[72, 101, 108, 108, 111, 257, 3]])
 MASK = torch.tensor([[False, True, True, True, True, True, True]])

@@ -7,11 +7,7 @@ from pathlib import Path
 import httpx
 import pytest
 import yaml
-from huggingface_hub.errors import (
-    GatedRepoError,
-    RepositoryNotFoundError,
-    RevisionNotFoundError,
-)
+from huggingface_hub.errors import GatedRepoError, RepositoryNotFoundError, RevisionNotFoundError
 from huggingface_hub.utils import filter_repo_objects
 
 from rl.model.pretrained import ALLOW, IGNORE, PretrainedModel, local_folder

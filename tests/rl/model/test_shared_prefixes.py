@@ -66,10 +66,7 @@ FAMILIES = {
     "learned positions": GPT2Config(**GPT2),
     "sliding window": MistralConfig(**SIZES, sliding_window=4),
     "some layers with a window": Gemma3TextConfig(
-        **SIZES,
-        head_dim=16,
-        sliding_window=4,
-        layer_types=["sliding_attention", "full_attention"],
+        **SIZES, head_dim=16, sliding_window=4, layer_types=["sliding_attention", "full_attention"]
     ),
 }
 

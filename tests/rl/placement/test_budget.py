@@ -229,8 +229,7 @@ def test_what_does_not_fit_is_refused_with_the_arithmetic_and_the_options_that_l
         planned(gpus(1, 36), *alone)
     planned(gpus(2, 36), *alone)  # is not refused
     with pytest.raises(
-        ConfigError,
-        match=r"host 0 has 8\.0 GiB .* Largest process: trainer [\d.]+ = optimizer 45",
+        ConfigError, match=r"host 0 has 8\.0 GiB .* Largest process: trainer [\d.]+ = optimizer 45"
     ):
         planned([Host(cores=8, cpus=8, memory=8 * GIB)], "trainer.tokens_per_micro_batch=256")
 

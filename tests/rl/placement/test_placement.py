@@ -91,11 +91,7 @@ def test_devices_are_shared_out(sizes, said, expected):
             {"ranks": 2},
             "2 of 2 GPUs are for training and 0 for vLLM, but both need one: change trainer.ranks",
         ),
-        (
-            (2,),
-            {"group": 2},
-            "0 of 2 GPUs are for training and 2 for vLLM, .*tensor_parallel_size",
-        ),
+        ((2,), {"group": 2}, "0 of 2 GPUs are for training and 2 for vLLM, .*tensor_parallel_size"),
         (
             (4,),
             {"ranks": 3, "group": 2},

@@ -41,10 +41,7 @@ def weighted(lengths: list[int], idle: int = NEVER) -> list[WeightedRow]:
     """Return rows of which every `idle`-th has no advantage."""
     return [
         weighted_row(
-            row(i, n),
-            (0.0 if i % idle == idle - 1 else i + 0.25,),
-            (1 / (i + 1),),
-            rollout_id=i,
+            row(i, n), (0.0 if i % idle == idle - 1 else i + 0.25,), (1 / (i + 1),), rollout_id=i
         )
         for i, n in enumerate(lengths)
     ]

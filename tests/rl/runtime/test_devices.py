@@ -6,13 +6,7 @@ from pathlib import Path
 import pytest
 
 from rl.runtime import devices
-from rl.runtime.devices import (
-    fast_dtype,
-    min_gpu_memory,
-    this_host,
-    visible_cpus,
-    visible_gpus,
-)
+from rl.runtime.devices import fast_dtype, min_gpu_memory, this_host, visible_cpus, visible_gpus
 
 MIB = 1 << 20
 

@@ -65,10 +65,7 @@ def test_a_run_may_write_where_all_paths_are_its_own(tmp_path, monkeypatch):
         monkeypatch.chdir(folder)  # the path of a socket must be short
         listener.bind("left.sock")
     assert not why_unsafe_to_write(folder)
-    for name, make in (
-        ("link", lambda path: path.symlink_to(tmp_path)),
-        ("fifo", os.mkfifo),
-    ):
+    for name, make in (("link", lambda path: path.symlink_to(tmp_path)), ("fifo", os.mkfifo)):
         path = folder / "warm-start" / name
         make(path)
         assert name in why_unsafe_to_write(folder)

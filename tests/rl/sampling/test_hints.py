@@ -18,14 +18,7 @@ from rl.sampling.player import Player
 from rl.sampling.renderer_chat import RendererChat, render
 from rl.sampling.strategies import HintWhenAllFail
 from rl.sampling.strategy import Independent
-from tests.support.scripted import (
-    HI,
-    IM_END,
-    SAMPLER,
-    ScriptedClient,
-    ScriptedEnv,
-    tiny_renderer,
-)
+from tests.support.scripted import HI, IM_END, SAMPLER, ScriptedClient, ScriptedEnv, tiny_renderer
 from tests.support.virtual_time import run_virtually
 
 HINTED = ({"role": "user", "content": "hi\n\nSay good."},)

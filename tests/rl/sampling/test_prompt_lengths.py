@@ -32,10 +32,7 @@ def fitting(given, env=None, max_seq_len=100, max_prompt_len=None) -> FittingExa
     ("max_prompt_len", "problem"),
     [
         (None, "fill model.max_seq_len=100: raise model.max_seq_len. The last one has 100 tokens"),
-        (
-            80,
-            "have more tokens than sampler.max_prompt_len=80: raise it, or set sampler",
-        ),
+        (80, "have more tokens than sampler.max_prompt_len=80: raise it, or set sampler"),
     ],
 )
 def test_a_prompt_that_is_too_long_is_replaced_and_counted(max_prompt_len, problem, caplog):

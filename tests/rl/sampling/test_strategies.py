@@ -26,14 +26,7 @@ from rl.sampling.renderer_chat import RendererChat
 from rl.sampling.strategies import AdaptiveSize, Extremes, HintWhenAllFail
 from rl.sampling.strategy import Independent, StartedGroup, Strategy, play_strategy
 from tests.support.composing import REPO
-from tests.support.scripted import (
-    HI,
-    IM_END,
-    SAMPLER,
-    ScriptedClient,
-    ScriptedEnv,
-    tiny_renderer,
-)
+from tests.support.scripted import HI, IM_END, SAMPLER, ScriptedClient, ScriptedEnv, tiny_renderer
 from tests.support.virtual_time import run_virtually
 from tests.support.world import World
 

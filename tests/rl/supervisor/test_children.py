@@ -172,11 +172,7 @@ def test_a_breakpoint_in_a_process_without_a_terminal_says_how_to_debug(
     rank = ["sh", "-c", "echo trainer.rank0; sleep 30"]  # with trainer.debug=true in the terminal
     with pytest.raises(RunFailed, match=r"breakpoint.. needs a terminal.*: set trainer.debug=true"):
         watched(
-            *SUPERVISED,
-            f"trainer.debug={debug}",
-            seconds=20.0,
-            trainer_rank0=rank,
-            rollouts=stops,
+            *SUPERVISED, f"trainer.debug={debug}", seconds=20.0, trainer_rank0=rank, rollouts=stops
         )
     assert capfd.readouterr().out == shown
 
@@ -282,10 +278,6 @@ def test_a_stop_request_before_the_first_batch_does_not_hide_a_failed_start(watc
     run_folder = RunFolder(tmp_path / "r")
     run_folder.path.mkdir(parents=True)
     run_folder.stop_request.touch()  # by a signalled process or the user
-    programs = {
-        "inference": ["false"],
-        "rollouts": SLEEP,
-        "trainer_rank0": SLEEP,
-    }
+    programs = {"inference": ["false"], "rollouts": SLEEP, "trainer_rank0": SLEEP}
     with pytest.raises(RunFailed, match="inference ended with status 1"):
         watched("model.warm_start=null", seconds=20.0, startup_timeout=60.0, **programs)

@@ -101,8 +101,7 @@ def test_an_allocation_that_fails_names_the_options_that_save_memory():
 
 
 @pytest.mark.parametrize(
-    "error",
-    [OSError(12, "Cannot allocate memory"), MemoryError(), RuntimeError("std::bad_alloc")],
+    "error", [OSError(12, "Cannot allocate memory"), MemoryError(), RuntimeError("std::bad_alloc")]
 )
 def test_other_errors_of_a_process_without_memory_name_the_page(error):
     assert "(docs/troubleshooting.md, memory)" in message_of(error)

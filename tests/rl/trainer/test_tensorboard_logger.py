@@ -10,10 +10,7 @@ from rl.trainer.tensorboard_logger import TensorBoardLogger
 
 def curves(folder):
     """Return (step, value) of each metric, as TensorBoard shows them."""
-    from tensorboard.backend.event_processing import (
-        event_accumulator,
-        plugin_event_accumulator,
-    )
+    from tensorboard.backend.event_processing import event_accumulator, plugin_event_accumulator
     from tensorboard.util.tensor_util import make_ndarray
 
     path = str(RunFolder(folder).tensorboard)
