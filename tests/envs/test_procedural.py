@@ -47,7 +47,7 @@ FEW = {  # so few possible examples that random draws of train and eval would ov
     Arithmetic: {"max_operand": 4, "operators": ["+", "*"], "num_train": 12, "num_eval": 45},
     AlphabetSort: {"min_turns": 1, "max_turns": 1, **ONE_LETTER, "num_eval": 13},  # of 26
     WordProblems: {},
-    Calculations: {"digits": 6},
+    Calculations: {"kinds": ["product"], "digits": 2, "num_train": 500, "num_eval": 100},
 }
 
 

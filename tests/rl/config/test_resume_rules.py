@@ -52,6 +52,11 @@ def test_a_resumed_run_may_take_other_time_and_places(
             {"loss": chosen("loss", "grpo")},
             "loss._target_ was losses.cispo.cispo and is losses.ppo_clip.ppo_clip",
         ),
+        (
+            {"env.reward_weights": {"exact": 1.0, "similarity": 0.5}},
+            {"env.reward_weights": {"exact": 1.0}},
+            "env.reward_weights.similarity was 0.5 and is None",
+        ),
         *(
             (
                 {"trainer.ranks": 1, "deepspeed": {"zero_optimization": {"stage": stage}}},
