@@ -219,8 +219,8 @@ def test_only_steps_in_a_row_without_a_gradient_end_the_run_and_each_is_recorded
     monkeypatch.chdir(folder.path)  # in which there is no compare_losses.py
     run = Rehearsal(folder, start=0, max_steps=99, checkpoint_every=0)
     most = run.settings.max_nonfinite_steps
-    several = [0.5] * (most - 1) + [0.0]  # half of the updates of each step
-    skipped = [*several * 3, *[1.0] * most]
+    several = [1.0] * (most - 1) + [0.0]
+    skipped = [*several * 3, *[0.5] * most]  # at last half of the updates of each step
     left = [{**STATS, "train/skipped": each} for each in skipped]
     run.learner.update = lambda batch, observer: left.pop(0)
     answers["record_all"] = lambda call: Answer(value=msgspec.Raw(pack(["000000.0"])))
