@@ -204,7 +204,8 @@ async def test_a_request_over_tcp_needs_the_key(tmp_path):
                     limits = ClientTimeout(total=None, sock_connect=10.0, sock_read=5)
                     assert session.timeout == limits
                     alive = session.connector and session.connector._keepalive_timeout
-                    assert alive and alive < 5  # vLLM's own is 5 s
+                    assert alive
+                    assert alive < 5  # vLLM's own is 5 s
                 else:
                     with pytest.raises(RequestFailed, match="answered 401"):
                         await ask(client)
