@@ -41,9 +41,9 @@ def _notes_on_scores(scoring: Scoring) -> Iterator[str]:
     scores = np.concatenate([one.scores.y.ravel() for one in scoring.arms])
     if len(scores) > 1 and np.ptp(scores) == 0:
         yield (
-            f"Every score of every run is {scores[0]:g}: the policy cannot learn from equal "
-            f"rewards. Look at some rollouts ({start_command('view')} <a run>), then make the task "
-            "easier or harder."
+            f"Every score of every run is {scores[0]:g}. The policy cannot learn if the rewards of "
+            f"each group are equal: look at some rollouts ({start_command('view')} <a run>), then "
+            "make the task easier or harder. The mean of a zero-sum game of roles is always 0."
         )
     if scoring.measure == TRAINING:
         text = "Compared by training reward (each run measures it on its own examples)"

@@ -115,7 +115,7 @@ def test_the_training_reward_is_that_of_the_last_steps():
 
 def test_scores_that_never_differ_and_rewards_of_different_steps_are_noted():
     pairs = [arm("a", [[0.5] * 4] * 3), arm("b", [[0.5] * 4] * 3)]
-    assert compare(pairs).notes[0].startswith("Every score of every run is 0.5: ")
+    assert compare(pairs).notes[0].startswith("Every score of every run is 0.5. ")
     assert not any("Every score" in note for note in compare([arm("a", [[0.5]])]).notes)
     runs = [run(rewards=[0.25] * n, num_steps=n, seed=n) for n in (1, 4)]
     assert "of the last step, 1 seed." in basis(compare([Arm("a", "a", (runs[0],))]))
