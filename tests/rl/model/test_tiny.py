@@ -10,6 +10,7 @@ from rl.model.tiny import TinyModel, TinyMoE, byte_tokenizer
 from rl.model.tokenizer import Tokenizer, load_renderer
 
 CONF = yaml.safe_load((Path(__file__).parents[3] / "conf/model/tiny.yaml").read_text())
+CONF["dtype"] = "bfloat16"  # the default depends on the machine
 KNOBS = {key: value for key, value in CONF.items() if key != "_target_"}
 
 TOOL_CALL = {"type": "function", "function": {"name": "add", "arguments": {"a": 1, "b": "ü"}}}

@@ -66,7 +66,8 @@ def test_a_finished_run_starts_nothing_when_resumed_and_loses_only_its_sockets(e
     (run_folder.checkpoints / "step_000002").mkdir(parents=True)
     Status(run_folder, "trainer.rank0").set("done")
     before = {p: c for p, c in contents(run_folder.path).items() if p.parent.name != "sockets"}
-    result = train("run_name=whole", "resume=true", end, output_dir=tmp_path)
+    again = ("run_name=whole", "resume=true", "model.dtype=bfloat16", end)
+    result = train(*again, output_dir=tmp_path)
     assert (result.returncode, result.stderr) == (0, "")
     key = end.partition("=")[0]
     assert f"whole has reached {end.replace(chr(34), '')}: " in result.stdout
