@@ -129,7 +129,8 @@ def _read(path: Path) -> str:
 def fast_dtype(cpuinfo: Path = Path("/proc/cpuinfo")) -> str:
     """Return "bfloat16"; "float32" if there is no GPU and the CPU has no bfloat16 instructions."""
     flags = set(_read(cpuinfo).split())
-    return "bfloat16" if visible_gpus() or not flags or flags & _BFLOAT16 else "float32"
+    # Look for GPUs last, because nvidia-smi may take seconds, and each start calls this.
+    return "bfloat16" if not flags or flags & _BFLOAT16 or visible_gpus() else "float32"
 
 
 def visible_gpus(devices: Path = Path("/dev")) -> list[str]:

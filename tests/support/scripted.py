@@ -132,9 +132,10 @@ def play(
     max_seq_len: int = 256,
     sampler: PolicySampler = SAMPLER,
     strategy: Strategy | None = None,
+    seed: int | None = None,
 ) -> tuple[Rollout, ...]:
     """Return the rollouts of example 3, under version 7, in virtual time."""
     chat = RendererChat(sampler, tiny_renderer(), client, max_seq_len, LiveVersion(7))
-    player = Player(sampler, env, chat, strategy=strategy or Independent())
+    player = Player(sampler, env, chat, seed=seed, strategy=strategy or Independent())
     example = Example(id=3, env=env.name, messages=list(messages))
     return run_virtually(player.play_group(0, example, group_size))

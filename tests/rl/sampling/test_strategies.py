@@ -25,6 +25,7 @@ from rl.sampling.player import Player
 from rl.sampling.renderer_chat import RendererChat
 from rl.sampling.strategies import AdaptiveSize, Extremes, HintWhenAllFail
 from rl.sampling.strategy import Independent, StartedGroup, Strategy, play_strategy
+from tests.support import scripted
 from tests.support.composing import REPO
 from tests.support.scripted import HI, IM_END, SAMPLER, ScriptedClient, ScriptedEnv, tiny_renderer
 from tests.support.virtual_time import run_virtually
@@ -101,9 +102,7 @@ def test_more_hinted_attempts_than_the_group_has_replace_them_all():
 
 
 def play(strategy, client, env, size, sampler=SAMPLER, seed=None):
-    chat = RendererChat(sampler, tiny_renderer(), client, 256, LiveVersion(7))
-    player = Player(sampler, env, chat, seed=seed, strategy=strategy)
-    return run_virtually(player.play_group(0, Example(3, env.name, list(HI)), size))
+    return scripted.play(env, client, size, sampler=sampler, strategy=strategy, seed=seed)
 
 
 def texts(rollouts):
