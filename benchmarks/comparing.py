@@ -1,13 +1,13 @@
-"""Measure how long ten losses take on 100,000 recorded tokens, without a model.
+"""Measure how long compare_losses.py takes for ten losses on a recorded batch, without a model.
 
     python -m benchmarks.comparing
 
-compare_losses.py computes the gradient of each loss on a recorded batch with made-up outputs of two
-updates, and compares it with the gradient of the run. One line, the median of five repeats:
+It computes the gradient of each loss with made-up outputs of two updates, and compares it with the
+gradient of the run. One line, the median of five repeats:
 
     {"tokens": ..., "losses": 10, "reading": ..., "seconds": ..., "per_100k": ...}
 
-`reading` is the time to read the record once, `per_100k` the time of ten losses for 100,000 tokens.
+`reading` is the time to read the record once, `per_100k` the time of all losses for 100,000 tokens.
 """
 
 import json

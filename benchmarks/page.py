@@ -28,14 +28,16 @@ HERE = Path(__file__).parent
 PAGE = HERE.parent / "docs" / "benchmarks.md"
 OWN_PAGE = "compositions"  # writes docs/compositions.md
 DELETED = "# Deleted programs\n"  # from here on the page is kept as it is
-HEAD = """# Benchmarks
-
-`python -m benchmarks.page` writes this page. `python -m benchmarks.page updating` runs a program
-again, `make bench` all of them. A program prints one JSON line a measurement, which is a row here.
-The machine has two cores (x86-64, bf16 without AMX) and no GPU; "a load of 4" counts the other
-processes that wanted them. An empty cell was not kept; `run` is the number of the command. The
-programs explain their columns in their docstrings, and docs/experiments.md has the conclusions.
+HEAD = """
+`python -m benchmarks.page updating` runs a program again, `make bench` all of them, and both write
+this page. The machine has two cores (x86-64, bf16 without AMX) and no GPU; "a load of 4" counts the
+other processes that wanted them. An empty cell was not kept; `run` is the number of the command.
+benchmarks/measured/ also has the standard errors, and the rows of difference 1 of `sequential`.
+docs/experiments.md has the conclusions.
 """
+LEFT_OUT_COLUMNS = {"sequential": {"se"}, "verdicts": {"sweeps", "standard_error"}}
+LEFT_OUT_ROWS = {"sequential": ("difference", 1)}
+WIDTH = 120
 
 Measurement = Mapping[str, Any]  # command, day, commit, load, lines
 
@@ -75,7 +77,8 @@ def page() -> str:
     """Return the page: a section for each program, a table for each command."""
     sections = ["\n".join(_section(name, _description(name))) for name in programs()]
     kept = PAGE.read_text().partition(DELETED)
-    return "\n".join([HEAD, *sections, "".join(kept[1:])])
+    head = f"# Benchmarks\n\n{_filled(HEAD)}\n"
+    return "\n".join([head, *sections, "".join(kept[1:])])
 
 
 def _kept(program: str) -> Path:
@@ -87,21 +90,39 @@ def _description(program: str) -> str:
     docstring = ast.get_docstring(ast.parse((HERE / f"{program}.py").read_text())) or ""
     paragraphs = [p for p in docstring.split("\n\n") if not p.startswith("    ")]
     # A sentence that ends in a colon introduces an example.
-    return " ".join(" ".join(re.sub(r"[^.]*:$", "", p) for p in paragraphs).split())
+    return " ".join(re.sub(r"[^.]*:$", "", p) for p in paragraphs)
+
+
+def _filled(text: str) -> str:
+    return textwrap.fill(" ".join(text.split()), WIDTH)
 
 
 def _section(program: str, text: str) -> Iterator[str]:
-    yield from (f"## {program}", "", textwrap.fill(text, 110), "")
+    yield from (f"## {program}", "", _filled(text), "")
     kept = measured(program)
-    for one in kept:
-        when = ", ".join(filter(None, (one["day"], one["commit"], one["load"])))
-        yield f"- `python -m benchmarks.{one['command']}` ({when})"
     if not kept:
         yield f"- `python -m benchmarks.{program}`: no numbers are kept yet"
         return
     several = [{"run": i + 1} if len(kept) > 1 else {} for i in range(len(kept))]
-    lines = [run | line for run, one in zip(several, kept, strict=True) for line in one["lines"]]
-    yield from ("", *_table(lines), "")
+    every = [run | line for run, one in zip(several, kept, strict=True) for line in one["lines"]]
+    lines = list(_shown(program, every))
+    end = ":" if len(lines) == 1 else ""
+    for one in kept:
+        when = ", ".join(filter(None, (one["day"], one["commit"], one["load"])))
+        yield f"- `python -m benchmarks.{one['command']}` ({when}){end}"
+    if len(lines) == 1:
+        yield from (f"  {_cell(lines[0])}", "")
+    else:
+        yield from ("", *_table(lines), "")
+
+
+def _shown(program: str, lines: Sequence[Mapping[str, Any]]) -> Iterator[Mapping[str, Any]]:
+    """Yield the lines without the columns and rows that the page leaves out."""
+    hidden = LEFT_OUT_COLUMNS.get(program, set())
+    column, value = LEFT_OUT_ROWS.get(program, ("", None))
+    for line in lines:
+        if column not in line or line[column] != value:
+            yield {key: its for key, its in line.items() if key not in hidden}
 
 
 def _table(lines: Sequence[Mapping[str, Any]]) -> Iterator[str]:
@@ -114,7 +135,7 @@ def _table(lines: Sequence[Mapping[str, Any]]) -> Iterator[str]:
 
 def _cell(value: Any) -> str:
     if isinstance(value, Mapping):
-        return ", ".join(f"{key} {its}" for key, its in value.items())
+        return ", ".join(f"{key} {_cell(its)}" for key, its in value.items())
     return f"{value:,}" if type(value) is int else str(value)
 
 

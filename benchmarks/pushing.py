@@ -1,14 +1,13 @@
-"""Measure each stage of a push of all weights on one machine, and compare it with a plain copy.
+"""Compare each stage of a push of all weights on one machine with a plain copy.
 
     python -m benchmarks.pushing [--hidden 1024] [--layers 28] [--repeats 5] [--vllm]
 
 The model is a Qwen3 with 440 million bfloat16 parameters. `of_copy` divides the median time by that
-of a plain copy of the same bytes into memory that is already allocated. One JSON line a stage:
+of a copy of the same bytes into allocated memory. One JSON line a stage:
 
     {"part": "write and hash", "seconds": ..., "GB_per_s": ..., "of_copy": ...}
 
-`gloo to 2` pushes to two processes that only read and check, as replicas would; vLLM's routes and
-its loading are not included. --vllm also pushes to a real vLLM, where
+`gloo to 2` pushes to two processes that only read and check. --vllm also pushes to a real vLLM:
 `whole push` lasts from the first byte written to the last answer.
 """
 

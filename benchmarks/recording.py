@@ -6,9 +6,9 @@ The policy of an environment trains on rows of its expert, all recorded, with on
 
     {"tokens": ..., "seconds": ..., "of_update": ..., "sampled_seconds": ..., "bytes_per_token": 10}
 
-`tokens` counts the tokens that the policy chose. `of_update` is the processor time of a recorded
-update, its file included, divided by that of the same update without a record (median of ratios).
-`sampled_seconds` is the time in which the rollouts process writes its file, in a thread.
+`tokens` counts those that the policy chose. `of_update` divides the processor time of a recorded
+update, its file included, by that of an update without a record (median of ratios).
+`sampled_seconds` is the time in which a thread of the rollouts process writes its file.
 """
 
 import json

@@ -7,9 +7,9 @@ routing, HTTP, decoding and playing of alphabet-sort. One JSON line each:
 
     {"episodes": 1000, "replicas": 2, "episodes_per_s": ..., "of_one": ..., "of_bare_loop": ...}
 
-`of_one` divides the rate by that on one replica. With fewer cores than processes two replicas
-cannot be faster, so `of_one` then shows the cost of routing. `of_bare_loop` divides the requests a
-second by those of a loop that posts the same requests to one server and reads the JSON.
+`of_one` divides the rate by that on one replica; with fewer cores than processes it shows the cost
+of routing. `of_bare_loop` divides the requests a second by those of a loop that posts the same
+requests to one server and reads the JSON.
 """
 
 import argparse

@@ -2,9 +2,9 @@
 
     python -m benchmarks.sampling [--groups 32] [--group-size 16] [--repeats 3]
 
-`vllm offline` is vLLM's own `LLM.generate` with all prompts at once. `offbyone` sends the same
-prompts through server, socket, client, parser and reward, all groups at once. Both use the same
-model, lengths and flags, one after the other. The best round of each counts. One JSON line each:
+`vllm offline` is vLLM's own `LLM.generate`. `offbyone` sends the same prompts through server,
+socket, client, parser and reward, with the same model, lengths and flags. Both get all prompts at
+once, one after the other. The best round of each counts. One JSON line each:
 
     {"who": "vllm offline", "tokens": ..., "seconds": ..., "tokens_per_s": ...}
     {"who": "offbyone", "tokens": ..., "seconds": ..., "tokens_per_s": ..., "of_offline": ...}

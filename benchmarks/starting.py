@@ -3,9 +3,8 @@
     python -m benchmarks.starting BEFORE AFTER            three pairs of each; ~10 minutes
     python -m benchmarks.starting BEFORE AFTER --only typo --pairs 5
 
-Runs alternate between the checkouts, so that a slower machine slows both. One JSON line a
-measurement: medians in seconds, and the median of the ratios after / before. Each checkout uses
-the Python of this process and a cache of its own, warm after one run that does not count.
+Runs alternate between the checkouts, each with a warm cache of its own. The numbers are medians;
+`ratio` is the median of after / before.
 """
 
 import argparse

@@ -10,13 +10,12 @@ the share of rows without advantage. One JSON line each:
     {"idle": 0.44, "seconds": ..., "tokens_per_s": ..., "of_plain": ..., "of_all": ...}
 
 `of_plain` divides the time of a whole update (objective, DeepSpeed, clipping, AdamW, metrics) by
-that of plain torch (all logits at once, backward, AdamW). `of_all` divides it by our own time with
-an advantage in every row. Both are medians of the ratios of alternating rounds.
+that of plain torch (all logits at once, backward, AdamW), `of_all` by our own time with an
+advantage in every row. Both are medians of the ratios of alternating rounds.
 
 `--run` takes the rows of a run's last step. `--drawn 16 200 50 800` draws 16 rows with a common
-prompt of 200 tokens and answers of 50 to 800. Both compare updates with shared prefixes to updates
-with trainer.share_prefixes=false, in processor seconds: `of_unshared`. `distinct` is the share of
-tokens that are computed.
+prompt of 200 tokens and answers of 50 to 800. `of_unshared` then divides the processor time by that
+with trainer.share_prefixes=false. `distinct` is the share of tokens that are computed.
 """
 
 import argparse

@@ -136,14 +136,6 @@ def test_a_package_imports_only_allowed_packages(package):
         assert not refused, f"{name} imports {sorted(refused)}"
 
 
-def test_the_table_of_the_page_equals_the_allowed_imports():
-    page = (REPO / "docs" / "architecture.md").read_text()
-    rows = re.findall(r"^\| ([\w., ]+) \| ([\w. ]*)\|$", page.partition("## Reading")[0], re.M)
-    table = {package: allowed.split() for names, allowed in rows for package in names.split(", ")}
-    table.pop("package", None)
-    assert table == {package: allowed.split() for package, allowed in MAY_IMPORT.items()}
-
-
 def test_the_allowed_imports_form_no_cycle():
     graph = {package: allowed.split() for package, allowed in MAY_IMPORT.items()}
     assert set(TopologicalSorter(graph).static_order()) == PACKAGES
