@@ -95,8 +95,10 @@ class Binder:
                     f"bindings.{param}={name}, but this object does not exist: choose from the "
                     f"objects {', '.join(names) or '(none)'} of shared and per_episode"
                 )
+        if EPISODE in names:
+            raise ValueError(f"the object name {EPISODE} is reserved: rename the object")
         used = {v for pair in functions for v in self._objects_of(*pair).values()}
-        if unused := set(names) - used | set(names) & {EPISODE}:
+        if unused := set(names) - used:
             raise ValueError(
                 f"no tool and no reward uses {sorted(unused)} of shared or per_episode: add a "
                 "parameter of that name to a tool or reward, set a binding, or delete the entry"

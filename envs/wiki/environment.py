@@ -158,7 +158,7 @@ class WikiSearch(Environment):
 
 
 def expert_conversation(question: Question, index: WikiIndex) -> list[Message] | None:
-    """Return the scripted expert's conversation; None if the search misses question.path[0]."""
+    """Return the scripted expert's conversation; None if its search misses the first page."""
     titles = [title for title, _ in question.path]
     turns = [("search_pages", "query", question.query or titles[0])]
     if question.level != 2:  # at level 2 the answer is the page's title, so no section is read

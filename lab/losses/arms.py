@@ -60,7 +60,7 @@ class Arm:
     def __post_init__(self) -> None:
         """Raise ValueError if recorded numbers do not suffice to compute this arm."""
         learned, field = Learned.of(self.run), "kl_from_uniform"
-        if (learned.compares_distributions or learned.reads({field})) and not self.has_model:
+        if (learned.reads_candidates or learned.reads({field})) and not self.has_model:
             needs = f"a loss that compares distributions or reads {field} needs the model"
             raise ValueError(f"{self.name}: {needs}: add step=true")
         if not self._is_unchanged("advantage"):

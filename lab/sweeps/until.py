@@ -121,7 +121,7 @@ class Progress:
                     yield job
 
     @cached_property
-    def seconds(self) -> tuple[float, float]:
+    def timings(self) -> tuple[float, float]:
         """The mean duration of the done jobs, and the time in which at least one of them ran."""
         times = sorted((r.started or 0.0, r.ended or 0.0) for r in self.done.values())
         ran, until = 0.0, 0.0
@@ -132,11 +132,11 @@ class Progress:
     @property
     def is_time_spent(self) -> bool:
         """Whether the next job is expected to end after `max_hours`."""
-        return self.max_hours is not None and sum(self.seconds) > self.max_hours * 3600
+        return self.max_hours is not None and sum(self.timings) > self.max_hours * 3600
 
     def text(self) -> str:
         """Describe which arms are open, and how many runs and how much time they probably need."""
-        num_others, needed, (each, ran) = len(self.arms) - 1, self.seeds_needed, self.seconds
+        num_others, needed, (each, ran) = len(self.arms) - 1, self.seeds_needed, self.timings
         text = f"{num_others - len(needed)} of {num_others} arms decided"
         if not needed:
             return f"{text} by {len(self.done)} runs in {format_time(ran)}."

@@ -54,7 +54,7 @@ class Learned:
         return self.reads(RATIO)
 
     @property
-    def compares_distributions(self) -> bool:
+    def reads_candidates(self) -> bool:
         return self.reads(CANDIDATES)
 
     @property
@@ -64,4 +64,4 @@ class Learned:
 
     @property
     def is_supervised(self) -> bool:
-        return self.takes_any_text and not self.compares_distributions
+        return self.takes_any_text and not self.reads_candidates

@@ -109,7 +109,7 @@ def teacher_problems(config: Config, learned: Learned) -> Iterator[str]:
         yield f"reference.teachers.{name} is not an environment of env.envs{hint}"
     numbers = {f"{path}.top_k={node.get('top_k')}" for path, node in references(config).items()}
     distinct = {number.rpartition("=")[2] for number in numbers}
-    if len(distinct) > 1 and learned.compares_distributions:
+    if len(distinct) > 1 and learned.reads_candidates:
         yield (
             f"{' and '.join(sorted(numbers))} differ, but the loss needs the same number of "
             "candidate tokens from each teacher: set equal values"

@@ -1,1 +1,1 @@
-"""The dry call, which calls components of a run with made-up values before the run trains."""
+"""Call a run's components with made-up values before training, to find errors and facts."""

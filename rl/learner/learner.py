@@ -106,7 +106,7 @@ class Learner:
             max_seq_len=self._run.max_seq_len,
             seed=self._run.seed,
             vocabulary=self.policy.vocabulary,
-            reads_candidates=Learned.of(self._run).compares_distributions,
+            reads_candidates=Learned.of(self._run).reads_candidates,
             head_dtype=self._head_dtype,
             share_prefixes=self._settings.share_prefixes,
         )
