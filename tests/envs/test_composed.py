@@ -309,7 +309,7 @@ def reward(name: str, **options) -> dict:
             {"shared": {"index": 1, "counter": 2, "indx": 3}},
             r"no tool and no reward uses \['indx'\] of",
         ),
-        ({"shared": {"index": 1, "counter": 2, "episode": 3}}, "the object name episode is reserved"),
+        ({"shared": {"index": 1, "counter": 2, "episode": 3}}, "object name episode is reserved"),
         (
             {"rewards": {"more": reward("needs_more"), "noted": reward("noted")}},
             r"rewards.more has the parameter 'other', which is neither `episode` nor",
