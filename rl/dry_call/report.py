@@ -9,6 +9,8 @@ from typing import Any
 
 from envs.user_code import find_location
 
+_RL = Path(__file__).parents[1]
+
 
 class BadResult(ValueError):
     """The error raised if user code returned an unusable value; the message has the remedy."""
@@ -36,8 +38,10 @@ class Report:
         except Exception as error:  # noqa: BLE001 user code may raise anything
             what = f"{name_of(made)} raised {type(error).__name__}: {error}"
             own = source_of(made)
-            found = find_location(error, own and own[0])
-            is_ours = found and Path(found[0]).is_relative_to(Path(__file__).parent)
+            file = own and own[0]
+            found = find_location(error, file)
+            # If a caller of the component raised the error, the component's own line is reported.
+            is_ours = found and found[0] != file and Path(found[0]).is_relative_to(_RL)
             place = _location(own if is_ours else found or own)
             self.problems.append(f"{group}: {what}{given and f', called with {given}'}{place}")
 

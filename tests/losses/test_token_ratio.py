@@ -42,6 +42,8 @@ def test_a_clamped_ratio_is_bounded_has_no_gradient_and_is_counted():
     ratio.sum().backward()
     torch.testing.assert_close(logprobs.grad, vector(0.0, 0.0, e, e20))
     torch.testing.assert_close(tokens.ratio_clamped, torch.tensor([1.0, 1.0, 0.0, 0.0]))
+    old = replace(tokens, old_logprobs=vector(-1.0, -1.0, -22.0, -1.0))  # log ratios 0, -30, 21, 0
+    assert old.ratio_clamped.tolist() == [0.0, 1.0, 1.0, 0.0]
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,8 @@ from typing import Any, Self
 def completion(content: Any, **more: Any) -> dict[str, Any]:
     """Return the answer of /chat/completions whose message has this content and more keys."""
     message = {"role": "assistant", "content": content, **more}
-    choices = [{"message": message, "finish_reason": "stop"}]
+    reason = "tool_calls" if more.get("tool_calls") else "stop"
+    choices = [{"message": message, "finish_reason": reason}]
     return {"choices": choices, "usage": {"completion_tokens": 7}}
 
 

@@ -102,7 +102,7 @@ def test_a_search_whose_teacher_is_the_policy_itself(endpoint, tmp_path):
     assert (folder / "system_prompt.txt").read_text() == f"{WHOLE}\n"
 
 
-@pytest.mark.parametrize("max_calls", [26, 37, 42, 43])
+@pytest.mark.parametrize("max_calls", [26, 37, 42, 43, 45, 47])
 def test_no_search_exceeds_its_budget(max_calls, endpoint, tmp_path):
     folder = search(endpoint, tmp_path, max_calls=max_calls)
     num_calls = metadata(folder)["num_calls"]

@@ -16,7 +16,9 @@ from rl.config.schema import ConfigError
 from rl.dry_call.child import DryCall, _cache_file, _inputs
 from rl.dry_call.examples import POOLS_CACHE, selects_by_rewards
 from rl.dry_call.learn import learn
+from rl.dry_call.report import Report, source_of
 from rl.dry_call.tensors import RUN_METRICS
+from rl.rollouts.batch_credit import whiten
 from tests.support.composing import REPO, changed, chosen, composed
 
 LOSSES = """
@@ -338,6 +340,7 @@ ONE_TURN = "    return [[0.0] * len(t or ()) for t in group.turn_rewards][1:]\n"
             "def mine(groups):\n    return [g.credits[:1] for g in groups]\n",
             "to [[1], [1]]: return one Credit",
         ),
+        ("batch_credit", "def mine(): ...\n", "takes 0 positional arguments but 1 was given"),
         (
             "batch_credit",
             "def mine(groups):\n    count = 1 / sum(len(g.credits) for g in groups)\n"
@@ -438,12 +441,24 @@ ONE_TURN = "    return [[0.0] * len(t or ()) for t in group.turn_rewards][1:]\n"
     ],
 )
 def test_other_functions_and_classes_that_a_run_cannot_use_are_refused(
-    group: str, text: str, said: str, own: Any
+    group: str, text: str, said: str, own: Any, modules: Path
 ) -> None:
     with pytest.raises(ConfigError) as caught:
         learn(own(group, text))
-    assert said in caught.value.problems[0], caught.value.problems
-    assert caught.value.problems[0].startswith(f"{group.partition('.')[0]}: rl_own")
+    problem = caught.value.problems[0]
+    assert said in problem, caught.value.problems
+    assert problem.startswith(f"{group.partition('.')[0]}: rl_own")
+    assert f" ({modules / 'rl_own1.py'}" in problem, problem  # not a file of ours
+
+
+def test_an_error_in_a_file_of_rl_is_reported_with_the_line_that_raised_it() -> None:
+    report = Report()
+    with report.calling("batch_credit", whiten):
+        whiten([None])  # pyright: ignore[reportArgumentType]
+    file, line = source_of(whiten) or ("", 0)
+    said, _, raised_at = report.problems[0].rstrip(")").rpartition(", line ")
+    assert said.endswith(f"({file}")
+    assert int(raised_at) > line
 
 
 @pytest.mark.parametrize(
@@ -713,7 +728,7 @@ def test_config_yaml_holds_what_was_learned(config: dict[str, Any], cache: Path)
     run = Run.of(config)
     with DryCall([config]) as dry_call:
         run = dry_call.with_facts(run)
-    path = cache.parent / "config.yaml"
+    path = cache.parents[1] / "config.yaml"
     run.save(path)
     assert Learned.of(Run.load(path)) == learn(config)
     check_learned(config, Learned.of(run))

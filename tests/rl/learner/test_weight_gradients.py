@@ -53,14 +53,18 @@ def test_in_bfloat16_the_gradient_of_a_weight_is_the_sum_before_it_is_rounded():
     assert not found[0][2].any()  # the padding's word
 
 
-def test_a_frequent_token_gets_the_exact_sum_of_its_gradients():
-    embedding = nn.Embedding(3, 2).bfloat16()
-    use_float32_gradients(embedding)
-    embedding.weight.grad_dtype = torch.float32
-    slopes = torch.tensor([1.0, *[2**-9] * 64]).bfloat16()[:, None]  # each is lost beside 1
-    (embedding(torch.ones(1, 65, dtype=torch.long)) * slopes).sum().backward()
-    assert embedding.weight.grad is not None
-    assert embedding.weight.grad[:, 0].tolist() == [0.0, 1 + 64 * 2**-9, 0.0]
+def test_a_frequent_token_and_a_bias_get_the_exact_sum_of_their_gradients():
+    model = nn.Sequential(nn.Embedding(3, 2), nn.Linear(2, 2)).bfloat16()
+    use_float32_gradients(model)
+    for parameter in model.parameters():
+        parameter.grad_dtype = torch.float32
+    model[1].weight.data = torch.eye(2).bfloat16()
+    # Each small number is lost beside 1, and bfloat16 cannot represent the sum.
+    slopes = torch.tensor([1.0, *[2**-9] * 65]).bfloat16()[:, None]
+    (model(torch.ones(1, 66, dtype=torch.long)) * slopes).sum().backward()
+    total = 1 + 65 * 2**-9
+    assert model[0].weight.grad.tolist() == [[0.0, 0.0], [total, total], [0.0, 0.0]]
+    assert model[1].bias.grad.tolist() == [total, total]
 
 
 @pytest.mark.parametrize("frozen", [True, False])

@@ -129,6 +129,7 @@ def test_ranks_count_within_their_host_and_see_the_devices_of_its_ranks():
     told = [place.environment() for place in places]
     assert [env["CUDA_VISIBLE_DEVICES"] for env in told] == ["0,1,2,3"] * 4 + ["0,1"] * 2
     assert told[5]["LOCAL_RANK"] == "1"
+    assert [place.local_rank for place in plan(3, 4, ranks=5).ranks] == [0, 1, 2, 0, 1]
     assert told[0]["OMP_NUM_THREADS"] == "3"  # (16 - 1) // 4
 
 

@@ -1,10 +1,12 @@
 """stop_when: conditions on a metric."""
 
+import math
+
 import pytest
 
 from rl.runtime.stop_when import StopWhen, is_fulfilled
 
-ROW = {"step": 3, "eval/reward": 0.9, "eval/pass@1": None, "train/loss": float("nan")}
+ROW = {"step": 3, "errors": 0.0, "eval/reward": 0.9, "eval/pass@1": None, "train/loss": math.nan}
 
 
 @pytest.mark.parametrize(
@@ -18,6 +20,7 @@ ROW = {"step": 3, "eval/reward": 0.9, "eval/pass@1": None, "train/loss": float("
         ("eval/reward <= 0.9", True),
         ("eval/reward < 0.9", False),
         ("step >= 3", True),
+        ("errors < 0.1", True),
         ("eval/pass@1 < 1", False),  # null in metrics.jsonl
         ("train/loss < 1", False),  # not a number
         ("eval/pass@8 < 1", False),  # not in this line

@@ -84,10 +84,11 @@ def test_a_text_that_does_not_fit_ends_the_episode(count, num_scored):
 
 def test_additional_keys_of_a_message_do_not_fork_the_rollout():
     def repeat(self, message):
-        return {"role": "assistant", "content": message["content"], "refusal": None}
+        added = dict.fromkeys(("refusal", "tool_calls"))
+        return {"role": "assistant", "content": message["content"], **added}
 
     (rollout,) = play(changed(repeat=repeat), ScriptedClient("good"))
-    assert len(rollout.rows) == 1
+    assert (len(rollout.rows), rollout.turns, rollout.error) == (1, 3, "")
 
 
 @pytest.mark.parametrize(
@@ -97,13 +98,15 @@ def test_additional_keys_of_a_message_do_not_fork_the_rollout():
 def test_the_arguments_of_a_tool_call_may_be_repeated_as_json_text(given, repeated, num_rows):
     def repeat(self, message):
         function = {"name": "look", "arguments": repeated}
-        return {**message, "tool_calls": [message["tool_calls"][0] | {"function": function}]}
+        calls = [message["tool_calls"][0] | {"function": function}]
+        assert message["content"] == ""  # some clients repeat an empty text as null
+        return {**message, "content": None, "tool_calls": calls}
 
     env = type("Mine", (Driving,), {"repeat": repeat})("more")
     call = f'<tool_call>\n{{"name": "look", "arguments": {given}}}\n</tool_call>'
     said = [[*tiny_tokenizer().encode(text), IM_END] for text in (call, "good")]
     (rollout,) = play(env, FuzzedClient(said))
-    assert (len(rollout.rows), rollout.tool_calls) == (num_rows, 1)
+    assert (len(rollout.rows), rollout.tool_calls, rollout.turns) == (num_rows, 1, 2)
 
 
 def test_a_changed_history_forks_the_rollout_at_every_turn():

@@ -151,12 +151,13 @@ def test_a_run_reserves_the_gpus_and_the_cores_that_it_asks_of_ray(config):
 def test_each_rank_of_a_ray_host_gets_one_gpu_of_that_host():
     """The ranks of a second host count from 0 again."""
     bundles = [Bundle(devices=(f"{name}0", f"{name}1")) for name in "abc"]
-    hosts = Hosts(
-        here=Bundle(devices=()), replicas=bundles[:1], ranks=[b for b in bundles[1:] for _ in "01"]
-    )
+    bundles.append(Bundle(devices=("d0",)))
+    ranks = [bundles[3], *(b for b in bundles[1:3] for _ in "01")]  # one rank, then two, then two
+    hosts = Hosts(here=Bundle(devices=()), replicas=bundles[:1], ranks=ranks)
     place = Place(host=0, devices=("?",), threads=None)
-    plan = with_devices(Plan(inference=(place,), ranks=(place,) * 4), hosts)
+    plan = with_devices(Plan(inference=(place,), ranks=(place,) * 5), hosts)
     assert plan.inference[0].devices == ("a0", "a1")
-    assert [rank.devices for rank in plan.ranks] == [("b0",), ("b1",), ("c0",), ("c1",)]
-    assert [rank.visible for rank in plan.ranks] == [("b0", "b1")] * 2 + [("c0", "c1")] * 2
-    assert [rank.local_rank for rank in plan.ranks] == [0, 1, 0, 1]
+    assert [rank.devices for rank in plan.ranks] == [("d0",), ("b0",), ("b1",), ("c0",), ("c1",)]
+    seen = [("d0",)] + [("b0", "b1")] * 2 + [("c0", "c1")] * 2
+    assert [rank.visible for rank in plan.ranks] == seen
+    assert [rank.local_rank for rank in plan.ranks] == [0, 0, 1, 0, 1]
