@@ -125,14 +125,16 @@ def _read_rows(run_folder: RunFolder, step: int, id: str | None) -> list[Recorde
 
 
 def _lines(run_folder: RunFolder, path: Path, id: str | None) -> list[dict[str, Any]]:
-    from pyarrow import parquet
+    from pyarrow import compute, parquet
 
     try:
         source = regular_file(path, run_folder.path)
     except FileNotFoundError:
         return []
     with naming_damage(path, "delete it"):
-        table = parquet.read_table(source, filters=[("id", "=", id)] if id else None)
+        # Do not use parquet.read_table: its parallel scan of a damaged file may never end.
+        table = parquet.ParquetFile(source).read(use_threads=False)
+        table = table.filter(compute.field("id") == id) if id else table
         columns = {
             _RENAMED.get(name, name): table[name].to_pylist()
             if name in ("id", "row", "update")
