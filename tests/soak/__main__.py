@@ -1,6 +1,6 @@
 """Run many steps in pieces with faults, and continue by the same command.
 
-    python -m tests.soak --steps 5000 [--piece 500] [--seed 0] [--folder outputs/soak]
+    python -m tests.soak --steps 5000 [--piece 2500] [--seed 0] [--folder outputs/soak]
 
 Each piece is one start of train.py with the scripted engine. vLLM answers 500, garbage and half a
 body now and then, each process is paused once, and vLLM is killed once. Every second piece ends
@@ -70,7 +70,7 @@ def main() -> int:
     """Run the pieces that are left, and write the table; return the exit status."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--steps", type=int, default=100)
-    parser.add_argument("--piece", type=int, default=500)
+    parser.add_argument("--piece", type=int, default=2500)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--folder", type=Path, default=Path("outputs/soak"))
     chosen = parser.parse_args()

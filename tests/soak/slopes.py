@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-WARM_UP = 100  # steps of each lifetime that are left out: caches and allocators fill
+WARM_UP = 1000  # steps of each lifetime that are left out: caches and allocators fill
 FEWEST = 5  # samples of a lifetime that counts
 RESAMPLES = 10_000
 
