@@ -51,8 +51,9 @@ def classic(endpoint, env, repeats, options):
 def tasksets(folder, endpoint, env, repeats, options):
     from verifiers.v1.cli.eval.main import main
 
+    limits = {"max_output_tokens": options.pop("max_tokens_of_a_rollout", None)}
     config = {
-        "env": {"taskset": {"id": "offbyone", "env": env, "options": options}},
+        "env": {"taskset": {"id": "offbyone", "env": env, "options": options}, "agent": limits},
         "client": {"base_url": endpoint.url, "api_key_var": "NO_KEY"},
         "model": "scripted",
         "num_rollouts": repeats,
@@ -114,7 +115,6 @@ def test_rewards_per_turn_are_summed_and_a_system_prompt_is_sent(evaluate):
     assert (result.rewards["exact"], result.turns, result.error) == (0.5, 2, "")
 
 
-@pytest.mark.skipif(not CLASSIC, reason="of the classic API")
 def test_a_rollout_that_a_limit_of_the_library_ended_is_scored(evaluate, monkeypatch):
     closed = []
     monkeypatch.setattr(AlphabetSort, "close", lambda _, episode: closed.append(episode))
