@@ -120,4 +120,6 @@ def _newest_message(state: vf.State) -> dict[str, Any]:
 def _stop_reason(state: vf.State) -> StopReason:
     if state.get("timed_out"):
         return StopReason.TIMEOUT
-    return StopReason.CONTEXT if state.get("prompt_too_long") else StopReason.STOP
+    # verifiers' limit of tokens counts all turns, so it is not the token limit of one turn.
+    is_full = state.get("stop_condition") == "max_total_completion_tokens_reached"
+    return StopReason.CONTEXT if is_full or state.get("prompt_too_long") else StopReason.STOP

@@ -21,6 +21,16 @@ from offbyone.environments import load_for_verifiers
 from offbyone.episodes import PlayedEpisode
 
 
+# Limits of verifiers, by the name that Trace.stop_condition has if one ended the rollout.
+_LIMITS = {
+    "max_turns": StopReason.MAX_TURNS,
+    "agent_timeout": StopReason.TIMEOUT,
+    "max_input_tokens": StopReason.CONTEXT,
+    "max_output_tokens": StopReason.CONTEXT,
+    "max_total_tokens": StopReason.CONTEXT,
+}
+
+
 class ExportedConfig(vf.TasksetConfig):
     """The options of the taskset. `options` replaces defaults of the environment `env`."""
 
@@ -45,6 +55,10 @@ class ExportedTask(vf.Task[vf.TaskData, ExportedState, vf.TaskConfig]):
         await super().score(trace, runtime)
         if self.scoring_deferred:
             return
+        # If a limit of verifiers ended the rollout, the harness did not set the stop reason.
+        episode = trace.state.played.episode
+        ended_by = _LIMITS.get(trace.stop_condition, StopReason.STOP)
+        episode.stop_reason = episode.stop_reason or ended_by
         weights = self.played_by.reward_weights
         for name, value in (await trace.state.played.rewards()).items():
             if name in weights:

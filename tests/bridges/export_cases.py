@@ -7,6 +7,7 @@ from importlib.util import find_spec
 
 import pytest
 
+from envs.alphabet_sort import AlphabetSort
 from tests.support.bridges.serving import (
     ScriptedEndpoint,
     reverse_half,
@@ -50,8 +51,9 @@ def classic(endpoint, env, repeats, options):
 def tasksets(folder, endpoint, env, repeats, options):
     from verifiers.v1.cli.eval.main import main
 
+    limits = {"max_output_tokens": options.pop("max_tokens_of_a_rollout", None)}
     config = {
-        "env": {"taskset": {"id": "offbyone", "env": env, "options": options}},
+        "env": {"taskset": {"id": "offbyone", "env": env, "options": options}, "agent": limits},
         "client": {"base_url": endpoint.url, "api_key_var": "NO_KEY"},
         "model": "scripted",
         "num_rollouts": repeats,
@@ -113,24 +115,41 @@ def test_rewards_per_turn_are_summed_and_a_system_prompt_is_sent(evaluate):
     assert (result.rewards["exact"], result.turns, result.error) == (0.5, 2, "")
 
 
-@pytest.mark.skipif(not CLASSIC, reason="of the classic API")
-def test_a_rollout_that_a_limit_of_the_library_ended_is_scored(evaluate):
+def test_a_rollout_that_a_limit_of_the_library_ended_is_scored(evaluate, monkeypatch):
+    closed = []
+    monkeypatch.setattr(AlphabetSort, "close", lambda _, episode: closed.append(episode))
     options = {"num_eval": 1, "min_turns": 2, "max_turns": 2, "max_tokens_of_a_rollout": 5}
     with ScriptedEndpoint(sort_the_first).listening() as endpoint:  # 5 tokens a turn
         (result,) = evaluate(endpoint, "alphabet-sort", **options)
     assert (result.rewards["exact"], result.turns, result.error) == (0.5, 1, "")
+    assert [episode.stop_reason for episode in closed] == ["context"]
 
 
-def test_tools_are_described_called_and_counted_and_the_episode_is_closed(evaluate, monkeypatch):
+@pytest.mark.parametrize(
+    ("max_turns", "cut_off", "turns", "reason"),
+    [(3, False, 2, "stop"), (1, False, 1, "max_turns"), (3, True, 1, "max_tokens")],
+)
+def test_tools_are_described_called_and_counted_and_the_episode_is_closed(
+    max_turns, cut_off, turns, reason, evaluate, monkeypatch
+):
     from adding import Adding
 
     closed = []
+    monkeypatch.setattr(Adding, "max_turns", max_turns)
     monkeypatch.setattr(Adding, "close", lambda _, episode: closed.append(episode.stop_reason))
-    with ScriptedEndpoint(use_the_adder).listening() as endpoint:
+    with ScriptedEndpoint(use_the_adder, cut_off=cut_off).listening() as endpoint:
         (result,) = evaluate(endpoint, "adding.Adding", reward=None)
     assert endpoint.bodies[0]["tools"][0]["function"]["name"] == "add"
-    assert (result.rewards["right"], result.rewards["turns"]) == (1.0, 2.5)
-    assert (result.turns, result.error, closed) == (2, "", ["stop"])
+    assert (result.rewards["right"], result.rewards["turns"]) == (float(turns == 2), 2.5)
+    assert (result.turns, result.error, closed) == (turns, "", [reason])
+
+
+@pytest.mark.skipif(CLASSIC, reason="of v1")
+def test_the_tasks_of_a_mixture_have_different_ids():
+    from offbyone.v1 import ExportedConfig, ExportedTaskset
+
+    tasks = list(ExportedTaskset(ExportedConfig(env="mixture")).load())
+    assert len({task.data.id for task in tasks}) == len(tasks) > 0
 
 
 @pytest.mark.parametrize(

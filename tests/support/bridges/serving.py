@@ -10,14 +10,14 @@ from tests.support.answers import Answers
 
 
 class ScriptedEndpoint(Answers):
-    """Answer every request with the result of `speak`."""
+    """Answer every request with the result of `speak`, which a token limit ended if `cut_off`."""
 
-    def __init__(self, speak: Callable[[list[Message]], Message]) -> None:
+    def __init__(self, speak: Callable[[list[Message]], Message], *, cut_off: bool = False) -> None:
         super().__init__()
-        self._speak = speak
+        self._speak, self._cut_off = speak, cut_off
 
     def answer(self, path: str, body: Any, number: int) -> tuple[Any, ...]:
-        return 200, completion(PolicyTurn(self._speak(body["messages"]), False, 10, 5))
+        return 200, completion(PolicyTurn(self._speak(body["messages"]), self._cut_off, 10, 5))
 
 
 def reverse_half(messages: list[Message]) -> Message:
