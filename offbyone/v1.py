@@ -20,15 +20,10 @@ from envs.protocol import Environment
 from offbyone.environments import load_for_verifiers
 from offbyone.episodes import PlayedEpisode
 
-
 # Limits of verifiers, by the name that Trace.stop_condition has if one ended the rollout.
-_LIMITS = {
-    "max_turns": StopReason.MAX_TURNS,
-    "agent_timeout": StopReason.TIMEOUT,
-    "max_input_tokens": StopReason.CONTEXT,
-    "max_output_tokens": StopReason.CONTEXT,
-    "max_total_tokens": StopReason.CONTEXT,
-}
+_FULL = ("max_input_tokens", "max_output_tokens", "max_total_tokens")
+_LIMITS = {"max_turns": StopReason.MAX_TURNS, "agent_timeout": StopReason.TIMEOUT}
+_LIMITS |= dict.fromkeys(_FULL, StopReason.CONTEXT)
 
 
 class ExportedConfig(vf.TasksetConfig):
@@ -56,9 +51,8 @@ class ExportedTask(vf.Task[vf.TaskData, ExportedState, vf.TaskConfig]):
         if self.scoring_deferred:
             return
         # If a limit of verifiers ended the rollout, the harness did not set the stop reason.
-        episode = trace.state.played.episode
-        ended_by = _LIMITS.get(trace.stop_condition, StopReason.STOP)
-        episode.stop_reason = episode.stop_reason or ended_by
+        episode, limit = trace.state.played.episode, trace.stop_condition
+        episode.stop_reason = episode.stop_reason or _LIMITS.get(limit, StopReason.STOP)
         weights = self.played_by.reward_weights
         for name, value in (await trace.state.played.rewards()).items():
             if name in weights:

@@ -1,7 +1,4 @@
-"""Run a report card: the first row at each learning rate, then the other rows at the best rate.
-
-A row is an experiment about one property of the loss (docs/report-card.md).
-"""
+"""Run a report card: the first row at each learning rate, then the other rows at the best rate."""
 
 from collections.abc import Sequence
 from statistics import fmean

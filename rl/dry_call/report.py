@@ -9,8 +9,6 @@ from typing import Any
 
 from envs.user_code import find_location
 
-_RL = Path(__file__).parents[1]
-
 
 class BadResult(ValueError):
     """The error raised if user code returned an unusable value; the message has the remedy."""
@@ -41,7 +39,8 @@ class Report:
             file = own and own[0]
             found = find_location(error, file)
             # If a caller of the component raised the error, the component's own line is reported.
-            is_ours = found and found[0] != file and Path(found[0]).is_relative_to(_RL)
+            rl = Path(__file__).parents[1]
+            is_ours = found and found[0] != file and Path(found[0]).is_relative_to(rl)
             place = _location(own if is_ours else found or own)
             self.problems.append(f"{group}: {what}{given and f', called with {given}'}{place}")
 

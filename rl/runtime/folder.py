@@ -198,10 +198,10 @@ def naming_damage(path: Path, remedy: str = "delete its checkpoint") -> Iterator
         raise
     except Exception as error:  # because torch and msgspec raise their own error types
         text = f"{type(error).__name__}: {error}"
-        # pyarrow raises OSError without errno for a damaged file. PyTorch's reader may seek to a
-        # wrong place of a damaged file (EINVAL). A missing file counts as damaged.
-        damage = (None, errno.ENOENT, errno.EINVAL)
-        is_of_system = getattr(error, "errno", None) not in damage
+        # For a damaged file, pyarrow raises OSError without errno, and PyTorch one with EINVAL,
+        # because it seeks to a wrong place. A missing file counts as damaged.
+        damaged = (None, errno.ENOENT, errno.EINVAL)
+        is_of_system = getattr(error, "errno", None) not in damaged
         if is_of_system or isinstance(error, ImportError) or re.search(OUT_OF_MEMORY, text):
             raise
         raise UnusableFile(f"{path} is damaged ({text}): {remedy}") from error
