@@ -74,11 +74,12 @@ class ExportedRubric(vf.Rubric):
         if state["error"] is not None:
             return
         played: PlayedEpisode = state[PLAYED]
-        # If a limit of verifiers ended the rollout, `env_response` did not receive the last turn.
-        if len(state["trajectory"]) > played.episode.turns:
-            played.add_turn(_newest_message(state))
-        played.episode.stop_reason = played.episode.stop_reason or _stop_reason(state)
         try:
+            # If a limit of verifiers ended the rollout, `env_response` did not see the last turn.
+            if len(state["trajectory"]) > played.episode.turns:
+                cut_off = state["trajectory"][-1]["is_truncated"]
+                await played.take_turn(_newest_message(state), cut_off=cut_off)
+            played.episode.stop_reason = played.episode.stop_reason or _stop_reason(state)
             rewards = await played.rewards()
         except Exception as error:  # noqa: BLE001 (environment code may raise anything)
             state["error"] = vf.Error(f"{type(played.env).__name__}.score: {error}")

@@ -22,7 +22,8 @@ from offbyone.episodes import PlayedEpisode
 
 # Limits of verifiers, by the name that Trace.stop_condition has if one ended the rollout.
 _FULL = ("max_input_tokens", "max_output_tokens", "max_total_tokens")
-_LIMITS = {"max_turns": StopReason.MAX_TURNS, "agent_timeout": StopReason.TIMEOUT}
+_TIMEOUTS = ("setup_timeout", "agent_timeout", "finalize_timeout")
+_LIMITS = {"max_turns": StopReason.MAX_TURNS, **dict.fromkeys(_TIMEOUTS, StopReason.TIMEOUT)}
 _LIMITS |= dict.fromkeys(_FULL, StopReason.CONTEXT)
 
 

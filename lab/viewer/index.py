@@ -129,7 +129,7 @@ def gradient_sums(paths: Iterable[Path]) -> tuple[dict[str, float], float | None
     for path in paths:
         file = parquet.ParquetFile(path)
         for name in set(_GRADIENT) & set(file.schema_arrow.names):
-            columns = file.read(columns=["id", name])
+            columns = file.read(columns=["id", name], use_threads=False)
             for identity, gradients in zip(columns["id"], columns[name], strict=True):
                 size = np.abs(gradients.values.drop_null().to_numpy().astype(np.float64))
                 sums[identity.as_py()] += float(size.sum())

@@ -38,7 +38,7 @@ class Report:
             own = source_of(made)
             file = own and own[0]
             found = find_location(error, file)
-            # If a caller of the component raised the error, the component's own line is reported.
+            # If code of rl/ raised the error, the first line of the component is reported.
             rl = Path(__file__).parents[1]
             is_ours = found and found[0] != file and Path(found[0]).is_relative_to(rl)
             place = _location(own if is_ours else found or own)

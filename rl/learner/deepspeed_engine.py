@@ -1,5 +1,6 @@
 """DeepSpeed engines with float32 gradient sums and the same clipping in every ZeRO stage."""
 
+import errno
 import math
 from collections.abc import Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext
@@ -34,7 +35,9 @@ class SafeCheckpointEngine(TorchCheckpointEngine):
         with safe_globals(_STATE_CLASSES), naming_damage(Path(path)):
             try:
                 return torch.load(path, map_location=map_location, weights_only=True)
-            except UnpicklingError as error:
+            except (UnpicklingError, OSError) as error:
+                if getattr(error, "errno", errno.EINVAL) != errno.EINVAL:
+                    raise  # EINVAL: PyTorch sought to a wrong place of a damaged file
                 # Omit PyTorch's message. It advises to allow an unknown class, which may be unsafe.
                 raise UnusableFile(
                     f"{path} is not loaded, because it is damaged, comes from an older DeepSpeed, "

@@ -198,10 +198,8 @@ def naming_damage(path: Path, remedy: str = "delete its checkpoint") -> Iterator
         raise
     except Exception as error:  # because torch and msgspec raise their own error types
         text = f"{type(error).__name__}: {error}"
-        # For a damaged file, pyarrow raises OSError without errno, and PyTorch one with EINVAL,
-        # because it seeks to a wrong place. A missing file counts as damaged.
-        damaged = (None, errno.ENOENT, errno.EINVAL)
-        is_of_system = getattr(error, "errno", None) not in damaged
+        # pyarrow raises OSError without errno for a damaged file. A missing file counts as damaged.
+        is_of_system = getattr(error, "errno", None) not in (None, errno.ENOENT)
         if is_of_system or isinstance(error, ImportError) or re.search(OUT_OF_MEMORY, text):
             raise
         raise UnusableFile(f"{path} is damaged ({text}): {remedy}") from error

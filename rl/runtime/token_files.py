@@ -134,7 +134,7 @@ def _lines(run_folder: RunFolder, path: Path, id: str | None) -> list[dict[str, 
     with naming_damage(path, "delete it"):
         # Do not use parquet.read_table: its parallel scan of a damaged file may never end.
         table = parquet.ParquetFile(source).read(use_threads=False)
-        table = table.filter(compute.field("id") == id) if id else table
+        table = table.filter(compute.equal(table["id"], id)) if id else table
         columns = {
             _RENAMED.get(name, name): table[name].to_pylist()
             if name in ("id", "row", "update")

@@ -26,14 +26,16 @@ from tests.fuzz.readers import READERS, look
 from tests.support.composing import composed
 
 CASES = {"config": 60, "tools": 300, "tokens": 300, "checkpoint": 300, "wire": 500}
+FOUND = {"checkpoint": [441]}  # cases that were findings: PyTorch seeks to a wrong place
 TEMPERATURE = "sampler.temperature={_target_:rl.schedule.linear,start:1.0,end:0.5,steps:5}"
 
 
 @pytest.mark.parametrize("name", READERS)
 def test_a_damaged_input_is_read_or_refused_by_the_documented_error(name, tmp_path):
     reader = READERS[name](tmp_path)
+    numbers = [*range(CASES[name]), *FOUND.get(name, [])]
     with Limits(seconds=60.0) as limits:
-        assert list(findings(reader, name, 0, range(CASES[name]), limits)) == []
+        assert list(findings(reader, name, 0, numbers, limits)) == []
 
 
 def nested(levels: int) -> list:

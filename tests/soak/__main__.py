@@ -69,7 +69,7 @@ def sample(pid: int) -> dict[str, int]:
 def main() -> int:
     """Run the pieces that are left, and write the table; return the exit status."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("--steps", type=int, default=100)
+    parser.add_argument("--steps", type=int, default=5000)
     parser.add_argument("--piece", type=int, default=2500)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--folder", type=Path, default=Path("outputs/soak"))
