@@ -125,7 +125,7 @@ def _read_rows(run_folder: RunFolder, step: int, id: str | None) -> list[Recorde
 
 
 def _lines(run_folder: RunFolder, path: Path, id: str | None) -> list[dict[str, Any]]:
-    from pyarrow import compute, parquet
+    from pyarrow import parquet
 
     try:
         source = regular_file(path, run_folder.path)
@@ -134,13 +134,12 @@ def _lines(run_folder: RunFolder, path: Path, id: str | None) -> list[dict[str, 
     with naming_damage(path, "delete it"):
         # Do not use parquet.read_table: its parallel scan of a damaged file may never end.
         table = parquet.ParquetFile(source).read(use_threads=False)
-        table = table.filter(compute.equal(table["id"], id)) if id else table
         columns = {
             _RENAMED.get(name, name): table[name].to_pylist()
             if name in ("id", "row", "update")
             else [np.asarray(values.values) for values in table[name]]
             for name in map(str, table.column_names)
         }
-    return [
-        dict(zip(columns, values, strict=True)) for values in zip(*columns.values(), strict=True)
-    ]
+    found = zip(*columns.values(), strict=True)
+    lines = (dict(zip(columns, values, strict=True)) for values in found)
+    return [line for line in lines if not id or line["id"] == id]

@@ -63,7 +63,7 @@ def test_what_a_sweep_that_adds_seeds_says_and_starts_next(sweep):
     def describe(name, arms=ARMS, size=2, effect=0.1, **options):
         one = Progress(sweep, arms, size, effect, **options)
         needed = {str(key): value for key, value in one.seeds_needed.items()}
-        found[name] = [one.text(), next_of(one, number=7), needed, one.seconds, one.is_time_spent]
+        found[name] = [one.text(), next_of(one, number=7), needed, one.timings, one.is_time_spent]
 
     describe("nothing")
     describe("a small effect", effect=0.02, size=1)
