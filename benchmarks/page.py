@@ -28,15 +28,12 @@ HERE = Path(__file__).parent
 PAGE = HERE.parent / "docs" / "benchmarks.md"
 OWN_PAGE = "compositions"  # writes docs/compositions.md
 DELETED = "# Deleted programs\n"  # from here on the page is kept as it is
-HEAD = """
+HEAD = """\
 `python -m benchmarks.page updating` runs a program again, `make bench` all of them, and both write
 this page. The machine has two cores (x86-64, bf16 without AMX) and no GPU; "a load of 4" counts the
 other processes that wanted them. An empty cell was not kept; `run` is the number of the command.
-benchmarks/measured/ also has the standard errors, and the rows of difference 1 of `sequential`.
 docs/experiments.md has the conclusions.
 """
-LEFT_OUT_COLUMNS = {"sequential": {"se"}, "verdicts": {"sweeps", "standard_error"}}
-LEFT_OUT_ROWS = {"sequential": ("difference", 1)}
 WIDTH = 120
 
 Measurement = Mapping[str, Any]  # command, day, commit, load, lines
@@ -104,8 +101,7 @@ def _section(program: str, text: str) -> Iterator[str]:
         yield f"- `python -m benchmarks.{program}`: no numbers are kept yet"
         return
     several = [{"run": i + 1} if len(kept) > 1 else {} for i in range(len(kept))]
-    every = [run | line for run, one in zip(several, kept, strict=True) for line in one["lines"]]
-    lines = list(_shown(program, every))
+    lines = [run | line for run, one in zip(several, kept, strict=True) for line in one["lines"]]
     end = ":" if len(lines) == 1 else ""
     for one in kept:
         when = ", ".join(filter(None, (one["day"], one["commit"], one["load"])))
@@ -114,15 +110,6 @@ def _section(program: str, text: str) -> Iterator[str]:
         yield from (f"  {_cell(lines[0])}", "")
     else:
         yield from ("", *_table(lines), "")
-
-
-def _shown(program: str, lines: Sequence[Mapping[str, Any]]) -> Iterator[Mapping[str, Any]]:
-    """Yield the lines without the columns and rows that the page leaves out."""
-    hidden = LEFT_OUT_COLUMNS.get(program, set())
-    column, value = LEFT_OUT_ROWS.get(program, ("", None))
-    for line in lines:
-        if column not in line or line[column] != value:
-            yield {key: its for key, its in line.items() if key not in hidden}
 
 
 def _table(lines: Sequence[Mapping[str, Any]]) -> Iterator[str]:

@@ -4,8 +4,8 @@
 
 Each line is a kind of question, simulated 2,000 times with fixed seeds and looked at after every
 seed. Arms differ from the baseline by `difference`, in units of the smallest effect. `wrong` is the
-share of questions with a false decision about any arm: better or worse at 0, equal above. At most
-0.06 is wanted, 0.05 and two standard errors. `decided` is the share of arms decided within twice
+share of questions with a false decision about any arm: better or worse at 0, equal at 1. At most
+0.05 plus two standard errors (`se`) is wanted. `decided` is the share of arms decided within twice
 `fixed`, the seeds of a fixed design that knows the variance and detects the difference (at 0: the
 smallest effect) with 80 %; 0.8 is wanted at 1.5. `seeds` is their mean number, divided by `fixed`,
 if no arm gets more than twice the seeds that detect the smallest effect. `group` has the same for

@@ -55,12 +55,7 @@ class ExportedEnvironment(vf.MultiTurnEnv):
         **options: Any,  # noqa: ARG002
     ) -> vf.Messages:
         """Return the environment's reply. After the last turn, set state["final_env_response"]."""
-        played: PlayedEpisode = state[PLAYED]
-        cut_off = state["trajectory"][-1]["is_truncated"]
-        try:
-            reply = await played.take_turn(_newest_message(state), cut_off=cut_off)
-        except Exception as error:  # verifiers handles only vf.Error
-            raise vf.Error(f"{type(played.env).__name__}.reply: {error}") from error
+        reply = await _take_newest_turn(state)
         if reply is None:
             state["final_env_response"] = []
         return normalize_messages(reply or [])
@@ -77,8 +72,7 @@ class ExportedRubric(vf.Rubric):
         try:
             # If a limit of verifiers ended the rollout, `env_response` did not see the last turn.
             if len(state["trajectory"]) > played.episode.turns:
-                cut_off = state["trajectory"][-1]["is_truncated"]
-                await played.take_turn(_newest_message(state), cut_off=cut_off)
+                await _take_newest_turn(state)
             played.episode.stop_reason = played.episode.stop_reason or _stop_reason(state)
             rewards = await played.rewards()
         except Exception as error:  # noqa: BLE001 (environment code may raise anything)
@@ -114,8 +108,14 @@ def _make_dataset(env: Environment, examples: Sequence[Example], split: Split) -
     return Dataset.from_list(rows)
 
 
-def _newest_message(state: vf.State) -> dict[str, Any]:
-    return plain_message(state["trajectory"][-1]["completion"][-1])
+async def _take_newest_turn(state: vf.State) -> list[dict[str, Any]] | None:
+    played: PlayedEpisode = state[PLAYED]
+    step = state["trajectory"][-1]
+    message = plain_message(step["completion"][-1])
+    try:
+        return await played.take_turn(message, cut_off=step["is_truncated"])
+    except Exception as error:  # verifiers handles only vf.Error
+        raise vf.Error(f"{type(played.env).__name__}.reply: {error}") from error
 
 
 def _stop_reason(state: vf.State) -> StopReason:

@@ -13,13 +13,10 @@ class PlayedEpisode:
         self.env = env.environment_of(example)
         self.episode = Episode(example, self.env.add_system_prompt(example.messages))
 
-    def add_turn(self, message: Message) -> None:
-        self.episode.messages.append(message)
-        self.episode.turns += 1
-
     async def take_turn(self, message: Message, *, cut_off: bool) -> list[Message] | None:
         """Add a turn of the policy. Return the environment's reply, or None after the last turn."""
-        self.add_turn(message)
+        self.episode.messages.append(message)
+        self.episode.turns += 1
         if cut_off:
             self.episode.stop_reason = StopReason.MAX_TOKENS
             return None

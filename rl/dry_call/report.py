@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from envs.user_code import find_location
+from envs.user_code import ROOT, find_location
 
 
 class BadResult(ValueError):
@@ -39,8 +39,7 @@ class Report:
             file = own and own[0]
             found = find_location(error, file)
             # If code of rl/ raised the error, the first line of the component is reported.
-            rl = Path(__file__).parents[1]
-            is_ours = found and found[0] != file and Path(found[0]).is_relative_to(rl)
+            is_ours = found and found[0] != file and Path(found[0]).is_relative_to(ROOT / "rl")
             place = _location(own if is_ours else found or own)
             self.problems.append(f"{group}: {what}{given and f', called with {given}'}{place}")
 

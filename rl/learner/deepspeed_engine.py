@@ -36,8 +36,9 @@ class SafeCheckpointEngine(TorchCheckpointEngine):
             try:
                 return torch.load(path, map_location=map_location, weights_only=True)
             except (UnpicklingError, OSError) as error:
-                if getattr(error, "errno", errno.EINVAL) != errno.EINVAL:
-                    raise  # EINVAL: PyTorch sought to a wrong place of a damaged file
+                # PyTorch seeks to a wrong place of some damaged files, which raises EINVAL.
+                if isinstance(error, OSError) and error.errno != errno.EINVAL:
+                    raise
                 # Omit PyTorch's message. It advises to allow an unknown class, which may be unsafe.
                 raise UnusableFile(
                     f"{path} is not loaded, because it is damaged, comes from an older DeepSpeed, "

@@ -125,6 +125,7 @@ def _read_rows(run_folder: RunFolder, step: int, id: str | None) -> list[Recorde
 
 
 def _lines(run_folder: RunFolder, path: Path, id: str | None) -> list[dict[str, Any]]:
+    import pyarrow as pa
     from pyarrow import parquet
 
     try:
@@ -134,12 +135,15 @@ def _lines(run_folder: RunFolder, path: Path, id: str | None) -> list[dict[str, 
     with naming_damage(path, "delete it"):
         # Do not use parquet.read_table: its parallel scan of a damaged file may never end.
         table = parquet.ParquetFile(source).read(use_threads=False)
+        if id:
+            mine = [one == id for one in table["id"].to_pylist()]
+            table = table.filter(pa.array(mine, pa.bool_()))
         columns = {
             _RENAMED.get(name, name): table[name].to_pylist()
             if name in ("id", "row", "update")
             else [np.asarray(values.values) for values in table[name]]
             for name in map(str, table.column_names)
         }
-    found = zip(*columns.values(), strict=True)
-    lines = (dict(zip(columns, values, strict=True)) for values in found)
-    return [line for line in lines if not id or line["id"] == id]
+    return [
+        dict(zip(columns, values, strict=True)) for values in zip(*columns.values(), strict=True)
+    ]

@@ -34,7 +34,7 @@ _LIBRARIES = ("torch", "transformers", "deepspeed", "renderers")
 
 @dataclass(frozen=True, kw_only=True)
 class WarmStart:
-    """The options of model.warm_start. corruption_rate: the share of wrong demonstrations."""
+    """The options of model.warm_start. corruption_rate is the share of wrong demonstrations."""
 
     steps: PositiveInt
     batch_size: PositiveInt
