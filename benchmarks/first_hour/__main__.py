@@ -25,10 +25,10 @@ STAGES = {  # the generator of each stage's lines
     "kernels": "kernels.products",
     "losses": "kernels.losses",
     "prefixes": "update.prefixes",
-    **{f"update-{size}": "update.updates" for size in ("0.6b", "1.7b", "4b")},
+    **{f"update-{size}": "update.updates" for size in ("0.6b", "1.7b", "4b", "moe")},
     "profile": "update.profile",
     "ipc": "hand_over.ipc",
-    "push": "hand_over.push",
+    **{f"push-{size}": "hand_over.push" for size in ("0.6b", "4b")},
     "engines": "hand_over.engines",
     "runs": "runs.runs",
     "large": "runs.large",
@@ -100,7 +100,8 @@ def table(folder: Path) -> Iterator[str]:
     yield "|---|---|"
     for stage in STAGES:
         found = next((path for path in folder.glob(f"{stage}.*")), None)
-        results = [json.loads(x) for x in found.read_text().splitlines()] if found else []
+        printed = found.read_text().splitlines() if found else []
+        results = [json.loads(x) for x in printed if x.startswith("{")]
         for line in results or [{"result": "not run"}]:
             yield f"| {stage} | {', '.join(f'{key} {value}' for key, value in line.items())} |"
 

@@ -23,9 +23,9 @@ ENGINES = (
 )
 
 
-def _weights(device: torch.device, tiny: bool) -> dict[str, torch.Tensor]:
+def _weights(size: str, device: torch.device, tiny: bool) -> dict[str, torch.Tensor]:
     with torch.device(device):
-        model = AutoModelForCausalLM.from_config(config("0.6b", tiny), dtype=torch.bfloat16)
+        model = AutoModelForCausalLM.from_config(config(size, tiny), dtype=torch.bfloat16)
     return {name: parameter.detach() for name, parameter in model.named_parameters()}
 
 
@@ -38,7 +38,7 @@ def _receive(inbox: Any, outbox: Any) -> None:
 
 def ipc(device: torch.device, tiny: bool) -> Iterator[dict[str, Any]]:
     """Yield the time to hand tensors to another process: a handle for each, or one buffer."""
-    weights = [*_weights(device, tiny).values()]
+    weights = [*_weights("0.6b", device, tiny).values()]
     packed = torch.cat([tensor.flatten() for tensor in weights])
     expected = sum(float(tensor.sum(dtype=torch.float32)) for tensor in weights)
     context = mp.get_context("spawn")
@@ -58,47 +58,19 @@ def ipc(device: torch.device, tiny: bool) -> Iterator[dict[str, Any]]:
     process.join(60)
 
 
-def push(device: torch.device, tiny: bool) -> Iterator[dict[str, Any]]:
+def push(size: str, device: torch.device, tiny: bool) -> Iterator[dict[str, Any]]:
     """Yield the time of each part of a push of all weights through the memory file."""
-    weights = _weights(device, tiny)
-    size = sum(tensor.nbytes for tensor in weights.values())
-    host = {name: tensor.cpu() for name, tensor in weights.items()}
+    weights = _weights(size, device, tiny)
+    total = sum(tensor.nbytes for tensor in weights.values())
     with closing(MemoryFile()) as file:
-        file.write(host)  # the first write pays for the pages
-        works = {
-            "collect": lambda: [tensor.cpu() for tensor in weights.values()],
-            "copy and hash": lambda: file.write(host),
-            "straight from the device": lambda: file.write(weights),
-        }
-        for name, work in works.items():
-            yield _rate(name, size, seconds(work, device, repeats=3))
+        file.write(weights)  # the first write pays for the pages
+        yield _rate("write", total, seconds(lambda: file.write(weights), device, repeats=3))
         with memoryview(file.content) as content:
-            yield _rate("hash", size, seconds(lambda: xxhash.xxh3_64(content), device, repeats=3))
-        if device.type == "cuda":
-            yield from _registered(file, weights, size, device)
-
-
-def _registered(
-    file: MemoryFile, weights: dict[str, torch.Tensor], size: int, device: torch.device
-) -> Iterator[dict[str, Any]]:
-    """Yield the time of the copy into memory that CUDA may write to directly."""
-    target = torch.frombuffer(file.content, dtype=torch.bfloat16, count=size // 2)
-    runtime: Any = torch.cuda.cudart()
-    began = time.perf_counter()
-    status = int(runtime.cudaHostRegister(target.data_ptr(), size, 0))
-    took = time.perf_counter() - began
-    yield _rate(f"cudaHostRegister, status {status}", size, took)
-    if status == 0:
-        parts = target.split([tensor.numel() for tensor in weights.values()])
-
-        def copy() -> None:
-            for part, tensor in zip(parts, weights.values(), strict=True):
-                part.copy_(tensor.flatten(), non_blocking=True)
-
-        yield _rate("copy to registered memory", size, seconds(copy, device, repeats=3))
-        runtime.cudaHostUnregister(target.data_ptr())
-        del parts
-    del target  # a mapping cannot be closed while a tensor uses it
+            yield _rate("hash", total, seconds(lambda: xxhash.xxh3_64(content), device, repeats=1))
+        host = {name: tensor.cpu() for name, tensor in weights.items()}
+        yield _rate("copy and hash", total, seconds(lambda: file.write(host), device, repeats=3))
+        collect = seconds(lambda: [x.cpu() for x in weights.values()], device, repeats=1)
+        yield _rate("collect", total, collect)
 
 
 def _rate(name: str, size: int, took: float) -> dict[str, Any]:

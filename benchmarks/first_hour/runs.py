@@ -138,9 +138,14 @@ def large(device: torch.device, tiny: bool) -> Iterator[dict[str, Any]]:
     with tempfile.TemporaryDirectory() as name:
         model, output = Path(name, "model"), Path(name)
         draw(model, tiny)
-        for run, adapter in (("full", ["adapter=none"]), ("lora", ["adapter=lora", "sync=shm"])):
+        lora = ["adapter=lora", "sync=shm"]
+        for run, adapter in {
+            "full": ["adapter=none"],
+            "lora": lora,
+            "lora compiled": [*lora, "trainer.compile=true"],
+        }.items():
             made = [*SYNC, *adapter, "model=tiny-wiki", f"model.path={model}", "max_steps=3"]
-            rows, screen = train(output, run, made, gpu=device.type == "cuda")
+            rows, screen = train(output, run.replace(" ", "-"), made, gpu=device.type == "cuda")
             line: dict[str, Any] = {"run": run, "steps": len(rows)}
             if screen:
                 yield {**line, "screen": screen}

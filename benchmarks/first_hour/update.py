@@ -11,7 +11,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import torch
-from transformers import AutoModelForCausalLM, Qwen3Config
+from transformers import AutoModelForCausalLM, PreTrainedConfig, Qwen3Config, Qwen3MoeConfig
 
 from rl.learner.logprobs import PolicyModule
 from rl.learner.weight_gradients import use_float32_gradients
@@ -26,16 +26,19 @@ SIZES = {  # hidden, inner, layers, heads
     "0.6b": (1024, 3072, 28, 16),
     "1.7b": (2048, 6144, 28, 16),
     "4b": (2560, 9728, 36, 32),
+    "moe": (1024, 3072, 16, 16),  # 2.7B parameters, of which a token uses 0.56B
 }
+EXPERTS = {"num_experts": 64, "num_experts_per_tok": 8, "moe_intermediate_size": 768}
 ADAPTER = LoRA(
     rank=8, alpha=32.0, dropout=0.0, target_modules="all-linear", modules_to_save=[], rslora=False
 )
 
 
-def config(size: str, tiny: bool) -> Qwen3Config:
+def config(size: str, tiny: bool) -> PreTrainedConfig:
     """Return the configuration of a Qwen3 of this size."""
     hidden, inner, layers, heads = (64, 128, 2, 4) if tiny else SIZES[size]
-    return Qwen3Config(
+    kind: Any = Qwen3MoeConfig if size == "moe" else Qwen3Config
+    return kind(
         vocab_size=1024 if tiny else 151936,
         hidden_size=hidden,
         intermediate_size=inner,
@@ -44,23 +47,25 @@ def config(size: str, tiny: bool) -> Qwen3Config:
         num_key_value_heads=min(heads, 8),
         head_dim=16 if tiny else 128,
         tie_word_embeddings=True,
+        **(EXPERTS if size == "moe" else {}),
     )
 
 
 class Updater:
     """A policy with float32 master weights, which takes steps as the trainer's engine does."""
 
-    def __init__(self, made: Qwen3Config, device: torch.device, adapter: str, how: str) -> None:
+    def __init__(self, made: PreTrainedConfig, device: torch.device, adapter: str, how: str) -> None:
         with torch.device(device):
             model = AutoModelForCausalLM.from_config(made, dtype=torch.bfloat16)
             model = ADAPTER.attach(model, 0, "none") if adapter == "lora" else model
-        if how == "checkpointed":
+        if "checkpointed" in how:
             enable_recompute(model)
-        elif how == "compiled":
-            compile_layers(model)
-        elif how == "shared":
+        if "shared" in how:
             share_prefixes(model)
-        self.module = PolicyModule(model.train(), chunk=1024)
+        if "compiled" in how:
+            compile_layers(model)
+        compiled = "compiled" in how and "layers" not in how
+        self.module = PolicyModule(model.train(), chunk=1024, compiled=compiled)
         use_float32_gradients(self.module)
         self.adapter = adapter
         self.trained = [p for p in self.module.parameters() if p.requires_grad]
@@ -99,7 +104,7 @@ def prefixes(device: torch.device, tiny: bool) -> Iterator[dict[str, Any]]:
         token_ids = torch.randint(0, made.vocab_size, (rows, length), device=device)
         token_ids[:, :prompt] = token_ids[0, :prompt]
         mask = torch.arange(length, device=device).expand(rows, -1) >= prompt
-        for how in ("plain", "shared"):
+        for how in ("plain", "shared", "plain compiled", "shared compiled"):
             reset(device)
             updater = Updater(made, device, "lora", how)
             updater.passes(token_ids, mask)
@@ -115,13 +120,16 @@ def profile(device: torch.device, tiny: bool) -> Iterator[dict[str, Any]]:
     made, rows, length = config("4b", tiny), 8, 32 if tiny else 1024
     token_ids = torch.randint(0, made.vocab_size, (rows, length), device=device)
     mask = torch.arange(length, device=device).expand(rows, -1) >= length // 4
-    updater = Updater(made, device, "lora", "plain")
-    for _ in range(2):
-        updater.step(token_ids, mask)
-    times = kernels(lambda: updater.step(token_ids, mask), device)
-    total = sum(took for took, _, _ in times)
-    for took, name, count in sorted(times, reverse=True)[:15]:
-        yield {"share": round(took / total, 3), "calls": count, "kernel": name[:90]}
+    for how in ("plain", "compiled"):
+        reset(device)
+        updater = Updater(made, device, "lora", how)
+        for _ in range(2):
+            updater.step(token_ids, mask)
+        times = kernels(lambda: updater.step(token_ids, mask), device)  # noqa: B023
+        total = sum(took for took, _, _ in times)
+        for took, name, count in sorted(times, reverse=True)[:15]:
+            line = {"layers": how, "share": round(took / total, 3), "ms": round(1000 * took, 1)}
+            yield {**line, "calls": count, "kernel": name[:90]}
 
 
 def kernels(work: Callable[[], object], device: torch.device) -> list[tuple[float, str, int]]:
@@ -141,56 +149,61 @@ def updates(size: str, device: torch.device, tiny: bool) -> Iterator[dict[str, A
     made, rows, length = config(size, tiny), 8, 32 if tiny else 1024
     token_ids = torch.randint(0, made.vocab_size, (rows, length), device=device)
     mask = torch.arange(length, device=device).expand(rows, -1) >= length // 4
-    for how in ("plain", "checkpointed", "compiled"):
-        for adapter in ("lora", "none"):
-            line = {"adapter": adapter, "layers": how}
-            line |= {"plan_gib": round(planned(made, adapter, how, token_ids) / GIB, 1)}
-            try:
-                reset(device)
-                line |= measured(Updater(made, device, adapter, how), made, token_ids, mask)
-            except torch.OutOfMemoryError:
-                line["result"] = "out of memory"
-            if device.type == "cuda":
-                line["peak_gib"] = round(torch.cuda.max_memory_reserved() / GIB, 1)
-            yield line
+    variants = [(how, adapter) for how in ("plain", "compiled") for adapter in ("lora", "none")]
+    if size == "4b":  # all weights need more than 80 GB
+        variants = [(how, "lora") for how in ("plain", "compiled", "checkpointed compiled")]
+    elif size == "0.6b":
+        variants.append(("compiled layers", "lora"))
+    for how, adapter in variants:
+        line: dict[str, Any] = {"adapter": adapter, "layers": how}
+        line |= {"plan_gib": round(planned(made, adapter, how, token_ids) / GIB, 1)}
+        try:
+            reset(device)
+            line |= measured(Updater(made, device, adapter, how), made, token_ids, mask)
+        except torch.OutOfMemoryError:
+            line["result"] = "out of memory"
+        if device.type == "cuda":
+            line["peak_gib"] = round(torch.cuda.max_memory_reserved() / GIB, 1)
+        yield line
 
 
 def measured(
-    updater: Updater, made: Qwen3Config, token_ids: torch.Tensor, mask: torch.Tensor
+    updater: Updater, made: PreTrainedConfig, token_ids: torch.Tensor, mask: torch.Tensor
 ) -> dict[str, Any]:
     """Return the time of the first step, which compiles, and the rate of the next five."""
 
     def step() -> None:
         updater.step(token_ids, mask)
 
-    def passes() -> None:
-        updater.passes(token_ids, mask)
-
     first = seconds(step, token_ids.device, repeats=1)
     took = seconds(step, token_ids.device, repeats=5)
-    alone = seconds(passes, token_ids.device, repeats=5)
     mfu = flops(made, updater.adapter, token_ids) / took / PEAK_FLOPS
     rate = round(token_ids.numel() / took)
     busy = sum(took for took, _, _ in kernels(step, token_ids.device)) / took
     speed = {"first_s": round(first, 1), "tokens_per_s": rate, "mfu": round(mfu, 3)}
     speed["gpu_busy"] = round(busy, 2)
-    updater.optimizer = torch.optim.AdamW(updater.masters, lr=1e-6, fused=True)
-    step()
-    fused = seconds(step, token_ids.device, repeats=5)
-    steps = {"optimizer_ms": took - alone, "fused_optimizer_ms": fused - alone}
-    return speed | {name: round(1000 * value, 1) for name, value in steps.items()}
+    for master in updater.masters:
+        master.grad = torch.ones_like(master)
+    for name, fused in (("optimizer_ms", None), ("fused_optimizer_ms", True)):
+        updater.optimizer = torch.optim.AdamW(updater.masters, lr=1e-6, fused=fused)
+        updater.optimizer.step()
+        took = seconds(updater.optimizer.step, token_ids.device, repeats=5)
+        speed[name] = round(1000 * took, 2)
+    return speed
 
 
-def flops(made: Qwen3Config, adapter: str, token_ids: torch.Tensor) -> float:
+def flops(made: PreTrainedConfig, adapter: str, token_ids: torch.Tensor) -> float:
     """Return the FLOPs of an update that every implementation must compute."""
     sizes = shape(made.to_dict())
     assert sizes
     products = 4 if adapter == "lora" else 6
     attention = 2 * sizes.layers * sizes.query * token_ids.shape[1] / 2  # causal: half of the pairs
-    return products * token_ids.numel() * (sizes.parameters + attention)
+    unused = 3 * sizes.hidden * (sizes.expert * sizes.experts - sizes.inner) if sizes.expert else 0
+    used = sizes.parameters - sizes.layers * unused
+    return products * token_ids.numel() * (used + attention)
 
 
-def planned(made: Qwen3Config, adapter: str, how: str, token_ids: torch.Tensor) -> float:
+def planned(made: PreTrainedConfig, adapter: str, how: str, token_ids: torch.Tensor) -> float:
     """Return the plan's estimate of the peak memory on the GPU in bytes."""
     rows, length = token_ids.shape
     reference = {"_target_": "rl.learner.reference.local.InitialPolicy"}
@@ -209,7 +222,7 @@ def planned(made: Qwen3Config, adapter: str, how: str, token_ids: torch.Tensor) 
         trainer=SimpleNamespace(
             tokens_per_micro_batch=rows * length,
             logprob_chunk=1024,
-            gradient_checkpointing=how == "checkpointed",
+            gradient_checkpointing="checkpointed" in how,
         ),
     )
     sizes = shape(made.to_dict())

@@ -70,6 +70,7 @@ class Learner:
             entropy_gradient=run.entropy_bonus != 0 or "entropy_bonus" in run.schedules,
             kl_from_uniform=Learned.of(run).reads({"kl_from_uniform"}),
             head_dtype=self._head_dtype,
+            compiled=self._settings.compile,
         )
         if run.init_optimizer and not run_folder.complete_checkpoints():
             self.policy.load(self._model_folder.parent)  # the checkpoint that contains this model

@@ -51,11 +51,13 @@ class PolicyModule(nn.Module):
         entropy_gradient: bool = False,  # whether entropies have a gradient
         kl_from_uniform: bool = False,  # return KL(uniform || pi) with the entropies
         head_dtype: torch.dtype | None = None,  # dtype of the head, or None for the model's dtype
+        compiled: bool = False,  # whether torch.compile fuses the operations on logits
     ) -> None:
         super().__init__()
         self.model = model
         self._chunk, self._entropy_gradient = chunk, entropy_gradient
         self._kl_from_uniform, self._head_dtype = kl_from_uniform, head_dtype
+        self._compiled = compiled
         if not isinstance(self.head, nn.Linear):
             raise ValueError(
                 f"the output head is a {type(self.head)}, but logprobs need torch.nn.Linear: "
@@ -113,6 +115,7 @@ class PolicyModule(nn.Module):
             entropies,
             self._entropy_gradient,
             entropies and self._kl_from_uniform,
+            self._compiled,
         )
         if also:
             num_kept = 0 if kept is None else kept.shape[1]

@@ -13,7 +13,8 @@ N: completion tokens, H: hidden size, V: vocabulary, C: tokens of a chunk, K: mo
 """
 
 import math
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from functools import cache
 from itertools import repeat
 from typing import Any
 
@@ -38,28 +39,22 @@ class OutputHead(torch.autograd.Function):
         with_entropies: bool,
         entropy_gradient: bool,
         with_kl_from_uniform: bool,
+        compiled: bool = False,  # whether torch.compile makes one kernel of a chunk's operations
     ) -> tuple[Tensor | None, ...]:
         """Return (logprobs shaped like `targets`, entropies [N] if `with_entropies` else None).
 
         With `with_kl_from_uniform`, also return the KL divergences [N].
         """
-        ctx.settings = temperature, chunk, dtype
+        ctx.settings = temperature, chunk, dtype, compiled
         ctx.entropy_gradient = with_entropies and entropy_gradient
-        cast = weight.to(dtype)
-        normalisers, logprobs, entropies, divergences = [], [], [], []
-        # `strict=False`, because `_split` repeats a single temperature without end.
-        for h, t, divisor in zip(
-            hidden.split(chunk), targets.split(chunk), _split(temperature, chunk), strict=False
-        ):
-            logits = chunk_logits(h, cast, bias, divisor)  # [C, V]
-            normaliser = logits.logsumexp(-1)  # [C]
-            normalisers.append(normaliser)
-            logprobs.append(logits.gather(-1, _as_columns(t)) - normaliser.unsqueeze(-1))
-            if with_entropies:
-                p = (logits - normaliser.unsqueeze(-1)).exp_()
-                entropies.append(normaliser - p.mul_(logits).sum(-1))
-            if with_kl_from_uniform:
-                divergences.append(normaliser - logits.mean(-1) - math.log(len(weight)))
+        cast, also = weight.to(dtype), (with_entropies, with_kl_from_uniform)
+        parts = [  # `strict=False`, because `_split` repeats a single temperature without end
+            _maybe_compiled(_chunk_scores, compiled)(h, cast, bias, _as_columns(t), divisor, *also)
+            for h, t, divisor in zip(
+                hidden.split(chunk), targets.split(chunk), _split(temperature, chunk), strict=False
+            )
+        ]
+        normalisers, logprobs, entropies, divergences = zip(*parts, strict=True)
         entropy = torch.cat(entropies) if with_entropies else None
         ctx.save_for_backward(hidden, weight, bias, targets, torch.cat(normalisers), entropy)
         constant = [torch.cat(divergences)] if with_kl_from_uniform else []
@@ -76,30 +71,83 @@ class OutputHead(torch.autograd.Function):
     ) -> Any:
         hidden, weight, bias, targets, normalisers, entropies = ctx.saved_tensors
         targets, logprob_grads = map(_as_columns, (targets, logprob_grads))  # [N, M]
-        temperature, chunk, dtype = ctx.settings
+        temperature, chunk, dtype, compiled = ctx.settings
         of_hidden, of_weight, of_bias = ctx.needs_input_grad[:3]
         cast, exact = weight.to(dtype), normalisers.dtype
         hidden_grad = torch.empty_like(hidden) if of_hidden else None
         weight_grad = torch.zeros_like(weight, dtype=exact) if of_weight else None
         bias_grad = torch.zeros_like(bias, dtype=exact) if of_bias else None
+        rounds = weight.is_cuda and not of_bias  # weight_gradient rounds them too
         divisors = _split(temperature, chunk)
         for begin, divisor in zip(range(0, len(targets), chunk), divisors, strict=False):
             part = slice(begin, begin + chunk)
-            logits = chunk_logits(hidden[part], cast, bias, divisor)  # [C, V]
-            log_p = logits.sub_(normalisers[part].unsqueeze(-1))
-            p = log_p.exp()
-            grads = p * -logprob_grads[part].sum(-1, keepdim=True)  # [C, V] gradient of the logits
-            if ctx.entropy_gradient:
-                surprise = log_p.add_(entropies[part].unsqueeze(-1))
-                grads.sub_(p.mul_(surprise).mul_(entropy_grads[part].unsqueeze(-1)))
-            grads.scatter_add_(-1, targets[part], logprob_grads[part]).div_(divisor)
+            of_entropy = (entropies[part], entropy_grads[part]) if ctx.entropy_gradient else None
+            grads, narrow = _maybe_compiled(_logit_gradients, compiled)(
+                *(hidden[part], cast, bias, targets[part], divisor, normalisers[part]),
+                *(logprob_grads[part], of_entropy, rounds),
+            )
             if hidden_grad is not None:
-                hidden_grad[part] = grads.to(dtype) @ cast
+                hidden_grad[part] = narrow @ cast
             if weight_grad is not None:
                 weight_gradient(grads, hidden[part].to(dtype), weight_grad)
             if bias_grad is not None:
                 bias_grad += grads.sum(0)
-        return hidden_grad, weight_grad, bias_grad, *[None] * 7
+        return hidden_grad, weight_grad, bias_grad, *[None] * 8
+
+
+def _chunk_scores(
+    hidden: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    targets: Tensor,  # [C, M]
+    temperature: float | Tensor,
+    with_entropies: bool,
+    with_kl_from_uniform: bool,
+) -> tuple[Tensor, Tensor, Tensor | None, Tensor | None]:
+    """Return normalisers [C], logprobs [C, M], entropies [C] and KL divergences [C] of a chunk."""
+    logits = chunk_logits(hidden, weight, bias, temperature)  # [C, V]
+    normaliser = logits.logsumexp(-1)
+    logprobs = logits.gather(-1, targets) - normaliser.unsqueeze(-1)
+    entropy = divergence = None
+    if with_kl_from_uniform:
+        divergence = normaliser - logits.mean(-1) - math.log(len(weight))
+    if with_entropies:
+        p = (logits - normaliser.unsqueeze(-1)).exp_()
+        entropy = normaliser - p.mul_(logits).sum(-1)
+    return normaliser, logprobs, entropy, divergence
+
+
+def _logit_gradients(
+    hidden: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    targets: Tensor,  # [C, M]
+    temperature: float | Tensor,
+    normaliser: Tensor,  # [C]
+    logprob_grads: Tensor,  # [C, M]
+    of_entropy: tuple[Tensor, Tensor] | None,  # entropies [C] and their gradients [C]
+    rounds: bool,  # whether only gradients in `weight`'s dtype are needed
+) -> tuple[Tensor, Tensor]:
+    """Return the gradient [C, V] of a chunk's logits, and the same in `weight`'s dtype."""
+    logits = chunk_logits(hidden, weight, bias, temperature)  # [C, V]
+    log_p = logits.sub_(normaliser.unsqueeze(-1))
+    p = log_p.exp()
+    grads = p * -logprob_grads.sum(-1, keepdim=True)
+    if of_entropy:
+        entropy, entropy_grads = (each.unsqueeze(-1) for each in of_entropy)
+        grads.sub_(p.mul_(log_p.add_(entropy)).mul_(entropy_grads))
+    if torch.compiler.is_compiling() and targets.shape[1] == 1:
+        columns = torch.arange(grads.shape[1], device=grads.device)
+        grads = torch.where(columns == targets, grads + logprob_grads, grads).div_(temperature)
+    else:
+        grads.scatter_add_(-1, targets, logprob_grads).div_(temperature)
+    narrow = grads.to(weight.dtype)
+    return (narrow if rounds else grads), narrow
+
+
+@cache
+def _maybe_compiled(function: Callable[..., Any], compiled: bool) -> Callable[..., Any]:
+    return torch.compile(function, dynamic=True) if compiled else function
 
 
 def _as_columns(tensor: Tensor) -> Tensor:

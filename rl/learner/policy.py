@@ -59,6 +59,7 @@ class Policy:
         entropy_gradient: bool = False,
         kl_from_uniform: bool = False,
         head_dtype: torch.dtype | None = None,
+        compiled: bool = False,
     ) -> None:
         self.ranks, self._optim, self._max_steps = ranks, optim, max_steps
         self._temperature = temperature
@@ -68,6 +69,7 @@ class Policy:
             entropy_gradient=entropy_gradient,
             kl_from_uniform=kl_from_uniform,
             head_dtype=head_dtype,
+            compiled=compiled,
         )
         # The outputs of the module, without `candidate_logprobs` if a batch has no candidates.
         own = ("logprobs", "entropies", *["kl_from_uniform"] * kl_from_uniform)

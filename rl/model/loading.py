@@ -73,6 +73,8 @@ def compile_layers(model: PreTrainedModel, backend: str = "inductor") -> None:
     if not layers:
         kind = type(model).__name__
         raise ValueError(f"trainer.compile=true finds no decoder layers in {kind}: set it to false")
+    # Else PyTorch compiles LoRA's first layer apart, because its inputs have no gradient.
+    model.enable_input_require_grads()
     for layer in layers:
         layer.compile(backend=backend, dynamic=True)
 

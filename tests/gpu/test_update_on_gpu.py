@@ -27,7 +27,7 @@ def gradient(device, way="plain", adapter="none", dtype=torch.float32):
     model = AutoModelForCausalLM.from_config(config("0.6b", tiny=True), dtype=dtype)
     model = ADAPTER.attach(model, 0, "none") if adapter == "lora" else model
     WAYS[way](model.to(device).train())
-    module = PolicyModule(model, chunk=16)
+    module = PolicyModule(model, chunk=16, compiled=way == "compiled")
     use_float32_gradients(module)
     for parameter in module.parameters():
         parameter.grad_dtype = torch.float32
