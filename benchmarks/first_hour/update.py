@@ -54,7 +54,9 @@ def config(size: str, tiny: bool) -> PreTrainedConfig:
 class Updater:
     """A policy with float32 master weights, which takes steps as the trainer's engine does."""
 
-    def __init__(self, made: PreTrainedConfig, device: torch.device, adapter: str, how: str) -> None:
+    def __init__(
+        self, made: PreTrainedConfig, device: torch.device, adapter: str, how: str
+    ) -> None:
         with torch.device(device):
             model = AutoModelForCausalLM.from_config(made, dtype=torch.bfloat16)
             model = ADAPTER.attach(model, 0, "none") if adapter == "lora" else model

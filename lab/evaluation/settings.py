@@ -61,7 +61,7 @@ def check_as(kind: type[P], config: Config) -> P:
     def problems(config: Config) -> list[str]:
         return [problem for rule in POLICY_RULES for problem in rule(config)]
 
-    check(config, f"{kind.__module__}.{kind.__name__}", problems)
+    check(config, kind, problems)
     return kind.of(config)
 
 

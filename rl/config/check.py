@@ -15,13 +15,15 @@ from collections.abc import Callable, Iterator, Mapping
 from fnmatch import fnmatchcase
 from typing import Any
 
+import msgspec
+
 from rl.config.algorithm_rules import ALGORITHM_RULES
 from rl.config.annotations import InvalidValue, Node, convert, is_node
 from rl.config.learned import Learned
 from rl.config.limits import bounds_problems
 from rl.config.rules import rule_problems
 from rl.config.schedules import SCHEDULED, configs_at_extremes, schedule_nodes
-from rl.config.schema import RENAMED, ConfigError, as_config_error
+from rl.config.schema import RENAMED, ConfigError, Run, Settings, as_config_error
 from rl.config.signatures import Options, did_you_mean, options_of
 
 MISSING = "???"
@@ -29,7 +31,7 @@ MISSING = "???"
 
 def check(
     config: Mapping[str, Any],
-    schema: str = "rl.config.schema.Run",
+    schema: type[Settings] = Run,
     rules: Callable[[Mapping[str, Any]], list[str]] = rule_problems,
 ) -> None:
     """Raise ConfigError with all problems of a configuration.
@@ -38,10 +40,13 @@ def check(
     The fields of the class `schema` are the top-level keys. A configuration with schedules is
     checked at the steps at which a schedule is smallest or largest.
     """
+    target = f"{schema.__module__}.{schema.__name__}"
     with as_config_error():
         _raise_problems(list(_schedule_problems(config)))
         found = {
-            when: list(_node_problems({"_target_": schema, **values}, "")) or rules(values)
+            when: list(_node_problems({"_target_": target, **values}, ""))
+            or list(_core_problems(values, schema))
+            or rules(values)
             for when, values in configs_at_extremes(config)
         }
         # If a problem occurs at all checked steps, report it once and without a step.
@@ -97,6 +102,15 @@ def _node_problems(node: Mapping[str, Any], path: str) -> Iterator[str]:
             inner = _node_problems(node[key], where) if is_node(node[key]) else ()
             problems += list(inner) or [str(misfit)]
     yield from problems or bounds_problems(node, path)
+
+
+def _core_problems(config: Mapping[str, Any], schema: type[Settings]) -> Iterator[str]:
+    """Yield a problem for each node whose class lacks a key that rl/ reads."""
+    for key, kind in schema.TYPED.items():
+        try:
+            _ = config[key] and kind.of(config[key])
+        except msgspec.ValidationError as error:
+            yield f"{key}._target_ cannot be {config[key]['_target_']}: {error}"
 
 
 def _key_problems(node: Mapping[str, Any], options: Options, path: str) -> Iterator[str]:

@@ -26,7 +26,10 @@ from tests.fuzz.readers import READERS, look
 from tests.support.composing import composed
 
 CASES = {"config": 60, "tools": 300, "tokens": 300, "checkpoint": 300, "wire": 500}
-FOUND = {"checkpoint": [441]}  # cases that were findings: PyTorch seeks to a wrong place
+FOUND = {  # cases that were findings: a class without a key that rl/ reads; a seek to a wrong place
+    "config": [692, 13750],
+    "checkpoint": [441],
+}
 TEMPERATURE = "sampler.temperature={_target_:rl.schedule.linear,start:1.0,end:0.5,steps:5}"
 
 
