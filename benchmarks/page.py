@@ -32,7 +32,7 @@ HEAD = """\
 `python -m benchmarks.page updating` runs a program again, `make bench` all of them, and both write
 this page. The machine has two cores (x86-64, bf16 without AMX) and no GPU; "a load of 4" counts the
 other processes that wanted them. An empty cell was not kept; `run` is the number of the command.
-docs/experiments.md has the conclusions.
+docs/experiments.md has the conclusions, docs/cuda.md the tables of one H100.
 """
 WIDTH = 120
 

@@ -215,6 +215,7 @@ def planned(made: PreTrainedConfig, adapter: str, how: str, token_ids: torch.Ten
     run: Any = SimpleNamespace(
         adapter=SimpleNamespace(**frozen),
         batch_size=rows,
+        compiles=lambda *, on_gpu: on_gpu and "compiled" in how,
         critic={},
         deepspeed={"zero_optimization": {"stage": 0}},
         max_seq_len=length,

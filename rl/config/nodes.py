@@ -131,7 +131,7 @@ class TrainerSettings:
     logprob_chunk: PositiveInt
     max_grad_norm: PositiveFloat
     gradient_checkpointing: bool
-    compile: bool
+    compile: bool | None
     share_prefixes: bool
     num_threads: PositiveInt | None
     checkpoint_every: NonNegativeInt

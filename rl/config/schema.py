@@ -11,6 +11,7 @@ import yaml
 from msgspec import Meta
 
 from rl.config.annotations import Node
+from rl.config.limits import value_of
 from rl.config.nodes import (
     AdapterNode,
     ClusterNode,
@@ -159,6 +160,11 @@ class Run(Settings):
     @property
     def pushes_adapter(self) -> bool:
         return self.transport.adapter_only
+
+    def compiles(self, *, on_gpu: bool) -> bool:
+        """Whether torch.compile compiles the layers. It cannot if ZeRO stage 3 gathers weights."""
+        gathers = value_of(self.deepspeed, "zero_optimization.stage") == 3
+        return on_gpu and not gathers if self.trainer.compile is None else self.trainer.compile
 
     @classmethod
     def load(cls, path: Path) -> Self:

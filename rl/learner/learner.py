@@ -31,7 +31,7 @@ from rl.runtime.given_files import load_json
 _STATE = "learner.json"
 
 
-def load_for_training(run: Run, folder: Path) -> PreTrainedModel:
+def load_for_training(run: Run, folder: Path, *, on_gpu: bool) -> PreTrainedModel:
     """Load the model in `folder` for training, with the run's adapter."""
     model = load_model(folder, getattr(torch, run.model.dtype), run.seed)
     # adapter_config.json contains the base model's name on the hub, or else its local folder.
@@ -42,7 +42,7 @@ def load_for_training(run: Run, folder: Path) -> PreTrainedModel:
         share_prefixes(model)
     if run.trainer.gradient_checkpointing:
         enable_recompute(model)
-    if run.trainer.compile:
+    if run.compiles(on_gpu=on_gpu):
         compile_layers(model)
     return model.train()
 
@@ -57,7 +57,8 @@ class Learner:
         self._head_dtype: torch.dtype | None = getattr(torch, head_dtype) if head_dtype else None
         self._kl: KLPenalty = build(run.kl)()
         self._beta = self._kl.beta
-        model = load_for_training(run, self._model_folder)
+        on_gpu = ranks.device.type == "cuda"
+        model = load_for_training(run, self._model_folder, on_gpu=on_gpu)
         self.policy = Policy(
             model,
             build(run.optim)(),
@@ -70,7 +71,7 @@ class Learner:
             entropy_gradient=run.entropy_bonus != 0 or "entropy_bonus" in run.schedules,
             kl_from_uniform=Learned.of(run).reads({"kl_from_uniform"}),
             head_dtype=self._head_dtype,
-            compiled=self._settings.compile,
+            compiled=run.compiles(on_gpu=on_gpu),
         )
         if run.init_optimizer and not run_folder.complete_checkpoints():
             self.policy.load(self._model_folder.parent)  # the checkpoint that contains this model
@@ -115,7 +116,9 @@ class Learner:
 
     def _load_critic(self) -> Critic | None:
         setting = CriticSettings(
-            lambda: load_for_training(self._run, self._model_folder),
+            lambda: load_for_training(
+                self._run, self._model_folder, on_gpu=self._ranks.device.type == "cuda"
+            ),
             self._ranks,
             self._run.deepspeed,
             self._run.max_steps,

@@ -9,6 +9,8 @@ B: rows, T: padded length, N: completion tokens, H: hidden size, K: candidates o
 S: largest number of kept tokens.
 """
 
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import cast
 
@@ -77,6 +79,21 @@ class PolicyModule(nn.Module):
     def embeddings(self) -> list[nn.Parameter]:
         return [*self.model.get_input_embeddings().parameters(), *self.head.parameters()]
 
+    @contextmanager
+    def _without_sums(self) -> Iterator[None]:
+        """Hide the gradients of earlier micro-batches.
+
+        torch.compile splits a graph at a bfloat16 weight that has a float32 gradient.
+        """
+        summed = [(p, p.grad) for p in self.parameters() if p.grad is not None]
+        for parameter, _ in summed:
+            parameter.grad = None
+        try:
+            yield
+        finally:
+            for parameter, gradient in summed:
+                parameter.grad = gradient
+
     def forward(
         self,
         token_ids: Tensor,  # [B, T]
@@ -95,7 +112,8 @@ class PolicyModule(nn.Module):
         likely tokens [N, K] and their logprobs [N, K]. Only the logprobs [N] depend on `kept`;
         all other numbers are those of the full distribution.
         """
-        before = states_before(self.model.base_model, token_ids, mask)  # [N, H]
+        with self._without_sums() if self._compiled else nullcontext():
+            before = states_before(self.model.base_model, token_ids, mask)  # [N, H]
         targets = token_ids[:, 1:][mask[:, 1:]]  # [N]
         if kept is not None:  # a reference may lack logits of the policy's padding ids
             kept = kept.masked_fill(kept >= self.head.out_features, -1)

@@ -72,8 +72,10 @@ def compile_layers(model: PreTrainedModel, backend: str = "inductor") -> None:
     layers = [one for one in model.modules() if isinstance(one, GradientCheckpointingLayer)]
     if not layers:
         kind = type(model).__name__
-        raise ValueError(f"trainer.compile=true finds no decoder layers in {kind}: set it to false")
-    # Else PyTorch compiles LoRA's first layer apart, because its inputs have no gradient.
+        raise ValueError(f"trainer.compile finds no decoder layers in {kind}: set it to false")
+    # A layer is compiled anew with and without gradients, without the adapter, and for one row.
+    torch._dynamo.config.recompile_limit = 32
+    # Otherwise LoRA's first layer is compiled apart, because its inputs have no gradient.
     model.enable_input_require_grads()
     for layer in layers:
         layer.compile(backend=backend, dynamic=True)

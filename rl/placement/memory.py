@@ -28,6 +28,8 @@ _CUDA_RUNTIME = 1.0 * GIB  # GPU memory of a rank: CUDA context and NCCL buffers
 _CUDA_HOST = 3.0 * GIB  # host memory of a rank on a GPU: CUDA's libraries
 _FLOAT32_ATTENTION_LEN = 512  # maximum row length with float32 attention (rl/model/loading.py)
 _ALLOCATED_ON_CPU, _ALLOCATED_ON_GPU = 1.6, 1.15  # allocated bytes per byte of activations
+# Activations of compiled layers as a fraction of those of plain layers (docs/cuda.md).
+_COMPILED = {True: 0.62, False: 0.45}  # whether the base is frozen -> fraction
 
 _VLLM_RUNTIME = 1.2 * GIB  # host memory of vLLM's API server and engine on a CPU
 _VLLM_PER_WORKER = 0.6 * GIB  # host memory of each tensor-parallel worker on a CPU
@@ -82,7 +84,7 @@ def trainer_need(run: Run, shape: Shape, *, ranks: int, first: bool, on_gpu: boo
         states = {key: value + critic[key] for key, value in states.items()}
     work = {
         "activations": _activation_bytes(run, shape, ranks, on_gpu),
-        "logits": _logit_bytes(run, shape, ranks),
+        "logits": _logit_bytes(run, shape, ranks, on_gpu),
     }
     step = states.pop("step")
     if on_gpu and not _is_on_host(run, "offload_optimizer"):
@@ -191,6 +193,8 @@ def _activation_bytes(run: Run, shape: Shape, ranks: int, on_gpu: bool) -> float
         layer += 6 * shape.query + 4 * shape.key
     if frozen:
         layer += 14 * run.adapter.rank
+    if run.compiles(on_gpu=on_gpu):
+        layer *= _COMPILED[frozen]
     kept = shape.layers * layer
     if run.trainer.gradient_checkpointing:  # autograd keeps every layer's input and one full layer
         kept = shape.layers * shape.hidden * bytes_per_number(run) + layer
@@ -198,10 +202,11 @@ def _activation_bytes(run: Run, shape: Shape, ranks: int, on_gpu: bool) -> float
     return _max_tokens(run, ranks) * (kept + 8 * shape.hidden) * allocated
 
 
-def _logit_bytes(run: Run, shape: Shape, ranks: int) -> float:
+def _logit_bytes(run: Run, shape: Shape, ranks: int, on_gpu: bool) -> float:
     chunk = min(run.trainer.logprob_chunk, _max_tokens(run, ranks))
     is_trained, in_float32 = not run.adapter.freezes_base, run.model.head_dtype is not None
-    return 14.0 * chunk * shape.vocab + 4.0 * shape.embedding * (is_trained + in_float32)
+    logit = 6.0 if run.compiles(on_gpu=on_gpu) else 14.0
+    return logit * chunk * shape.vocab + 4.0 * shape.embedding * (is_trained + in_float32)
 
 
 def _num_references(run: Run) -> int:

@@ -10,6 +10,7 @@ from benchmarks.first_hour.kernels import LOSSES, losses
 from benchmarks.first_hour.runs import ALIKE, IN_BFLOAT16, RUNS, gaps
 from benchmarks.first_hour.update import SIZES, config, planned
 from lab.plan import show_plan
+from rl.model.shape import GIB
 from tests.support.composing import composed
 
 CPU = torch.device("cpu")
@@ -33,6 +34,29 @@ def test_the_plan_of_an_update_knows_checkpointing_and_adapters():
         made = config(size, tiny=False)
         lora, full = (planned(made, kind, "plain", token_ids) for kind in ("lora", "none"))
         assert planned(made, "lora", "checkpointed", token_ids) < lora < full
+
+
+@pytest.mark.parametrize(
+    ("size", "adapter", "how", "length", "measured"),  # in GiB, on an H100 (docs/cuda.md)
+    [
+        ("0.6b", "lora", "plain", 1024, 17.2),
+        ("0.6b", "none", "plain", 1024, 28.8),
+        ("1.7b", "lora", "plain", 1024, 27.4),
+        ("1.7b", "none", "plain", 1024, 57.0),
+        ("4b", "lora", "plain", 1024, 53.0),
+        ("4b", "lora", "checkpointed", 1024, 12.9),
+        ("moe", "lora", "plain", 1024, 18.8),
+        ("moe", "none", "plain", 1024, 67.9),
+        ("0.6b", "lora", "compiled", 1000, 11.6),
+        ("0.6b", "none", "compiled", 1000, 19.2),
+        ("1.7b", "lora", "compiled", 1000, 19.6),
+        ("4b", "lora", "compiled", 1000, 39.3),
+    ],
+)
+def test_the_plan_is_within_15_percent_of_the_measured_peak(size, adapter, how, length, measured):
+    tokens = torch.zeros(8, length, dtype=torch.int64)
+    plan = planned(config(size, tiny=False), adapter, how, tokens) / GIB
+    assert plan == pytest.approx(measured, rel=0.15)
 
 
 def test_runs_are_compared_by_the_metrics_of_training_alone():

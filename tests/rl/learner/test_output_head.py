@@ -3,6 +3,7 @@
 import pytest
 import torch
 
+from rl.learner import output_head
 from rl.learner.output_head import OutputHead
 
 torch.set_num_threads(1)
@@ -171,3 +172,27 @@ def test_a_float32_head_computes_on_bfloat16_numbers_as_if_they_were_float32():
     wanted = torch.autograd.grad((slopes * exact_logprobs - exact_entropies).sum(), exact)
     for one, other in zip(gradients, wanted, strict=True):
         torch.testing.assert_close(one, other.to(one.dtype), rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("with_bias", [True, False])
+def test_a_compiled_head_computes_the_same(monkeypatch, with_bias):
+    backends = []
+
+    def compiled(function, dynamic):
+        backends.append(function.__name__)
+        return torch_compile(function, backend="aot_eager", dynamic=dynamic)
+
+    torch_compile = torch.compile
+    monkeypatch.setattr(torch, "compile", compiled)
+    found = []
+    for compile_it in (False, True):
+        (hidden, weight, bias), targets = inputs()
+        bias = bias if with_bias else None
+        rest = targets, 0.7, 3, hidden.dtype, True, True, True, compile_it
+        logprobs, entropies, kl = OutputHead.apply(hidden, weight, bias, *rest)
+        (logprobs.exp().sum() + (entropies * torch.arange(N)).sum()).backward()
+        grads = [t.grad for t in (hidden, weight, bias) if t is not None]
+        found.append([logprobs, entropies, kl, *grads])
+    assert {*backends} <= {"_chunk_scores", "_logit_gradients"}
+    torch.testing.assert_close(found[0], found[1])
+    output_head._maybe_compiled.cache_clear()
