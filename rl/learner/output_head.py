@@ -24,6 +24,8 @@ from torch.autograd.function import once_differentiable
 
 from rl.learner.weight_gradients import weight_gradient
 
+_Factors = tuple[Tensor, Tensor, Tensor | None, float | Tensor]  # parameters of chunk_logits
+
 
 class OutputHead(torch.autograd.Function):
     @staticmethod
@@ -49,7 +51,9 @@ class OutputHead(torch.autograd.Function):
         ctx.entropy_gradient = with_entropies and entropy_gradient
         cast, also = weight.to(dtype), (with_entropies, with_kl_from_uniform)
         parts = [  # `strict=False`, because `_split` repeats a single temperature without end
-            _maybe_compiled(_chunk_scores, compiled)(h, cast, bias, _as_columns(t), divisor, *also)
+            _maybe_compiled(_chunk_scores, compiled)(
+                (h, cast, bias, divisor), _as_columns(t), *also
+            )
             for h, t, divisor in zip(
                 hidden.split(chunk), targets.split(chunk), _split(temperature, chunk), strict=False
             )
@@ -83,7 +87,7 @@ class OutputHead(torch.autograd.Function):
             part = slice(begin, begin + chunk)
             of_entropy = (entropies[part], entropy_grads[part]) if ctx.entropy_gradient else None
             grads, narrow = _maybe_compiled(_logit_gradients, compiled)(
-                *(hidden[part], cast, bias, targets[part], divisor, normalisers[part]),
+                *((hidden[part], cast, bias, divisor), targets[part], normalisers[part]),
                 *(logprob_grads[part], of_entropy, rounds),
             )
             if hidden_grad is not None:
@@ -96,21 +100,15 @@ class OutputHead(torch.autograd.Function):
 
 
 def _chunk_scores(
-    hidden: Tensor,
-    weight: Tensor,
-    bias: Tensor | None,
-    targets: Tensor,  # [C, M]
-    temperature: float | Tensor,
-    with_entropies: bool,
-    with_kl_from_uniform: bool,
+    factors: _Factors, targets: Tensor, with_entropies: bool, with_kl_from_uniform: bool
 ) -> tuple[Tensor, Tensor, Tensor | None, Tensor | None]:
     """Return normalisers [C], logprobs [C, M], entropies [C] and KL divergences [C] of a chunk."""
-    logits = chunk_logits(hidden, weight, bias, temperature)  # [C, V]
+    logits = chunk_logits(*factors)  # [C, V]
     normaliser = logits.logsumexp(-1)
     logprobs = logits.gather(-1, targets) - normaliser.unsqueeze(-1)
     entropy = divergence = None
     if with_kl_from_uniform:
-        divergence = normaliser - logits.mean(-1) - math.log(len(weight))
+        divergence = normaliser - logits.mean(-1) - math.log(logits.shape[1])
     if with_entropies:
         p = (logits - normaliser.unsqueeze(-1)).exp_()
         entropy = normaliser - p.mul_(logits).sum(-1)
@@ -118,30 +116,27 @@ def _chunk_scores(
 
 
 def _logit_gradients(
-    hidden: Tensor,
-    weight: Tensor,
-    bias: Tensor | None,
+    factors: _Factors,
     targets: Tensor,  # [C, M]
-    temperature: float | Tensor,
     normaliser: Tensor,  # [C]
     logprob_grads: Tensor,  # [C, M]
     of_entropy: tuple[Tensor, Tensor] | None,  # entropies [C] and their gradients [C]
-    rounds: bool,  # whether only gradients in `weight`'s dtype are needed
+    rounds: bool,  # whether only gradients in the weight's dtype are needed
 ) -> tuple[Tensor, Tensor]:
-    """Return the gradient [C, V] of a chunk's logits, and the same in `weight`'s dtype."""
-    logits = chunk_logits(hidden, weight, bias, temperature)  # [C, V]
-    log_p = logits.sub_(normaliser.unsqueeze(-1))
+    """Return the gradient [C, V] of a chunk's logits, and the same in the weight's dtype."""
+    log_p = chunk_logits(*factors).sub_(normaliser.unsqueeze(-1))  # [C, V]
     p = log_p.exp()
     grads = p * -logprob_grads.sum(-1, keepdim=True)
     if of_entropy:
         entropy, entropy_grads = (each.unsqueeze(-1) for each in of_entropy)
         grads.sub_(p.mul_(log_p.add_(entropy)).mul_(entropy_grads))
-    if torch.compiler.is_compiling() and targets.shape[1] == 1:
+    _, weight, _, temperature = factors
+    if torch.compiler.is_compiling() and targets.shape[1] == 1:  # a scatter needs its own kernel
         columns = torch.arange(grads.shape[1], device=grads.device)
-        grads = torch.where(columns == targets, grads + logprob_grads, grads).div_(temperature)
+        grads = torch.where(columns == targets, grads + logprob_grads, grads)
     else:
-        grads.scatter_add_(-1, targets, logprob_grads).div_(temperature)
-    narrow = grads.to(weight.dtype)
+        grads.scatter_add_(-1, targets, logprob_grads)
+    narrow = grads.div_(temperature).to(weight.dtype)
     return (narrow if rounds else grads), narrow
 
 
