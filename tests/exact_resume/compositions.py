@@ -3,6 +3,7 @@
 import json
 import os
 import shutil
+import signal
 import time
 from collections.abc import Iterator
 from itertools import zip_longest
@@ -109,7 +110,9 @@ def _kill(run: Run, num_steps: int) -> str:
     if not wait_for(lambda: not alive(groups), 10):
         return f"the killed run left {alive(groups)}"
     saved, done = len(run.checkpoints) * EVERY, len(run.metrics)
-    return "" if saved < done < STEPS else f"killed after {done} steps, of which {saved} are saved"
+    if 0 < saved < done and process.returncode == -signal.SIGKILL:
+        return ""
+    return f"not killed between two checkpoints: {done} steps, {saved} saved"
 
 
 def _failed(run: Run) -> str:
