@@ -98,6 +98,8 @@ class TrainingRun:
             delivered = not self.delivery or self.delivery.deliver(
                 step + 1, batch.micro_batches[0], stats, watch.phase
             )
+            # Get the state before groups of the next version start. A resumed run plays them again.
+            state = self._state(rollouts) if self._checkpoint_is_due(step + 1) else None
             if delivered:  # after the probe, because new rollouts would delay the probe
                 self._publish(rollouts, step + 1)
             if batch.record_ids:
@@ -116,7 +118,7 @@ class TrainingRun:
             # does not write that line again. The next step's metrics include the checkpoint's time.
             began, watch = time.monotonic(), Stopwatch(self.status)
             with watch.phase("checkpoint", f"writing {self._checkpoint_name(step + 1)}"):
-                self._save_if_due(step + 1, rollouts)
+                self._save(step + 1, state)
             if self.profiler:
                 self.profiler.step()
         # No step trains the last version, so its evaluation needs a separate metrics line.
@@ -162,21 +164,19 @@ class TrainingRun:
         with watch.phase("evaluate", f"waiting for the evaluation of version {version}"):
             return rollouts.evaluation(version)
 
-    def _save_if_due(self, step: int, rollouts: RolloutsLink) -> None:
+    def _checkpoint_is_due(self, step: int) -> bool:
         every = self.settings.checkpoint_every
-        if step == self.run.max_steps or (every and step % every == 0):
-            self._save(step, rollouts)
+        return step == self.run.max_steps or (every > 0 and step % every == 0)
 
-    def _save(self, step: int, rollouts: RolloutsLink) -> None:
-        save_checkpoint(
-            self.learner,
-            self.run_folder,
-            step=step,
-            rollouts=rollouts.state() if self.ranks.first else {},
-            model=self.run_folder.initial_model(),
-            keep=self.settings.keep_checkpoints,
-        )
-        self.num_saved = step
+    def _state(self, rollouts: RolloutsLink) -> dict[str, Any]:
+        return rollouts.state() if self.ranks.first else {}
+
+    def _save(self, step: int, state: dict[str, Any] | None) -> None:
+        if state is not None:  # None: no checkpoint is due
+            folder, keep = self.run_folder, self.settings.keep_checkpoints
+            model = folder.initial_model()
+            save_checkpoint(self.learner, folder, step=step, rollouts=state, model=model, keep=keep)
+            self.num_saved = step
 
     def _checkpoint_name(self, num_steps: int) -> str:
         return f"checkpoints/{self.run_folder.checkpoint(num_steps).name}"
@@ -186,7 +186,7 @@ class TrainingRun:
         # Compare step numbers, not files, because other hosts may not see a new checkpoint yet.
         if step > max(self.start, self.num_saved):
             self.status.set(f"writing {self._checkpoint_name(step)}")
-            self._save(step, rollouts)
+            self._save(step, self._state(rollouts))
         if not end.stopped:
             raise RunFailed(str(end))
         self._finish(f"done: {end}")  # the supervisor prints this status at the end

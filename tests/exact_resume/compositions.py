@@ -1,7 +1,10 @@
 """The compositions, a pairwise covering set, and the comparison of a whole and a resumed run."""
 
 import json
+import os
 import shutil
+import signal
+import time
 from collections.abc import Iterator
 from itertools import zip_longest
 from pathlib import Path
@@ -10,6 +13,7 @@ from typing import Any
 from benchmarks._covering import Assignment, Covering
 from tests.support.composing import REPO
 from tests.support.equal_runs import SYNC, Run, is_time
+from tests.support.launching import alive, groups_below, wait_for
 
 SCHEDULES = [
     "sampler.temperature={_target_:rl.schedule.linear,start:1.0,end:0.5,steps:5}",
@@ -33,6 +37,15 @@ CHOICES: dict[str, dict[str, list[str]]] = {
     "env": {"one": [], "mixture": ["env=mixture"]},
     "schedule": {"none": [], "some": SCHEDULES},
 }
+# An environment whose pool grows, and an advantage with a state. Groups are played one at a time,
+# because the advantage depends on the order in which they end.
+MEMORY = [
+    *("env._target_=remembering.GrowingReversal", "env.num_train=4"),
+    *("env.reward_weights={exact: 1.0, similarity: 1.0}", "sampler.max_concurrent=4"),
+    *("~advantage", "+advantage._target_=remembering.AboveEarlier"),
+]
+# The last composition. It is not part of the covering set, and its run is killed.
+REMEMBERING = {"buffer": "replay", "memory": "pool and advantage", "schedule": "some"}
 STEPS, EVERY = 6, 2
 SMALL = [f"max_steps={STEPS}", "batch_size=16", "group_size=4", "entropy_bonus=0.01"]
 SMALL += [f"trainer.checkpoint_every={EVERY}", "trainer.keep_checkpoints=9"]
@@ -43,31 +56,39 @@ CONFLICTS = {
 
 
 def rows() -> list[Assignment]:
-    """Return compositions in which every pair of choices of two groups occurs."""
+    """Return compositions in which every pair of choices of two groups occurs, and REMEMBERING."""
 
     def problems(row: Assignment) -> list[str]:
         return [why for choices, why in CONFLICTS.items() if choices <= set(row.items())]
 
-    return Covering({name: list(of) for name, of in CHOICES.items()}, problems).fill(seed=1).rows
+    covering = Covering({name: list(of) for name, of in CHOICES.items()}, problems)
+    return [*covering.fill(seed=1).rows, REMEMBERING]
 
 
 def overrides_of(row: Assignment) -> list[str]:
     """Return the overrides of a composition. The loss comes first, because it brings choices."""
     named = sorted(row.items(), key=lambda item: item[0] != "critic")
-    return [*SYNC, *SMALL, *(each for group, name in named for each in CHOICES[group][name])]
+    choices = {**CHOICES, "memory": {"pool and advantage": MEMORY}}
+    return [*SYNC, *SMALL, *(each for group, name in named for each in choices[group][name])]
 
 
 def difference(number: int, row: Assignment, output: Path) -> str:
-    """Run a composition, and again from an earlier checkpoint; return the first difference."""
+    """Run a composition whole, and interrupted and resumed; return the first difference."""
     whole = Run(REPO, "run", overrides_of(row), output / "whole")
     if problem := _failed(whole):
         return problem
     saved = EVERY * (1 + number % (STEPS // EVERY - 1))  # the resumed run has so many steps
-    resumed = Run(REPO, "run", [*whole.overrides, "resume=true"], output / "resumed")
-    shutil.copytree(whole.folder, resumed.folder)  # with the later steps, as after a kill
-    for checkpoint in (resumed.folder / "checkpoints").glob("step_*"):
-        if int(checkpoint.name.removeprefix("step_")) > saved:
-            shutil.rmtree(checkpoint)
+    resumed = Run(REPO, "run", [*whole.overrides], output / "resumed")
+    if row == REMEMBERING:
+        saved = EVERY
+        if problem := _kill(resumed, saved + 1):
+            return problem
+    else:
+        shutil.copytree(whole.folder, resumed.folder)  # with the later steps, as after a kill
+        for checkpoint in (resumed.folder / "checkpoints").glob("step_*"):
+            if int(checkpoint.name.removeprefix("step_")) > saved:
+                shutil.rmtree(checkpoint)
+    resumed.overrides.append("resume=true")
     if problem := _failed(resumed):
         return f"resumed after {saved} steps: {problem}"
     for one, other in zip_longest(_records(whole), _records(resumed)):
@@ -76,6 +97,22 @@ def difference(number: int, row: Assignment, output: Path) -> str:
     if len({json.dumps(marks) for marks in whole.checkpoints.values()}) < STEPS // EVERY:
         return "equal, but the weights do not change, so the comparison is useless"
     return ""
+
+
+def _kill(run: Run, num_steps: int) -> str:
+    """Start a run and kill it after so many steps; return a problem, or an empty string."""
+    process, lines, groups = run.start(), run.folder / "metrics.jsonl", set[int]()
+    while process.poll() is None:
+        if lines.exists() and lines.read_bytes().count(b"\n") >= num_steps:
+            process.kill()
+        groups |= groups_below(process.pid) - {os.getpgrp()}
+        time.sleep(0.02)
+    if not wait_for(lambda: not alive(groups), 10):
+        return f"the killed run left {alive(groups)}"
+    saved, done = len(run.checkpoints) * EVERY, len(run.metrics)
+    if 0 < saved < done and process.returncode == -signal.SIGKILL:
+        return ""
+    return f"not killed between two checkpoints: {done} steps, {saved} saved"
 
 
 def _failed(run: Run) -> str:

@@ -213,6 +213,15 @@ def test_checkpoints_are_saved_when_due_and_at_the_end(
     assert given == [{"step": step, **state} for step in steps]
 
 
+def test_a_checkpoint_has_the_state_from_before_groups_of_the_next_version_start(
+    folder, calls, saved
+):
+    Rehearsal(folder, start=0, max_steps=4, checkpoint_every=2).train()
+    asked = [c.version if c.what == "publish" else c.what for c in calls]
+    asked = [each for each in asked if each != "next_batch"]
+    assert asked == [0, 1, "state", 2, 3, "state", 4]
+
+
 def test_only_steps_in_a_row_without_a_gradient_end_the_run_and_each_is_recorded(
     folder, calls, saved, answers, caplog, monkeypatch
 ):
@@ -360,7 +369,7 @@ def test_a_signal_in_any_phase_neither_loses_nor_repeats_a_step(
 
     def signalled(*given, **named):
         seen.append(phase)
-        if len(seen) == (1 if phase in ("add", "_save") else 2):
+        if len(seen) == (1 if phase == "add" else 2):
             os.kill(os.getpid(), signal.SIGUSR2)
         return method(*given, **named)
 
@@ -396,7 +405,7 @@ def test_a_step_that_cannot_be_pushed_is_saved_if_the_supervisor_stops_the_run(
 
 
 class KilledRun(Rehearsal):
-    def _save_if_due(self, step, rollouts):
+    def _save(self, step, state):
         if step == 2:
             raise KeyboardInterrupt
 
