@@ -13,7 +13,7 @@ import yaml
 
 from rl.config.facts import Config
 from rl.config.schedules import join_schedules
-from rl.config.schema import FORMAT, RESUMES_FORMAT_1
+from rl.config.schema import FORMAT
 from rl.config.shipped import SHIPPED
 from rl.runtime.code_copies import changed_code
 from rl.runtime.folder import RunFolder
@@ -45,11 +45,6 @@ MAY_CHANGE = (
     *("max_calls", "num_rounds"),  # limits of a prompt search
     *(f"reflection.{key}" for key in ("base_url", "api_key_variable", "timeout", "max_retries")),
 )
-# Option that older runs lack -> the value that reproduces what those runs did.
-_OLD_BEHAVIOUR = {
-    "batch_credit": {"_target_": "rl.rollouts.batch_credit.none"},
-    "strategy": {"_target_": "rl.sampling.strategy.Independent"},
-}
 FIXED = ("trainer.max_grad_norm",)  # must not change, although `trainer` is in MAY_CHANGE
 
 
@@ -86,11 +81,10 @@ def resume_problems(config: Config, saved: Path) -> Iterator[str]:
     if not isinstance(before, dict) or not before:
         yield f"{saved} is damaged, so the run cannot be resumed: restore it, or start a new run"
         return
-    if (other := before.pop("format", 1)) != FORMAT:
-        by = f"commit {RESUMES_FORMAT_1}" if other == 1 else "the version that wrote it"
+    if (other := before.pop("format", None)) != FORMAT:
         yield (
-            f"{saved} is of format {other}, which this version cannot resume: use {by}, or start a "
-            "new run"
+            f"{saved} is of format {other}, which this version cannot resume: use the version that "
+            "wrote it, or start a new run"
         )
         return
     files = [] if config.get("accept_changed_code") else changed_code(RunFolder(saved.parent))
@@ -100,8 +94,7 @@ def resume_problems(config: Config, saved: Path) -> Iterator[str]:
             f"{RunFolder(saved.parent).code}, start a new run, or continue with the changed code "
             "by accept_changed_code=true"
         )
-    older = {key: node for key, node in _OLD_BEHAVIOUR.items() if key in config}
-    now, then = dict(leaves(join_schedules(config))), dict(leaves({**older, **before}))
+    now, then = dict(leaves(join_schedules(config))), dict(leaves(before))
     ranks, stage = "trainer.ranks", then.get("deepspeed.zero_optimization.stage")
     # Accept null (one rank per device), because this rule does not know the number of devices.
     if stage and now.get(ranks) not in (None, then.get(ranks)):

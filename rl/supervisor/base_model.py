@@ -25,7 +25,7 @@ def model_of(run_folder: RunFolder, prepare: Callable[[], Path]) -> Path:
         before = run_folder.initial_model() if is_resumed else None
         expected = run_folder.model_fingerprint() if is_resumed else ""
     model = before if before and before.is_dir() else prepare()
-    if expected and all(fingerprint(model, older=older) != expected for older in (False, True)):
+    if expected and fingerprint(model) != expected:
         raise ConfigError(
             [
                 f"the weights, config, tokenizer or chat template in {model} differ from those "
