@@ -22,17 +22,12 @@ def choose_examples(env: Environment, split: Split, num_examples: int) -> list[E
     pools = [pool for pool in env.pools(split) if pool.examples and pool.weight > 0]
     if not pools:
         raise ValueError(f"the environment {env.name!r} has no {split} examples: add some")
-    return [
-        example
-        for pool, count in zip(pools, _examples_per_pool(pools, num_examples), strict=True)
-        for example in _choose_from_pool(pool, count)
-    ]
-
-
-def _choose_from_pool(pool: Pool, count: int) -> list[Example]:
-    order = list(range(len(pool.examples)))
-    random.Random("evaluation").shuffle(order)
-    return [pool.examples[i] for i in order[:count]]
+    chosen: list[Example] = []
+    for pool, count in zip(pools, _examples_per_pool(pools, num_examples), strict=True):
+        order = list(range(len(pool.examples)))
+        random.Random("evaluation").shuffle(order)
+        chosen += [pool.examples[i] for i in order[:count]]
+    return chosen
 
 
 def _examples_per_pool(pools: Sequence[Pool], num_examples: int) -> list[int]:

@@ -119,8 +119,8 @@ MUTATIONS = (
     Mutation(
         "correction: trainer and vLLM are swapped",
         "losses/correction.py",
-        "return ratio_to(rollout_logprobs.detach(), old_logprobs.detach())",
-        "return ratio_to(old_logprobs.detach(), rollout_logprobs.detach())",
+        "return (old_logprobs - rollout_logprobs).detach()",
+        "return (rollout_logprobs - old_logprobs).detach()",
     ),
     Mutation(
         "kl: k3 of the reverse ratio",

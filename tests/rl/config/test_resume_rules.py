@@ -199,7 +199,7 @@ def test_a_name_with_control_characters_is_refused(name: str, config: dict[str, 
 @pytest.mark.parametrize(
     ("content", "said"),
     [
-        (b"seed: 0\nformat: 1", "is of format 1, which this version cannot resume: use the version"),
+        (b"seed: 0\nformat: 1", "is of format 1, which this version cannot resume: use the"),
         *((text, "is damaged") for text in (b"", b"{}", b"max_steps: [", b"[1]", b"\x80")),
     ],
 )
@@ -210,5 +210,3 @@ def test_a_configuration_that_cannot_be_resumed_is_named(
     saved.write_bytes(content)
     problem = only_problem(changed(config, {"resume": True}))
     assert problem.startswith(f"{saved} {said}")
-
-
