@@ -1,7 +1,7 @@
 """Read one run for a report: how it ended, its settings, curves, and scores by question."""
 
 import re
-from collections.abc import Container, Mapping, Sequence
+from collections.abc import Container, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -21,7 +21,7 @@ from rl.runtime.metrics import Row, mean_of, read_metrics, steps_done
 from rl.runtime.start_record import read_record, resume_command
 from rl.runtime.stop_when import is_fulfilled
 from rl.runtime.sweep_folder import NOT_STARTED
-from rl.runtime.text import START_KEYS, key_of, printable
+from rl.runtime.text import START_KEYS, key_of, leaves, printable
 
 LAST_STEPS = 10  # number of last steps whose mean reward is the training reward of a run
 RUN_KEYS = START_KEYS | {"seed", "output_dir"}  # keys that may differ between runs of an arm
@@ -167,18 +167,9 @@ def _make_readable(text: str) -> str:
 
 def _read_settings(folder: RunFolder) -> dict[str, Any]:
     try:
-        return _flatten(load_yaml(folder.read(folder.config)))
+        return dict(leaves(load_yaml(folder.read(folder.config)), of_lists=False))
     except (OSError, yaml.YAMLError):
         return {}
-
-
-def _flatten(node: Any, prefix: str = "") -> dict[str, Any]:
-    if not isinstance(node, Mapping):
-        return {prefix: node}
-    flat: dict[str, Any] = {}
-    for key, value in node.items():
-        flat |= _flatten(value, f"{prefix}.{key}" if prefix else str(key))
-    return flat
 
 
 def _without_run_keys(

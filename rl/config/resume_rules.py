@@ -3,7 +3,7 @@
 A resume may change only the options of MAY_CHANGE, which hardly affect what the run learns.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import suppress
 from fnmatch import fnmatchcase
 from pathlib import Path
@@ -18,7 +18,7 @@ from rl.config.shipped import SHIPPED
 from rl.runtime.code_copies import changed_code
 from rl.runtime.folder import RunFolder
 from rl.runtime.given_files import load_yaml
-from rl.runtime.text import START_KEYS
+from rl.runtime.text import START_KEYS, leaves
 
 # Options that may change at a resume. A new max_steps changes the decay of the learning rate.
 MAY_CHANGE = (
@@ -130,13 +130,3 @@ def _resolve_path(value: Any) -> Any:
                 if path.exists():
                     return path.resolve()
     return value
-
-
-def leaves(value: Any, path: str = "") -> Iterator[tuple[str, Any]]:
-    """Yield every leaf value with its dotted key. The key of a list item is its index."""
-    items = dict(enumerate(value)) if isinstance(value, list) else value
-    if isinstance(items, Mapping) and items:
-        for key, item in items.items():
-            yield from leaves(item, f"{path}.{key}" if path else str(key))
-    else:
-        yield path, value

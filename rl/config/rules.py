@@ -15,9 +15,10 @@ from rl.config.facts import Config, fact, is_imitator
 from rl.config.initial import initial_problems
 from rl.config.limits import reserved_key_problems, sampling_limits, value_of
 from rl.config.process_rules import PROCESS_RULES
-from rl.config.resume_rules import leaves, run_folder_problems
+from rl.config.resume_rules import run_folder_problems
 from rl.config.transport import transport_problems
 from rl.runtime.stop_when import StopWhen
+from rl.runtime.text import leaves
 
 _SECRET = re.compile(  # matches https://user:password@host and https://host?api_key=<key>
     r"\s*[a-z][a-z0-9+.-]*://([^/?#\s]*@|.*[?&][^=&]*(key|token|secret|passw)[^=&]*=)",

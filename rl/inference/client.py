@@ -2,10 +2,10 @@
 
 import asyncio
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractAsyncContextManager, contextmanager
 from dataclasses import dataclass
 from http import HTTPStatus
-from typing import Any, Self, TypeVar
+from typing import Any, TypeVar
 from uuid import uuid4
 
 import aiohttp
@@ -41,7 +41,7 @@ class RequestTally:
     num_failed_in_a_row: int = 0
 
 
-class VLLMClient:
+class VLLMClient(AbstractAsyncContextManager["VLLMClient"]):
     """Sends the requests of a run to its vLLM replicas. It is an async context manager.
 
     If a replica dies, the client sends the unanswered requests to another replica, or to the same
@@ -62,9 +62,6 @@ class VLLMClient:
         self._tally = tally or RequestTally()
         self._sessions: dict[Route, aiohttp.ClientSession] = {}
         self._closing: set[asyncio.Task[None]] = set()
-
-    async def __aenter__(self) -> Self:
-        return self
 
     async def __aexit__(self, *_: object) -> None:
         for route in list(self._sessions):
