@@ -9,15 +9,12 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from rl.config.facts import Config
 from rl.config.schedules import join_schedules
 from rl.config.schema import FORMAT
 from rl.config.shipped import SHIPPED
 from rl.runtime.code_copies import changed_code
 from rl.runtime.folder import RunFolder
-from rl.runtime.given_files import load_yaml
 from rl.runtime.text import START_KEYS, leaves
 
 # Options that may change at a resume. A new max_steps changes the decay of the learning rate.
@@ -74,11 +71,8 @@ def run_folder_problems(config: Config) -> Iterator[str]:
 
 
 def resume_problems(config: Config, saved: Path) -> Iterator[str]:
-    try:
-        before = load_yaml(RunFolder(saved.parent).read(saved))
-    except (OSError, yaml.YAMLError):
-        before = None
-    if not isinstance(before, dict) or not before:
+    before = RunFolder(saved.parent).read_yaml(saved)
+    if not before:
         yield f"{saved} is damaged, so the run cannot be resumed: restore it, or start a new run"
         return
     if (other := before.pop("format", None)) != FORMAT:

@@ -9,6 +9,7 @@ import asyncio
 import random
 from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 from envs.episode import Example, Split
 from envs.protocol import Environment, Pool
@@ -66,9 +67,12 @@ async def play(
     return [task.result() for task in started]
 
 
-def write_rollouts(path: Path, played: Sequence[PlayedExample]) -> None:
-    lines = [json_line(eval_line(one, r)) for one in played for r in one.rollouts]
-    path.write_text("".join(lines))
+def write_rollouts(
+    path: Path, played: Sequence[PlayedExample], more: Callable[[Example], Any] = lambda _: {}
+) -> None:
+    """Write a line per rollout. `more` returns further keys of the lines of an example."""
+    pairs = ((one, more(one.example), r) for one in played for r in one.rollouts)
+    path.write_text("".join(json_line(eval_line(one, r) | keys) for one, keys, r in pairs))
 
 
 def eval_line(played: PlayedExample, rollout: Rollout) -> dict[str, object]:

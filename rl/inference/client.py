@@ -4,6 +4,7 @@ import asyncio
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, contextmanager
 from dataclasses import dataclass
+from functools import partial
 from http import HTTPStatus
 from typing import Any, TypeVar
 from uuid import uuid4
@@ -167,11 +168,8 @@ class VLLMClient(AbstractAsyncContextManager["VLLMClient"]):
             # Connections use at most half of the allowed open files. Environments need the rest.
             limit = max(file_limit() // 2 // len(self._router.routes), 1)
             path = replica.address.path
-            connector = (
-                aiohttp.UnixConnector(path=str(path), limit=limit, keepalive_timeout=_KEEP_ALIVE_S)
-                if path
-                else aiohttp.TCPConnector(limit=limit, keepalive_timeout=_KEEP_ALIVE_S)
-            )
+            kind = partial(aiohttp.UnixConnector, str(path)) if path else aiohttp.TCPConnector
+            connector = kind(limit=limit, keepalive_timeout=_KEEP_ALIVE_S)
             # Set no total timeout, because it would include the wait for a free connection.
             timeout = aiohttp.ClientTimeout(
                 total=None, sock_connect=None if path else _CONNECT_S, sock_read=self._timeout

@@ -38,8 +38,8 @@ class Lines:
     updates: Sequence[int] | None = None  # [M] update that trained each line; None: a rollouts file
 
 
-def write_lines(path: Path, lines: Lines) -> bool:
-    """Write a token file atomically. After an OSError, log a warning and return False."""
+def write_lines(path: Path, lines: Lines) -> None:
+    """Write a token file atomically. After an OSError, log a warning."""
     import pyarrow as pa  # imported here, because the import takes 0.5 s
     from pyarrow import parquet
 
@@ -69,8 +69,6 @@ def write_lines(path: Path, lines: Lines) -> bool:
             "Free disk space, or resume with record=none",
             error.strerror or error,
         )
-        return False
-    return True
 
 
 @dataclass(frozen=True, eq=False)

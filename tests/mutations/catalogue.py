@@ -440,10 +440,10 @@ MUTATIONS = (
         "tests/rl/sampling/test_hints.py",
     ),
     Mutation(
-        "chat: a hint of another rollout is reused",
-        "rl/sampling/chat.py",
-        "if self._newest[0] != (messages, prompt.tools):",
-        "if not self._newest[1]:",
+        "finished group: a hint of another rollout is reused",
+        "rl/sampling/finished_group.py",
+        "if newest[0] != (messages, prompt.tools):",
+        "if not newest[1]:",
         "tests/rl/sampling/test_hints.py",
     ),
     Mutation(

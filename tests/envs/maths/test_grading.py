@@ -143,7 +143,8 @@ def test_an_endless_comparison_does_not_affect_others():
         return await asyncio.gather(*(grader.means_same(*pair) for pair in pairs))
 
     assert asyncio.run(judge()) == [None, None, True]
-    grader.close()
+    for sandbox in grader._idle:
+        sandbox.close()
 
 
 async def test_each_worker_compares_one_answer_at_a_time():
@@ -154,5 +155,6 @@ async def test_each_worker_compares_one_answer_at_a_time():
         n == 3 for n in range(6)
     ]
     assert len(interpreters() - before) == 2
-    grader.close()
+    for sandbox in grader._idle:
+        sandbox.close()
     assert settled(before)

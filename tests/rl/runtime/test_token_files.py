@@ -22,14 +22,16 @@ def write_sampled(folder, *keys):
         "turns": np.tile(np.where(MASK, 0, -1), count).astype(np.int32),
     }
     ids, rows = zip(*keys, strict=True)
-    return write_lines(folder.tokens_of(7, "rollouts"), Lines(ids, rows, [5] * count, columns))
+    path = folder.tokens_of(7, "rollouts")
+    write_lines(path, Lines(ids, rows, [5] * count, columns))
+    return path.exists()
 
 
 def write_trained(folder, rank, *keys, length=3, **columns):
     ids, rows = zip(*keys, strict=True) if keys else ((), ())
     flat = {name: np.array(values, np.float32) for name, values in columns.items()}
     lines = Lines(ids, rows, [length] * len(keys), flat, updates=[0] * len(keys))
-    return write_lines(folder.tokens_of(7, f"trainer.rank{rank}"), lines)
+    write_lines(folder.tokens_of(7, f"trainer.rank{rank}"), lines)
 
 
 def test_rows_of_all_ranks_are_joined_by_rollout_and_row(tmp_path):
