@@ -11,16 +11,11 @@ from tests.support.sandboxes import interpreters, settled
 OPTIONS = {"workers": 1, "cpu_seconds": 3, "memory_mb": 1024, "allow_without_landlock": False}
 
 
-def close(grader):
-    for sandbox in grader._idle:
-        sandbox.close()
-
-
 @pytest.fixture(scope="module")
 def grader():
     made = Grader(**OPTIONS)
     yield made
-    close(made)
+    made.close()
 
 
 @pytest.mark.parametrize(
@@ -148,7 +143,7 @@ def test_an_endless_comparison_does_not_affect_others():
         return await asyncio.gather(*(grader.means_same(*pair) for pair in pairs))
 
     assert asyncio.run(judge()) == [None, None, True]
-    close(grader)
+    grader.close()
 
 
 async def test_each_worker_compares_one_answer_at_a_time():
@@ -159,5 +154,5 @@ async def test_each_worker_compares_one_answer_at_a_time():
         n == 3 for n in range(6)
     ]
     assert len(interpreters() - before) == 2
-    close(grader)
+    grader.close()
     assert settled(before)
