@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from difflib import SequenceMatcher
 from functools import cached_property
-from itertools import chain
+from itertools import chain, islice
 from math import perm
 from random import Random
 from string import ascii_lowercase
@@ -100,8 +100,7 @@ class AlphabetSort(Environment):
         }
 
     def demonstrations(self, rng: Random) -> Iterator[list[Message]]:
-        while True:
-            names = self._draw_train(rng)
+        for names in self._train_draws(rng):
             turns = enumerate(_answers(names))
             pairs = [(_question(names, turn), assistant(" ".join(right))) for turn, right in turns]
             yield [message for pair in pairs for message in pair]
@@ -113,18 +112,14 @@ class AlphabetSort(Environment):
 
     @cached_property
     def _train_lists(self) -> list[Names]:
-        rng = Random("alphabet-sort/train")
-        return [self._draw_train(rng) for _ in range(self.num_train)]
+        return list(islice(self._train_draws(Random("alphabet-sort/train")), self.num_train))
 
-    @cached_property
-    def _held_out(self) -> set[str]:
-        return {str(names) for names in self._eval_lists}
-
-    def _draw_train(self, rng: Random) -> Names:
+    def _train_draws(self, rng: Random) -> Iterator[Names]:
+        held_out = {str(names) for names in self._eval_lists}
         while True:
             names = self._draw(rng)
-            if str(names) not in self._held_out:
-                return names
+            if str(names) not in held_out:
+                yield names
 
     def _draw(self, rng: Random) -> Names:
         count = self._total_names(rng.choice(range(self.min_turns, self.max_turns + 1)))

@@ -10,10 +10,10 @@ import json
 import math
 import os
 import random
-from contextlib import suppress
+from contextlib import AbstractAsyncContextManager, suppress
 from dataclasses import dataclass, field
 from http import HTTPStatus
-from typing import Any, Self
+from typing import Any
 
 import httpx
 
@@ -42,7 +42,7 @@ class HttpError(Exception):
 
 
 @dataclass(kw_only=True)
-class HttpClient:
+class HttpClient(AbstractAsyncContextManager["HttpClient"]):
     """An HTTP client that retries failed requests. It opens new connections in each event loop."""
 
     timeout: float  # maximum seconds from the start of a request to the end of its answer
@@ -53,9 +53,6 @@ class HttpClient:
     retry_wait: float = 0.5  # seconds; the random wait is at most this, doubled with each retry
     num_retries: int = field(default=0, init=False)  # total number of retries
     _loop: asyncio.AbstractEventLoop | None = field(default=None, init=False)
-
-    async def __aenter__(self) -> Self:
-        return self
 
     async def __aexit__(self, *_: object) -> None:
         if self._loop is asyncio.get_running_loop():

@@ -24,7 +24,7 @@ import torch
 from msgspec import Meta
 from torch import Tensor
 
-from losses.tokens import MAX_LOG_RATIO, mean_per_sequence, ratio_to, sum_per_sequence
+from losses.tokens import MAX_LOG_RATIO, mean_per_sequence, sum_per_sequence
 
 ORDERED = ("low", "high")  # rl/config/limits.py requires low < high
 
@@ -58,7 +58,7 @@ def tis_token(
     """Return each token's importance weight, at most `cap`. Yao et al. 2025, "Your Efficient RL
     Framework Secretly Brings You Off-Policy RL Training".
     """
-    return _truncate(_token_ratio(old_logprobs, rollout_logprobs), cap)
+    return _truncate(_clamped_exp(_log_w(old_logprobs, rollout_logprobs)), cap)
 
 
 def tis_sequence(
@@ -84,7 +84,7 @@ def icepop(
     high: float,
 ) -> Correction:
     """Return each token's importance weight, or 0 outside low..high. IcePop, arXiv:2510.18855."""
-    ratio = _token_ratio(old_logprobs, rollout_logprobs)  # [N]
+    ratio = _clamped_exp(_log_w(old_logprobs, rollout_logprobs))  # [N]
     return _mask_outside(ratio, ratio, low, high)
 
 
@@ -120,10 +120,6 @@ def geometric_mask(
     mean = mean_per_sequence(_log_w(old_logprobs, rollout_logprobs), sequence_ids, num_sequences)
     ratio = _clamped_exp(mean)[sequence_ids]  # [N]
     return _mask_outside(torch.ones_like(ratio), ratio, low, high)
-
-
-def _token_ratio(old_logprobs: Tensor, rollout_logprobs: Tensor) -> Tensor:
-    return ratio_to(rollout_logprobs.detach(), old_logprobs.detach())  # [N]
 
 
 def _log_w(old_logprobs: Tensor, rollout_logprobs: Tensor) -> Tensor:

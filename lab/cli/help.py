@@ -2,13 +2,13 @@
 
 import json
 import re
-from collections.abc import Iterator, Mapping
 from pathlib import Path
 from textwrap import TextWrapper
-from typing import Any
 
 import yaml
 from omegaconf import DictConfig, OmegaConf
+
+from rl.runtime.text import leaves
 
 _KEY = re.compile(r"( *)(\w+):")
 _INDENTED = TextWrapper(96, initial_indent="    ", subsequent_indent="    ")
@@ -25,18 +25,11 @@ def explained_keys(*, _root_: DictConfig) -> str:
     assert isinstance(config, dict)
     del config["hydra"]
     lines = []
-    for key, value in _dotted_values(config):
-        lines += [f"{key}={value}", *_INDENTED.wrap(comments.get(key, ""))]
+    for key, value in leaves(config, of_lists=False):
+        if not key.endswith("._target_"):
+            text = json.dumps(value) if value is None or isinstance(value, bool) else str(value)
+            lines += [f"{key}={text}", *_INDENTED.wrap(comments.get(key, ""))]
     return "\n".join(lines).replace("$", "$$")  # Hydra's help template prints $$ as $
-
-
-def _dotted_values(node: Mapping[Any, Any], path: str = "") -> Iterator[tuple[str, str]]:
-    for key, value in node.items():
-        if isinstance(value, dict) and value:
-            yield from _dotted_values(value, f"{path}{key}.")
-        elif key != "_target_":
-            is_null_or_bool = value is None or isinstance(value, bool)
-            yield f"{path}{key}", json.dumps(value) if is_null_or_bool else str(value)
 
 
 def _comments(folders: list[Path], name: str) -> dict[str, str]:

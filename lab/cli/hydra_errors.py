@@ -10,10 +10,10 @@ from hydra.errors import HydraException, MissingConfigException, OverrideParseEx
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from rl.config.resume_rules import leaves
 from rl.config.schema import RENAMED, ConfigError
 from rl.config.shipped import CONF
 from rl.config.signatures import did_you_mean
+from rl.runtime.text import leaves
 
 UNKNOWN_KEY = re.compile(r"Could not override '([^']+)'")
 _NO_GLOBAL_PACKAGE = re.compile(r"In '([\w/-]+)': Could not override '(\w+)@\w+\.\2'")

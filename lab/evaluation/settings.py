@@ -1,7 +1,8 @@
 """The options of conf/evaluate.yaml, and the rules that refuse bad combinations."""
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal, TypeVar
 
@@ -15,11 +16,17 @@ from rl.config.positions import ADAPTER, base_model_of
 from rl.config.process_rules import output_head_problems
 from rl.config.ranges import NonNegativeInt, PositiveInt
 from rl.config.resume_rules import run_folder_problems
-from rl.config.rules import data_file_problems, length_problems, reward_problems, secret_problems
+from rl.config.rules import (
+    Rule,
+    data_file_problems,
+    length_problems,
+    reward_problems,
+    rule_problems,
+    secret_problems,
+)
 from rl.config.schema import Settings
 
 Config = Mapping[str, Any]
-Rule = Callable[[Config], Iterator[str]]
 P = TypeVar("P", bound="PolicySettings")
 
 
@@ -58,10 +65,7 @@ def check_evaluation(config: Config) -> Evaluation:
 
 
 def check_as(kind: type[P], config: Config) -> P:
-    def problems(config: Config) -> list[str]:
-        return [problem for rule in POLICY_RULES for problem in rule(config)]
-
-    check(config, kind, problems)
+    check(config, kind, partial(rule_problems, rules=POLICY_RULES))
     return kind.of(config)
 
 

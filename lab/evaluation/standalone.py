@@ -7,7 +7,7 @@ import asyncio
 import json
 import math
 import shlex
-from collections.abc import Coroutine, Mapping, Sequence
+from collections.abc import Coroutine, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict
 from typing import Any
@@ -28,9 +28,9 @@ from lab.evaluation.served import (
 from lab.evaluation.settings import Evaluation, check_evaluation
 from lab.evaluation.table import replace_nan, result_lines
 from rl.config.build import build
-from rl.evaluation.play import choose_examples, eval_line, play
+from rl.evaluation.play import choose_examples, play, write_rollouts
 from rl.evaluation.summary import PlayedExample, Summary, summarise
-from rl.runtime.files import json_line, to_json
+from rl.runtime.files import to_json
 from rl.runtime.folder import RunFolder
 from rl.runtime.start_record import program
 from rl.sampling.player import Player
@@ -108,12 +108,7 @@ def write_files(
 
     folder = run_folder.path
     (folder / "summary.json").write_text(json.dumps(to_json(asdict(summary)), indent=1) + "\n")
-    lines = [
-        json_line({**eval_line(one, rollout), **_expected_answer(one.example.info)})
-        for one in played
-        for rollout in one.rollouts
-    ]
-    run_folder.evaluated.write_text("".join(lines))
+    write_rollouts(run_folder.evaluated, played, _expected_answer)
     reward = replace_nan(f"reward {summary.reward:.3f} ± {summary.reward_standard_error:.3f}")
     write_page(run_folder, folder / "rollouts.html", f"{reward} · {facts}")
 
@@ -131,10 +126,10 @@ def read_summary(run_folder: RunFolder) -> Summary | None:
     return msgspec.convert(known, Summary, strict=False)  # the keys of `passes` become numbers
 
 
-def _expected_answer(info: Mapping[str, Any]) -> dict[str, str]:
+def _expected_answer(example: Example) -> dict[str, str]:
     """Return {"expected": the answer in `info`, or else all of `info`}; {} if `info` is empty."""
-    known = info.get("answer", dict(info))
-    if not info:
+    known = example.info.get("answer", dict(example.info))
+    if not example.info:
         return {}
     text = known if isinstance(known, str) else json.dumps(to_json(known), ensure_ascii=False)
     return {"expected": text[:_LONGEST_EXPECTED]}

@@ -5,7 +5,6 @@ A token loss and its gradient with respect to log pi need only recorded numbers:
 """
 
 import json
-from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -82,11 +81,7 @@ def _batch(
     numbers = {key: number for number, key in enumerate(dict.fromkeys(keys))}
     groups = torch.tensor([numbers[key] for key in keys])  # [S]
     sources = torch.tensor([source_of(row.id) for row in rows])  # [S]
-    seen: dict[str, int] = defaultdict(int)  # rollout id -> number of completion tokens so far
-    positions = []
-    for row, length in zip(rows, lengths, strict=True):
-        positions.append(torch.arange(seen[row.id], seen[row.id] + length))
-        seen[row.id] += length
+    of_token = pandas.Series(rollouts[sequence_ids].numpy())  # [N] each token's rollout
     trained = {id for id, line in lines.items() if line["used"] and line["tokens"]}
     recorded_names = rows[0].trained.keys()
     tokens = Tokens(
@@ -97,7 +92,7 @@ def _batch(
         num_sequences=len(rows),
         staleness=step - column("version").long(),
         entropies=column("entropy"),
-        positions=torch.cat(positions),
+        positions=torch.tensor(of_token.groupby(of_token).cumcount().to_numpy()),
         turns=column("turns").long(),
         rollout_ids=rollouts[sequence_ids],
         group_ids=groups[sequence_ids],

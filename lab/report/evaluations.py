@@ -10,17 +10,18 @@ from typing import Any
 
 import msgspec
 
+from envs.messages import opening_of
 from rl.runtime.folder import RunFolder, step_of
 from rl.runtime.text import printable
 
 
 @dataclass(frozen=True, order=True)
 class Question:
-    """One held-out example. Equal questions have equal environments, ids and user messages."""
+    """One held-out example. Equal questions have equal environments, ids and opening messages."""
 
     env: str
     example: str
-    digest: str  # hash of all user messages before the first answer
+    digest: str  # hash of the messages before the first answer, without system messages
 
 
 @dataclass(frozen=True)
@@ -86,13 +87,7 @@ def read_evaluation(folder: RunFolder, version: int) -> Evaluation:
 
 
 def _digest(content: msgspec.Raw) -> str:
-    """Hash the user messages before the first answer, because no policy can change them."""
-    messages, texts = msgspec.json.decode(content), []
-    for message in messages if isinstance(messages, list) else []:
-        role = message.get("role") if isinstance(message, dict) else None
-        if role == "assistant":
-            break
-        if role == "user":
-            said = message.get("content")
-            texts.append(said if isinstance(said, str) else str(said))
+    """Hash the messages before the first answer, because no policy can change them."""
+    messages = msgspec.json.decode(content)
+    texts = opening_of(messages if isinstance(messages, list) else [])
     return hashlib.sha256("\n".join(texts).encode(errors="replace")).hexdigest()[:12]

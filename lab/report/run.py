@@ -1,27 +1,25 @@
 """Read one run for a report: how it ended, its settings, curves, and scores by question."""
 
 import re
-from collections.abc import Container, Mapping, Sequence
+from collections.abc import Container, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import yaml
 
 from lab.report.evaluations import Evaluation, Question, evaluated_versions, read_evaluation
 from lab.report.statistics import Floats
 from rl.runtime.code_copies import code_versions
 from rl.runtime.failure import first_failure
 from rl.runtime.folder import RunFolder
-from rl.runtime.given_files import load_yaml
 from rl.runtime.lock import FolderInUse, ensure_free
 from rl.runtime.metrics import Row, mean_of, read_metrics, steps_done
 from rl.runtime.start_record import read_record, resume_command
 from rl.runtime.stop_when import is_fulfilled
 from rl.runtime.sweep_folder import NOT_STARTED
-from rl.runtime.text import START_KEYS, key_of, printable
+from rl.runtime.text import START_KEYS, key_of, leaves, printable
 
 LAST_STEPS = 10  # number of last steps whose mean reward is the training reward of a run
 RUN_KEYS = START_KEYS | {"seed", "output_dir"}  # keys that may differ between runs of an arm
@@ -41,10 +39,6 @@ class Curve:
     @property
     def columns(self) -> tuple[Floats, ...]:
         return self.steps, self.seconds, self.tokens, self.scores
-
-    def select(self, points: Any) -> "Curve":
-        """Return a curve with only the given points. `points` are indices or a mask."""
-        return Curve(*(column[points] for column in self.columns))
 
     def smoothed(self, window: int) -> "Curve":
         """Return the curve with each score averaged with up to `window` - 1 scores before it."""
@@ -128,7 +122,8 @@ def read_run(
             has_begun=False,
             cause=_make_readable(error or "it failed before its folder was created"),
         )
-    rows, settings, record = read_metrics(folder), _read_settings(folder), read_record(folder)
+    rows, record, saved = read_metrics(folder), read_record(folder), folder.read_yaml(folder.config)
+    settings = dict(leaves(saved, of_lists=False)) if saved else {}
     given = {key_of(item) for item in overrides}
     config, num_steps = _without_run_keys(settings, folder.name, given), steps_done(rows)
     max_steps = config.get("max_steps")
@@ -163,22 +158,6 @@ def read_run(
 def _make_readable(text: str) -> str:
     """Return the text, cut if it is long, without characters that JSON or Vega rejects."""
     return printable(text)[:_LONGEST_TEXT]
-
-
-def _read_settings(folder: RunFolder) -> dict[str, Any]:
-    try:
-        return _flatten(load_yaml(folder.read(folder.config)))
-    except (OSError, yaml.YAMLError):
-        return {}
-
-
-def _flatten(node: Any, prefix: str = "") -> dict[str, Any]:
-    if not isinstance(node, Mapping):
-        return {prefix: node}
-    flat: dict[str, Any] = {}
-    for key, value in node.items():
-        flat |= _flatten(value, f"{prefix}.{key}" if prefix else str(key))
-    return flat
 
 
 def _without_run_keys(
@@ -226,4 +205,5 @@ def _sums_before(rows: Sequence[Row], name: str) -> Floats:
 
 def _curve(rows: Sequence[Row], name: str, seconds: Floats, tokens: Floats) -> Curve:
     steps, scores = (np.array([row.get(key) for row in rows], float) for key in ("step", name))
-    return Curve(steps, seconds[:-1], tokens[:-1], scores).select(np.isfinite(scores))
+    columns, known = (steps, seconds[:-1], tokens[:-1], scores), np.isfinite(scores)
+    return Curve(*(column[known] for column in columns))

@@ -10,14 +10,11 @@ from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
 
-import yaml
-
 from lab.sweeps.overview import read_jobs
 from lab.sweeps.process import end_with_process, redirect_output_to
 from lab.sweeps.slots import Slot, hold_slot
 from rl.runtime.failure import OutOfTime, RunFailed
 from rl.runtime.folder import RunFolder
-from rl.runtime.given_files import load_yaml
 from rl.runtime.status import STOPPED
 from rl.runtime.stop_request import Stopped
 from rl.runtime.sweep_folder import (
@@ -94,11 +91,9 @@ def run_job(
 def is_done(record: JobRecord, max_steps: int) -> bool:
     if record.state != DONE or record.folder is None:
         return False
-    try:
-        folder = RunFolder(Path(record.folder))
-        return load_yaml(folder.read(folder.config))["max_steps"] >= max_steps
-    except (OSError, yaml.YAMLError, TypeError, KeyError):  # the file is missing or damaged
-        return False
+    folder = RunFolder(Path(record.folder))
+    steps = folder.read_yaml(folder.config).get("max_steps")
+    return isinstance(steps, int) and steps >= max_steps
 
 
 def _cause_of(error: BaseException) -> BaseException:

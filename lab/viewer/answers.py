@@ -9,12 +9,9 @@ from collections.abc import Mapping, Sequence
 from functools import cache
 from typing import Any
 
-import yaml
-
 from lab.viewer.index import Row, RunIndex
 from lab.viewer.rollout_lines import without_surrogates
 from lab.viewer.token_record import tokens_of
-from rl.runtime.given_files import load_yaml
 from rl.runtime.lock import FolderInUse, ensure_free
 from rl.runtime.token_files import RecordedRow, read_rows
 
@@ -104,11 +101,9 @@ def tokens(index: RunIndex, numbers: Sequence[int]) -> list[dict[str, Any]]:
 
 
 def _loss_options(index: RunIndex) -> dict[str, Any]:
-    try:
-        config = load_yaml(index.run_folder.read(index.run_folder.config))
-        return {k: v for k, v in config["loss"].items() if isinstance(v, int | float)}
-    except (OSError, yaml.YAMLError, TypeError, KeyError, AttributeError):
-        return {}
+    loss = index.run_folder.read_yaml(index.run_folder.config).get("loss")
+    loss = loss if isinstance(loss, dict) else {}
+    return {name: value for name, value in loss.items() if isinstance(value, int | float)}
 
 
 def search(index: RunIndex, text: str) -> list[int]:

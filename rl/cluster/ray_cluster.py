@@ -74,7 +74,12 @@ class RayCluster:
                 for place in _reserve(ray, bundles, self.reserve_timeout, stack)
             ]
             stack.callback(end_together, ray, hosts)
-            _require_shared_files(run_folder, hosts)
+            # Send a hash of the key, because Ray does not encrypt.
+            key = run_folder.private.key.absolute()
+            digest = sha256(key.read_bytes()).hexdigest()
+            for host in hosts:
+                if problem := host.call("prepare", key, digest, sys.executable, os.getcwd()):
+                    raise RunFailed(f"the host {host.address} {problem}")
             ranks = [h for h, b in zip(hosts, bundles, strict=True) for _ in range(b.ranks)]
             yield Hosts(here, hosts[: demand.replicas], ranks)
 
@@ -136,12 +141,3 @@ def _reserve(
             ),
         )
         yield options.remote(), addresses[node_of[index]], bundle
-
-
-def _require_shared_files(run_folder: RunFolder, hosts: Sequence[RayHost]) -> None:
-    """Raise RunFailed if a node lacks the run folder, the interpreter or the working folder."""
-    key = run_folder.private.key.absolute()
-    digest = sha256(key.read_bytes()).hexdigest()  # send a hash, because Ray does not encrypt
-    for host in hosts:
-        if problem := host.call("prepare", key, digest, sys.executable, os.getcwd()):
-            raise RunFailed(f"the host {host.address} {problem}")

@@ -8,7 +8,6 @@ from rl.config.facts import fact
 from rl.config.limits import value_of
 from rl.config.positions import ADAPTER
 from rl.runtime.folder import RunFolder, step_of
-from rl.runtime.given_files import load_yaml
 
 
 def initial_checkpoint(config: Mapping[str, Any]) -> Path | None:
@@ -52,7 +51,7 @@ def initial_problems(config: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _optimizer_problems(config: Mapping[str, Any], run_folder: RunFolder) -> Iterator[str]:
-    before = load_yaml(run_folder.read(run_folder.config))
+    before = run_folder.read_yaml(run_folder.config)
     stage = value_of(config, "deepspeed.zero_optimization.stage")
     keys = ["deepspeed.zero_optimization.stage", "optim._target_", "model.dtype"]
     for key in [*keys, "trainer.ranks"] if stage else keys:

@@ -3,22 +3,19 @@
 A resume may change only the options of MAY_CHANGE, which hardly affect what the run learns.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import suppress
 from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from rl.config.facts import Config
 from rl.config.schedules import join_schedules
-from rl.config.schema import FORMAT, RESUMES_FORMAT_1
+from rl.config.schema import FORMAT
 from rl.config.shipped import SHIPPED
 from rl.runtime.code_copies import changed_code
 from rl.runtime.folder import RunFolder
-from rl.runtime.given_files import load_yaml
-from rl.runtime.text import START_KEYS
+from rl.runtime.text import START_KEYS, leaves
 
 # Options that may change at a resume. A new max_steps changes the decay of the learning rate.
 MAY_CHANGE = (
@@ -45,11 +42,6 @@ MAY_CHANGE = (
     *("max_calls", "num_rounds"),  # limits of a prompt search
     *(f"reflection.{key}" for key in ("base_url", "api_key_variable", "timeout", "max_retries")),
 )
-# Option that older runs lack -> the value that reproduces what those runs did.
-_OLD_BEHAVIOUR = {
-    "batch_credit": {"_target_": "rl.rollouts.batch_credit.none"},
-    "strategy": {"_target_": "rl.sampling.strategy.Independent"},
-}
 FIXED = ("trainer.max_grad_norm",)  # must not change, although `trainer` is in MAY_CHANGE
 
 
@@ -79,18 +71,14 @@ def run_folder_problems(config: Config) -> Iterator[str]:
 
 
 def resume_problems(config: Config, saved: Path) -> Iterator[str]:
-    try:
-        before = load_yaml(RunFolder(saved.parent).read(saved))
-    except (OSError, yaml.YAMLError):
-        before = None
-    if not isinstance(before, dict) or not before:
+    before = RunFolder(saved.parent).read_yaml(saved)
+    if not before:
         yield f"{saved} is damaged, so the run cannot be resumed: restore it, or start a new run"
         return
-    if (other := before.pop("format", 1)) != FORMAT:
-        by = f"commit {RESUMES_FORMAT_1}" if other == 1 else "the version that wrote it"
+    if (other := before.pop("format", None)) != FORMAT:
         yield (
-            f"{saved} is of format {other}, which this version cannot resume: use {by}, or start a "
-            "new run"
+            f"{saved} is of format {other}, which this version cannot resume: use the version that "
+            "wrote it, or start a new run"
         )
         return
     files = [] if config.get("accept_changed_code") else changed_code(RunFolder(saved.parent))
@@ -100,8 +88,7 @@ def resume_problems(config: Config, saved: Path) -> Iterator[str]:
             f"{RunFolder(saved.parent).code}, start a new run, or continue with the changed code "
             "by accept_changed_code=true"
         )
-    older = {key: node for key, node in _OLD_BEHAVIOUR.items() if key in config}
-    now, then = dict(leaves(join_schedules(config))), dict(leaves({**older, **before}))
+    now, then = dict(leaves(join_schedules(config))), dict(leaves(before))
     ranks, stage = "trainer.ranks", then.get("deepspeed.zero_optimization.stage")
     # Accept null (one rank per device), because this rule does not know the number of devices.
     if stage and now.get(ranks) not in (None, then.get(ranks)):
@@ -137,13 +124,3 @@ def _resolve_path(value: Any) -> Any:
                 if path.exists():
                     return path.resolve()
     return value
-
-
-def leaves(value: Any, path: str = "") -> Iterator[tuple[str, Any]]:
-    """Yield every leaf value with its dotted key. The key of a list item is its index."""
-    items = dict(enumerate(value)) if isinstance(value, list) else value
-    if isinstance(items, Mapping) and items:
-        for key, item in items.items():
-            yield from leaves(item, f"{path}.{key}" if path else str(key))
-    else:
-        yield path, value

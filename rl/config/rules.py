@@ -6,7 +6,7 @@ yields nothing if the chosen nodes lack the keys that it reads.
 
 import os
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from glob import glob
 from pathlib import Path
 from typing import Any
@@ -15,20 +15,22 @@ from rl.config.facts import Config, fact, is_imitator
 from rl.config.initial import initial_problems
 from rl.config.limits import reserved_key_problems, sampling_limits, value_of
 from rl.config.process_rules import PROCESS_RULES
-from rl.config.resume_rules import leaves, run_folder_problems
+from rl.config.resume_rules import run_folder_problems
 from rl.config.transport import transport_problems
 from rl.runtime.stop_when import StopWhen
+from rl.runtime.text import leaves
 
 _SECRET = re.compile(  # matches https://user:password@host and https://host?api_key=<key>
     r"\s*[a-z][a-z0-9+.-]*://([^/?#\s]*@|.*[?&][^=&]*(key|token|secret|passw)[^=&]*=)",
     re.IGNORECASE,
 )
+Rule = Callable[[Config], Iterator[str]]
 # The usual form of the name of an environment variable that holds a key.
 _VARIABLE = re.compile(r"[A-Z][A-Z0-9]*(_[A-Z0-9]+)+")
 
 
-def rule_problems(config: Config) -> list[str]:
-    return [problem for rule in RULES for problem in rule(config)]
+def rule_problems(config: Config, rules: Iterable[Rule] | None = None) -> list[str]:
+    return [problem for rule in rules or RULES for problem in rule(config)]
 
 
 def secret_problems(config: Config) -> Iterator[str]:
@@ -181,7 +183,7 @@ def nodes_in(value: Any, path: str = "") -> Iterator[tuple[str, Mapping[str, Any
             yield from nodes_in(item, f"{path}.{i}")
 
 
-RULES: tuple[Callable[[Config], Iterator[str]], ...] = (
+RULES: tuple[Rule, ...] = (
     reserved_key_problems,
     secret_problems,
     batch_problems,

@@ -26,8 +26,7 @@ from rl.config.transport import Transport, transport
 from rl.runtime.files import write_atomically
 from rl.runtime.given_files import load_yaml
 
-FORMAT = 2  # format number written to config.yaml as `format`; format 1 lacks this key
-RESUMES_FORMAT_1 = "4df5c0c"  # the last git commit that can resume a run of format 1
+FORMAT = 2  # format number written to config.yaml as `format`
 RENAMED = {  # old name of a key -> new name
     "model.warm_start.slips": "model.warm_start.corruption_rate",
     "sampler.slips": "sampler.corruption_rate",

@@ -18,7 +18,6 @@ import sys
 import tempfile
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import asdict, replace
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any, Self
@@ -27,7 +26,7 @@ from envs.loading import cache_folder
 from rl.config.check import check_learned
 from rl.config.learned import Learned
 from rl.config.schedules import split_schedules
-from rl.config.schema import ConfigError, Run
+from rl.config.schema import ConfigError
 from rl.runtime.child import last_lines, python_module
 from rl.runtime.files import write_atomically
 
@@ -96,9 +95,6 @@ class DryCall:
         """Return the child's `own_files` (learn.py); raise ConfigError if there are problems."""
         self.learned(number)
         return (self._answers[number] or {})["files"]
-
-    def with_facts(self, run: Run) -> Run:
-        return replace(run, learned=asdict(self.learned()))
 
     def _read_answers(self, uncached: Sequence[int]) -> None:
         assert self._child is not None

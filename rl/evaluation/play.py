@@ -9,6 +9,7 @@ import asyncio
 import random
 from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 from envs.episode import Example, Split
 from envs.protocol import Environment, Pool
@@ -22,17 +23,12 @@ def choose_examples(env: Environment, split: Split, num_examples: int) -> list[E
     pools = [pool for pool in env.pools(split) if pool.examples and pool.weight > 0]
     if not pools:
         raise ValueError(f"the environment {env.name!r} has no {split} examples: add some")
-    return [
-        example
-        for pool, count in zip(pools, _examples_per_pool(pools, num_examples), strict=True)
-        for example in _choose_from_pool(pool, count)
-    ]
-
-
-def _choose_from_pool(pool: Pool, count: int) -> list[Example]:
-    order = list(range(len(pool.examples)))
-    random.Random("evaluation").shuffle(order)
-    return [pool.examples[i] for i in order[:count]]
+    chosen: list[Example] = []
+    for pool, count in zip(pools, _examples_per_pool(pools, num_examples), strict=True):
+        order = list(range(len(pool.examples)))
+        random.Random("evaluation").shuffle(order)
+        chosen += [pool.examples[i] for i in order[:count]]
+    return chosen
 
 
 def _examples_per_pool(pools: Sequence[Pool], num_examples: int) -> list[int]:
@@ -71,9 +67,12 @@ async def play(
     return [task.result() for task in started]
 
 
-def write_rollouts(path: Path, played: Sequence[PlayedExample]) -> None:
-    lines = [json_line(eval_line(one, r)) for one in played for r in one.rollouts]
-    path.write_text("".join(lines))
+def write_rollouts(
+    path: Path, played: Sequence[PlayedExample], more: Callable[[Example], Any] = lambda _: {}
+) -> None:
+    """Write a line per rollout. `more` returns further keys of the lines of an example."""
+    pairs = ((one, more(one.example), r) for one in played for r in one.rollouts)
+    path.write_text("".join(json_line(eval_line(one, r) | keys) for one, keys, r in pairs))
 
 
 def eval_line(played: PlayedExample, rollout: Rollout) -> dict[str, object]:

@@ -172,15 +172,13 @@ def pass_at_k(groups: RewardGroups, k: int, threshold: float) -> float:
         if len(group) >= k
         for passed in [sum(reward >= threshold for reward in group)]
     ]
-    return sum(chances) / len(chances) if chances else math.nan
+    return average(chances)
 
 
 def powers_of_two(limit: int) -> list[int]:
     return [2**i for i in range(limit.bit_length())]
 
 
-def zero_spread(groups: RewardGroups, tolerance: float = 1e-6) -> float:
+def zero_spread(groups: RewardGroups) -> float:
     """Return the share of groups whose rewards are all equal. Groups of one reward do not count."""
-    several = [group for group in groups if len(group) > 1]
-    flat = sum(max(group) - min(group) <= tolerance for group in several)
-    return flat / len(several) if several else math.nan
+    return average([max(group) - min(group) <= 1e-6 for group in groups if len(group) > 1])

@@ -2,10 +2,11 @@
 
 import asyncio
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractAsyncContextManager, contextmanager
 from dataclasses import dataclass
+from functools import partial
 from http import HTTPStatus
-from typing import Any, Self, TypeVar
+from typing import Any, TypeVar
 from uuid import uuid4
 
 import aiohttp
@@ -41,7 +42,7 @@ class RequestTally:
     num_failed_in_a_row: int = 0
 
 
-class VLLMClient:
+class VLLMClient(AbstractAsyncContextManager["VLLMClient"]):
     """Sends the requests of a run to its vLLM replicas. It is an async context manager.
 
     If a replica dies, the client sends the unanswered requests to another replica, or to the same
@@ -62,9 +63,6 @@ class VLLMClient:
         self._tally = tally or RequestTally()
         self._sessions: dict[Route, aiohttp.ClientSession] = {}
         self._closing: set[asyncio.Task[None]] = set()
-
-    async def __aenter__(self) -> Self:
-        return self
 
     async def __aexit__(self, *_: object) -> None:
         for route in list(self._sessions):
@@ -170,11 +168,8 @@ class VLLMClient:
             # Connections use at most half of the allowed open files. Environments need the rest.
             limit = max(file_limit() // 2 // len(self._router.routes), 1)
             path = replica.address.path
-            connector = (
-                aiohttp.UnixConnector(path=str(path), limit=limit, keepalive_timeout=_KEEP_ALIVE_S)
-                if path
-                else aiohttp.TCPConnector(limit=limit, keepalive_timeout=_KEEP_ALIVE_S)
-            )
+            kind = partial(aiohttp.UnixConnector, str(path)) if path else aiohttp.TCPConnector
+            connector = kind(limit=limit, keepalive_timeout=_KEEP_ALIVE_S)
             # Set no total timeout, because it would include the wait for a free connection.
             timeout = aiohttp.ClientTimeout(
                 total=None, sock_connect=None if path else _CONNECT_S, sock_read=self._timeout

@@ -10,9 +10,9 @@
 import re
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
-from typing import Any, Self
+from typing import Any
 
 import httpx
 
@@ -26,7 +26,7 @@ _POLL_S = 0.2
 _MIN_TIMEOUT_S = 0.001  # with 0, httpx would raise ConnectError, not a timeout error
 
 
-class VLLMRoutes:
+class VLLMRoutes(AbstractContextManager["VLLMRoutes"]):
     """A client for the HTTP routes that control one vLLM. It is a context manager.
 
     Every request opens a new connection, because vLLM closes a connection that is idle for 5 s, and
@@ -43,9 +43,6 @@ class VLLMRoutes:
         self.replica, self._limit, self._timeout = replica, limit, timeout
         self._deadline: float | None = None
         self._http = http_client(replica, timeout)
-
-    def __enter__(self) -> Self:
-        return self
 
     def __exit__(self, *_: object) -> None:
         self._http.close()

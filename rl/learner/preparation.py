@@ -119,11 +119,9 @@ def relative_penalties(
     The caller subtracts the result from the advantages, not from the rewards. Otherwise a z-score
     would amplify small differences of the penalties in a group with equal rewards (docs/losses.md).
     """
+    sums = np.where(counted, sums, 0.0)
     if group_ids is None:
-        return np.where(counted, sums, 0.0)
-    penalties = np.zeros_like(sums)
-    for group_id in np.unique(group_ids):
-        members = counted & (group_ids == group_id)
-        if members.any():
-            penalties[members] = sums[members] - sums[members].mean()
-    return penalties
+        return sums
+    numbers = np.unique(group_ids, return_inverse=True)[1]  # [R] number of each rollout's group
+    means = np.bincount(numbers, sums) / np.maximum(np.bincount(numbers, counted), 1)
+    return np.where(counted, sums - means[numbers], 0.0)

@@ -55,11 +55,7 @@ class Ranks:
 
     def any(self, flag: bool) -> bool:
         """Return whether the flag is true on any rank. Collective."""
-        if self.world == 1:
-            return flag
-        flags = torch.tensor(int(flag), device=self.device)
-        dist.all_reduce(flags, op=dist.ReduceOp.MAX)
-        return bool(flags)
+        return self.sum(float(flag)) > 0
 
     def from_first(self, text: str) -> str:
         """Return rank 0's `text` on every rank. Collective."""

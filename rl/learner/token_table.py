@@ -39,12 +39,9 @@ class TokenTable:
         device = self._batches[0].mask.device
         flat = flat.to(device)
         dist.all_reduce(flat)  # each value is set on one rank, so the sum copies it to all ranks
-        tables = []
-        for line in flat.cpu():
-            table = line.new_zeros(self.exists.shape)
-            table[self.exists] = line
-            tables.append(table)
-        return tables
+        tables = torch.zeros(len(columns), *self.exists.shape, dtype=torch.float64)
+        tables[:, self.exists] = flat.cpu()
+        return list(tables)
 
     def scatter(self, table: Tensor) -> list[Tensor]:
         """Return the entries [N] of a table [R, L] that belong to each micro-batch, on the CPU."""

@@ -11,10 +11,9 @@ import xxhash
 from safetensors import SafetensorError, safe_open
 
 _TOKENIZER_FILES = (".json", ".jinja", ".txt", ".model")
-_HASHED_BEFORE = ("config.json", "tokenizer.json")  # older fingerprints cover no other text files
 _HASHED = (
-    *_HASHED_BEFORE,
-    *("chat_template.jinja", "tokenizer_config.json", "special_tokens_map.json"),
+    *("config.json", "tokenizer.json", "tokenizer_config.json"),
+    *("chat_template.jinja", "special_tokens_map.json"),
     *("added_tokens.json", "tokenizer.model", "generation_config.json"),
 )
 # Suffixes of architectures that are not causal language models.
@@ -65,14 +64,10 @@ def damaged_weight_file(folder: Path) -> str | None:
     return None
 
 
-def fingerprint(folder: Path, *, older: bool = False) -> str:
-    """Return a hash of weights, config, tokenizer and chat template, which a resume compares.
-
-    With `older`, return the hash that earlier versions recorded, which covers fewer files.
-    """
+def fingerprint(folder: Path) -> str:
+    """Return a hash of weights, config, tokenizer and chat template, which a resume compares."""
     total = xxhash.xxh3_128()
-    names = [path.name for path in weight_files(folder)]
-    for name in sorted([*names, *(_HASHED_BEFORE if older else _HASHED)]):
+    for name in sorted([*(path.name for path in weight_files(folder)), *_HASHED]):
         path = folder / name
         if path.is_file():
             with path.open("rb") as file:

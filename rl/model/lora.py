@@ -188,7 +188,7 @@ def full_recipes(model: nn.Module) -> Iterator[Recipe]:
             yield Recipe(f"{owner}.weight", parts, _merge_function(layer))
         else:
             plain = name.replace(".base_layer.", ".").replace(_SAVED, ".")
-            yield Recipe(plain, [parameter], _detach)
+            yield Recipe(plain, [parameter], lambda weight: weight.detach())
 
 
 def adapter_recipes(model: nn.Module) -> Iterator[Recipe]:
@@ -196,11 +196,7 @@ def adapter_recipes(model: nn.Module) -> Iterator[Recipe]:
     for name, parameter in model.named_parameters():
         if parameter.requires_grad:
             plain = name.replace(_SAVED, ".").replace(f".{_NAME}.weight", ".weight")
-            yield Recipe(f"base_model.model.{plain}", [parameter], _detach)
-
-
-def _detach(parameter: Tensor) -> Tensor:
-    return parameter.detach()
+            yield Recipe(f"base_model.model.{plain}", [parameter], lambda weight: weight.detach())
 
 
 def _merge_function(layer: Any) -> Callable[..., Tensor]:

@@ -112,13 +112,12 @@ def _cache_gib(run: Run, shape: Shape) -> int:
     chosen = run.inference.cpu_kv_cache_gib or needed
     if chosen < needed:
         row = shape.row_cache_bytes(run.max_seq_len, run.model.dtype)
-        raise ConfigError(
-            [
-                f"inference.cpu_kv_cache_gib={chosen}, but the keys and values of one row of "
-                f"max_seq_len={run.max_seq_len} need {row / GIB:.1f} GiB: set "
-                f"inference.cpu_kv_cache_gib={needed} or null, or lower max_seq_len"
-            ]
+        problem = (
+            f"inference.cpu_kv_cache_gib={chosen}, but the keys and values of one row of "
+            f"max_seq_len={run.max_seq_len} need {row / GIB:.1f} GiB: set "
+            f"inference.cpu_kv_cache_gib={needed} or null, or lower max_seq_len"
         )
+        raise ConfigError([problem])
     return chosen
 
 
@@ -139,13 +138,12 @@ def _vllm_share(run: Run, plan: Plan, shape: Shape, hosts: Sequence[Host]) -> fl
     share = 1 - taken / size - _LEFT_FREE
     share = min(round(max(share, sum(vllm.values()) / size + 0.01), 2), 1.0)
     if given and _REFUSED_GPU_SHARE * taken > (1 - given) * size:
-        raise ConfigError(
-            [
-                f"inference.args.gpu_memory_utilization={given:g} reserves {gib(given * size)} of "
-                f"{gib(size)} GiB for vLLM, but the trainer on the same GPU needs {gib(taken)} "
-                f"GiB: remove this option, or set it to at most {share:g}"
-            ]
+        problem = (
+            f"inference.args.gpu_memory_utilization={given:g} reserves {gib(given * size)} of "
+            f"{gib(size)} GiB for vLLM, but the trainer on the same GPU needs {gib(taken)} GiB: "
+            f"remove this option, or set it to at most {share:g}"
         )
+        raise ConfigError([problem])
     return share
 
 

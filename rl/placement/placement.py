@@ -68,17 +68,13 @@ def placement(run: Run, hosts: Sequence[Host]) -> Plan:
     if any(host.devices for host in hosts):
         return _place_on_gpus(run, hosts)
     for key, node in (("inference", run.inference), ("trainer", run.trainer)):
-        if (names := _device_names(node.devices)) is not None:
+        if node.devices is not None:
             _refuse(
-                f"{key}.devices={names}, but no GPU is visible on this machine: set "
+                f"{key}.devices={node.devices}, but no GPU is visible on this machine: set "
                 f"{key}.devices=null to use the CPU, or check `nvidia-smi -L` and the variable "
                 "CUDA_VISIBLE_DEVICES"
             )
     return _place_on_cores(run, hosts)
-
-
-def _device_names(devices: Sequence[int | str] | None) -> list[str] | None:
-    return None if devices is None else [str(device) for device in devices]
 
 
 def _place_on_cores(run: Run, hosts: Sequence[Host]) -> Plan:
@@ -143,10 +139,10 @@ def _place_on_gpus(run: Run, hosts: Sequence[Host]) -> Plan:
 
 
 def _split_gpus(run: Run, known: list[Device]) -> tuple[list[Device], list[Device]]:
-    train = _find_gpus("trainer", _device_names(run.trainer.devices), known)
+    train = _find_gpus("trainer", run.trainer.devices, known)
     if not run.starts_vllm:
         return (known if train is None else train), []
-    sample = _find_gpus("inference", _device_names(run.inference.devices), known)
+    sample = _find_gpus("inference", run.inference.devices, known)
     if train is None and sample is None:
         return (known, known) if len(known) == 1 else _default_split(run, known)
     if train is None or sample is None:
@@ -191,9 +187,12 @@ def _groups_on_one_host(devices: Sequence[Device], size: int) -> Iterator[list[D
             yield local[begin : begin + size]
 
 
-def _find_gpus(group: str, names: Sequence[str] | None, known: list[Device]) -> list[Device] | None:
-    if names is None:
+def _find_gpus(
+    group: str, devices: Sequence[int | str] | None, known: list[Device]
+) -> list[Device] | None:
+    if devices is None:
         return None
+    names = list(map(str, devices))
     available = list(dict.fromkeys(name for _, name in known))
     if missing := [name for name in names if name not in available]:
         _refuse(

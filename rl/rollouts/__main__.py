@@ -28,6 +28,7 @@ from rl.rollouts.buffer import FifoBuffer
 from rl.rollouts.credit import GroupCredit
 from rl.rollouts.dispatcher import Dispatcher, DispatcherState, PlayGroupAt
 from rl.rollouts.example_order import ExampleOrder
+from rl.rollouts.listening import open_server
 from rl.rollouts.mixed_buffer import MixedBuffer
 from rl.rollouts.service import RolloutService
 from rl.rollouts.serving_replicas import ServingReplicas
@@ -175,7 +176,8 @@ async def main(run_folder: RunFolder) -> None:
             replicas if sampler.uses_vllm else None,
         )
         # Listen last, because a rank may send any request as soon as it is connected.
-        await stack.enter_async_context(service.accept_ranks(os.environ.get(LISTEN_VARIABLE)))
+        host = os.environ.get(LISTEN_VARIABLE)
+        await stack.enter_async_context(open_server(run_folder, service.serve, host))
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(service.sample())
             tasks.create_task(service.report())

@@ -16,7 +16,7 @@ from rl.evaluation.summary import (
     zero_spread,
 )
 from rl.records import Group, Rollout
-from rl.rollouts.compared import compared_columns
+from rl.rollouts.compared import compared_columns, spread
 
 _MAX_TURN_METRICS = 8  # a rollout's later turns get no reward metrics
 
@@ -30,6 +30,8 @@ def batch_metrics(groups: Sequence[Group], step: int) -> dict[str, float]:
     everything, groups = groups, [g for g in groups if not g.rollouts[0].source] or groups
     rollouts = [rollout for group in groups for rollout in group.rollouts]
     credits = [credit for group in groups for credit in group.credits]
+    compared = [columns for group in groups if (columns := compared_columns(group)) is not None]
+    most_varied = [max(columns, key=spread) for columns in compared]
     means = rollout_means(rollouts)
     if not means["tool_calls"]:  # the tool metrics would all be 0
         del means["tool_calls"], means["tool_errors"]
@@ -41,7 +43,7 @@ def batch_metrics(groups: Sequence[Group], step: int) -> dict[str, float]:
         "rollout/untrained": average([not credit.trains for credit in credits]),
         "rollout/forks": average([max(len(rollout.rows) - 1, 0) for rollout in rollouts]),
         "rollout/retries": average([rollout.retries for rollout in rollouts]),
-        "rollout/zero_spread": zero_spread(_most_varied_columns(groups)),
+        "rollout/zero_spread": zero_spread(most_varied),
         "train/tokens": sum(rollout.num_completion for rollout in rollouts),
         **{f"reward/{name}": value for name, value in mean_rewards(rollouts).items()},
         **{f"stop/{reason}": share for reason, share in stop_shares(rollouts).items()},
@@ -88,13 +90,6 @@ def _source_metrics(groups: Sequence[Group], step: int) -> dict[str, float]:
         metrics["source/replay/reward"] = mean([group.rewards for group in replayed])
         metrics["source/replay/staleness"] = _token_staleness(replayed, step).mean()
     return metrics
-
-
-def _most_varied_columns(groups: Sequence[Group]) -> list[list[float]]:
-    compared = [columns for group in groups if (columns := compared_columns(group)) is not None]
-    return [
-        max(columns, key=lambda c: max(c, default=0) - min(c, default=0)) for columns in compared
-    ]
 
 
 def _token_staleness(groups: Sequence[Group], step: int) -> np.ndarray:

@@ -30,6 +30,10 @@ def compared_columns(group: Group) -> list[list[float]] | None:
     return [column for columns in found for column in columns or []]
 
 
+def spread(column: Sequence[float]) -> float:
+    return max(column) - min(column) if column else 0.0
+
+
 def _columns(credits: Sequence[Credit]) -> list[list[float]] | None:
     credits = [credit for credit in credits if credit.reward is not None]
     by_turn = any(len(credit.advantages) > 1 for credit in credits)

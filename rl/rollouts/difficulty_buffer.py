@@ -1,12 +1,13 @@
 """Buffer that rejects groups with nearly equal rewards, or a too low or too high mean reward."""
 
-from collections.abc import Sequence
 from typing import ClassVar
+
+import numpy as np
 
 from rl.config.ranges import NonNegativeFloat
 from rl.records import Group
 from rl.rollouts.buffer import FifoBuffer
-from rl.rollouts.compared import compared_columns
+from rl.rollouts.compared import compared_columns, spread
 
 
 class DifficultyBuffer(FifoBuffer):
@@ -38,16 +39,7 @@ class DifficultyBuffer(FifoBuffer):
         # With a critic, for example, nothing is compared, so equal rewards still give a gradient.
         if columns is None:
             return ""
-        if max(map(_spread, columns)) < self.min_spread:
+        if max(map(spread, columns)) < self.min_spread:
             return "zero_spread"
-        least = self.min_reward_variance
-        return "low_variance" if least is not None and max(map(_variance, columns)) < least else ""
-
-
-def _spread(numbers: Sequence[float]) -> float:
-    return max(numbers) - min(numbers) if numbers else 0.0
-
-
-def _variance(numbers: Sequence[float]) -> float:
-    mean = sum(numbers) / max(len(numbers), 1)
-    return sum((number - mean) ** 2 for number in numbers) / max(len(numbers), 1)
+        least, variances = self.min_reward_variance, [np.var(c) for c in columns if c]
+        return "low_variance" if least is not None and max(variances, default=0.0) < least else ""

@@ -11,7 +11,7 @@ A rank may send these calls:
 
 import asyncio
 import time
-from contextlib import AbstractAsyncContextManager, suppress
+from contextlib import suppress
 from dataclasses import asdict, replace
 
 import msgspec
@@ -28,7 +28,6 @@ from rl.records import Credit, Group, Rollout
 from rl.rollouts.batch_credit import apply_batch_credit
 from rl.rollouts.batch_metrics import batch_metrics
 from rl.rollouts.dispatcher import Dispatcher
-from rl.rollouts.listening import open_server
 from rl.rollouts.plan import plan_batch
 from rl.rollouts.sampled_tokens import TokenRecord
 from rl.rollouts.serving_replicas import ServingReplicas
@@ -65,9 +64,6 @@ class RolloutService:
         self._unreported: Answer | None = None  # answer to the ranks if no report can be written
         self._num_connections = 0  # number of open connections of ranks
         dispatcher.on_rejected = self._rejected.append
-
-    def accept_ranks(self, host: str | None = None) -> AbstractAsyncContextManager[None]:
-        return open_server(self._run_folder, self.serve, host)
 
     async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self._num_connections += 1

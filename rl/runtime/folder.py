@@ -8,8 +8,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import yaml
+
 from rl.runtime.files import Inside, remove, write_atomically
-from rl.runtime.given_files import load_json, regular_file
+from rl.runtime.given_files import load_json, load_yaml, regular_file
 from rl.runtime.private_folder import PrivateFolder
 from rl.runtime.text import OUT_OF_MEMORY
 
@@ -70,6 +72,13 @@ class RunFolder:
     def read(self, path: Path) -> bytes:
         """Return the content of a regular file in this folder. Raise OSError for other paths."""
         return regular_file(path, self.path).read_bytes()
+
+    def read_yaml(self, path: Path) -> dict[str, Any]:
+        """Return the mapping in a file of this folder; {} if there is none or it is damaged."""
+        with suppress(OSError, yaml.YAMLError):
+            content = load_yaml(self.read(path))
+            return content if isinstance(content, dict) else {}
+        return {}
 
     @property
     def private(self) -> PrivateFolder:

@@ -10,7 +10,6 @@ import os
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from pathlib import Path
 from typing import IO
 
 from rl.runtime.files import remove
@@ -71,16 +70,12 @@ def locked(run_folder: RunFolder, delete_on: type[Exception] | tuple[()] = ()) -
         try:
             yield
         except delete_on:
-            _remove_created(made)
+            for path in made[:1]:
+                remove(path)
+            with suppress(OSError):
+                for path in made[1:]:
+                    path.rmdir()
             raise
-
-
-def _remove_created(made: list[Path]) -> None:
-    if made:
-        remove(made[0])
-        with suppress(OSError):
-            for path in made[1:]:
-                path.rmdir()
 
 
 def _unwritable_error(run_folder: RunFolder, error: OSError) -> FolderUnusable:

@@ -79,9 +79,6 @@ class PrivateFolder:
         path = self.external_key if is_external else self.key
         return path.read_text() if path.exists() else None
 
-    def store_external_key(self, key: str) -> None:
-        write_private(self.external_key, key)
-
     def environment(self) -> dict[str, str]:
         """Return the environment variables that place temporary files in this folder.
 

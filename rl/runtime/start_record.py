@@ -6,10 +6,7 @@ import shlex
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from rl.runtime.folder import RunFolder
-from rl.runtime.given_files import load_yaml
 from rl.runtime.metrics import num_steps_done
 from rl.runtime.text import START_KEYS, key_of, printable
 
@@ -23,11 +20,7 @@ def program(name: str) -> list[str]:
 
 
 def read_record(folder: RunFolder) -> dict[str, Any]:
-    try:
-        content = load_yaml(folder.read(folder.overrides))
-    except (OSError, yaml.YAMLError):
-        return {}
-    return content if isinstance(content, dict) else {"overrides": content}
+    return folder.read_yaml(folder.overrides)
 
 
 def read_overrides(folder: RunFolder) -> list[str]:

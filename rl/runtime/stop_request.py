@@ -52,12 +52,11 @@ class StopRequest:
 def stopped_by_signals() -> Iterator[StopRequest]:
     """Handle signals while the block runs. Raise Stopped if a signal interrupted the block."""
     stop = StopRequest()
-    numbers = [
-        number
+    before = {
+        number: signal.signal(number, stop)
         for number in _SIGNALS
         if signal.getsignal(number) is not signal.SIG_IGN  # HUP stays ignored under nohup
-    ]
-    before = {number: signal.signal(number, stop) for number in numbers}
+    }
     try:
         yield stop
     except KeyboardInterrupt as interrupt:

@@ -1,9 +1,11 @@
-"""Text functions for the terminal and for command-line overrides."""
+"""Text functions for the terminal, and for the dotted keys of overrides and configurations."""
 
 import os
 import re
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 _SEQUENCE = re.compile(r"\x1b(\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(\x07|\x1b\\)?)")  # ANSI escapes
 # This pattern matches the out-of-memory errors of Python, C++, CUDA and the operating system.
@@ -29,6 +31,16 @@ def say(text: str) -> None:
 
 def key_of(override: str) -> str:
     return override.partition("=")[0].lstrip("+~")
+
+
+def leaves(value: Any, path: str = "", *, of_lists: bool = True) -> Iterator[tuple[str, Any]]:
+    """Yield every leaf value with its dotted key. If `of_lists`, list items have their indices."""
+    items = dict(enumerate(value)) if of_lists and isinstance(value, list) else value
+    if isinstance(items, Mapping) and items:
+        for key, item in items.items():
+            yield from leaves(item, f"{path}.{key}" if path else str(key), of_lists=of_lists)
+    else:
+        yield path, value
 
 
 def relative_path(path: Path) -> str:

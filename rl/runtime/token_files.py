@@ -4,8 +4,7 @@
     tokens/step_000012.trainer.rank0.parquet    one line per update and row that this rank trained
 
 docs/token-record.md explains the columns. rl/records.py defines those of the first file, and
-rl/learner/observation.py those of the second. A trainer file without the column `update` is from an
-older version, which recorded the first update only. A file is complete or absent.
+rl/learner/observation.py those of the second. A file is complete or absent.
 """
 
 import logging
@@ -26,7 +25,6 @@ log = logging.getLogger(__name__)
 
 # These columns are written with a byte-stream split, because their values rarely repeat.
 _CONTINUOUS = {"mu", "pi", "old", "ref", "entropy", "loss", "grad", "candidate_grad"}
-_RENAMED = {"slope": "grad", "candidate_slope": "candidate_grad"}  # old column name -> new name
 
 
 @dataclass(frozen=True, eq=False)
@@ -40,8 +38,8 @@ class Lines:
     updates: Sequence[int] | None = None  # [M] update that trained each line; None: a rollouts file
 
 
-def write_lines(path: Path, lines: Lines) -> bool:
-    """Write a token file atomically. After an OSError, log a warning and return False."""
+def write_lines(path: Path, lines: Lines) -> None:
+    """Write a token file atomically. After an OSError, log a warning."""
     import pyarrow as pa  # imported here, because the import takes 0.5 s
     from pyarrow import parquet
 
@@ -71,8 +69,6 @@ def write_lines(path: Path, lines: Lines) -> bool:
             "Free disk space, or resume with record=none",
             error.strerror or error,
         )
-        return False
-    return True
 
 
 @dataclass(frozen=True, eq=False)
@@ -139,7 +135,7 @@ def _lines(run_folder: RunFolder, path: Path, id: str | None) -> list[dict[str, 
             mine = [one == id for one in table["id"].to_pylist()]
             table = table.filter(pa.array(mine, pa.bool_()))
         columns = {
-            _RENAMED.get(name, name): table[name].to_pylist()
+            name: table[name].to_pylist()
             if name in ("id", "row", "update")
             else [np.asarray(values.values) for values in table[name]]
             for name in map(str, table.column_names)

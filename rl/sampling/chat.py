@@ -11,15 +11,13 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Self
 
-from envs.episode import Episode, StopReason
+from envs.episode import StopReason
 from envs.messages import Message, clean_json, replace_surrogates
-from envs.protocol import Environment
 from rl.inference.client import RequestTally
 from rl.inference.completion import Completion
 from rl.inference.live_version import LiveVersion
 from rl.inference.router import Router
 from rl.sampling.clock import CompletionSlots
-from rl.sampling.environment_errors import as_environment_error
 from rl.sampling.sampler import PolicySampler
 
 ToolSpecs = list[dict[str, Any]]
@@ -143,23 +141,3 @@ class ChatSettings:
     renderer_options: Mapping[str, Any] | None = None  # options of the renderer or chat template
     num_seqs: int | None = None  # completions that all vLLMs can sample at once; None: unknown
     tally: RequestTally = field(default_factory=RequestTally)
-
-
-@dataclass
-class HintRenderer:
-    """Callable that renders prompts with hints for a reference model with `sees_hint=true`."""
-
-    chat: Chat
-    env: Environment
-    group: Sequence[Episode]  # the group's finished episodes, on which hints may depend
-    # Newest result: ((messages, tools), tokens). It is cached, because rollouts may share a hint.
-    _newest: tuple[object, list[int]] = (None, [])
-
-    async def __call__(self, prompt: Prompt, episode: Episode) -> list[int]:
-        with as_environment_error(self.env, "teacher_messages"):
-            given = episode.example, list(prompt.messages), episode, self.group
-            messages = self.env.teacher_messages(*given)
-            if self._newest[0] != (messages, prompt.tools):
-                hinted = await self.chat.first_prompt(messages, prompt.tools)
-                self._newest = (messages, prompt.tools), hinted.token_ids
-        return self._newest[1]

@@ -6,11 +6,11 @@ from functools import partial
 from typing import Any
 
 from envs import threads
-from envs.episode import StopReason, rewards_by_name
+from envs.episode import Episode, StopReason, rewards_by_name
 from envs.protocol import Environment
 from rl.inference.completion import RequestFailed
 from rl.records import Rollout
-from rl.sampling.chat import Chat, HintRenderer
+from rl.sampling.chat import Chat, Prompt
 from rl.sampling.clock import Clock
 from rl.sampling.environment_errors import EnvironmentFailed, as_environment_error
 from rl.sampling.rewarding import with_rewards
@@ -62,12 +62,24 @@ class FinishedGroup:
         for rollout, speaker in self.played:
             speaker.episode.reward = rollout.reward
         group = [speaker.episode for rollout, speaker in self.played if not rollout.error]
-        hints, hinted = HintRenderer(self.chat, self.env, group), list[Rollout]()
+        newest: tuple[object, list[int]] = (None, [])  # kept, because rollouts may share a hint
+
+        async def hint(prompt: Prompt, episode: Episode) -> list[int]:
+            nonlocal newest
+            given = episode.example, list(prompt.messages), episode, group
+            with as_environment_error(self.env, "teacher_messages"):
+                messages = self.env.teacher_messages(*given)
+                if newest[0] != (messages, prompt.tools):
+                    rendered = await self.chat.first_prompt(messages, prompt.tools)
+                    newest = (messages, prompt.tools), rendered.token_ids
+            return newest[1]
+
+        hinted: list[Rollout] = []
         for rollout, speaker in self.played:
             try:
                 # If `prepare` is another function, the prompt already has a hint, so add none.
                 if speaker.prepare == self.env.add_system_prompt:
-                    await speaker.rows.add_hints(partial(hints, episode=speaker.episode))
+                    await speaker.rows.add_hints(partial(hint, episode=speaker.episode))
                 changes: dict[str, Any] = {"rows": speaker.rows.freeze()}
             except (EnvironmentFailed, RequestFailed) as failure:
                 changes = {"rows": (), "error": str(failure), **_BROKEN}

@@ -1,10 +1,8 @@
 """The reward of a rollout: the weighted sum of its named rewards."""
 
 import math
-from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from difflib import get_close_matches
-from typing import NoReturn
 
 from envs.protocol import Environment
 from rl.records import Rollout
@@ -24,7 +22,14 @@ def with_rewards(
     missing = [name for name in weights if name not in rewards]
     if rewards and key not in checked:
         if missing:
-            _raise_wrong_names(env, missing, rewards)
+            close = get_close_matches(missing[0], rewards, n=1)
+            hint = f"did you mean {close[0]!r}? " if close else ""
+            raise ValueError(
+                f"reward_weights of the environment {env.name!r} names "
+                f"{', '.join(map(repr, missing))}, but score() and score_group() returned only "
+                f"{', '.join(map(repr, rewards))}: {hint}Correct the name in reward_weights, or "
+                "return 0.0 where a reward does not apply"
+            )
         checked.add(key)
     if rollout.role and not rewards:
         error = f"{type(env).__name__}.score returned no reward for the role {rollout.role!r}"
@@ -41,15 +46,3 @@ def with_rewards(
     else:
         error = f"the weighted sum of {rewards} is too large: lower reward_weights or the rewards"
     return replace(rollout, rewards=rewards, error=error)
-
-
-def _raise_wrong_names(
-    env: Environment, missing: Sequence[str], rewards: Mapping[str, float]
-) -> NoReturn:
-    close = get_close_matches(missing[0], rewards, n=1)
-    hint = f"did you mean {close[0]!r}? " if close else ""
-    raise ValueError(
-        f"reward_weights of the environment {env.name!r} names {', '.join(map(repr, missing))}, "
-        f"but score() and score_group() returned only {', '.join(map(repr, rewards))}: {hint}"
-        "Correct the name in reward_weights, or return 0.0 where a reward does not apply"
-    )

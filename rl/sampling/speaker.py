@@ -116,18 +116,14 @@ class Speaker:
         if self._last is not None:
             before, prompt, completion = self._last
             reply = messages[len(before) :]
-            repeated = messages[: len(before)]
-            if reply and prompt.tools == tools and _same_messages(before, repeated):
+            then, now = (list(map(_comparison_key, m)) for m in (before, messages[: len(before)]))
+            if reply and prompt.tools == tools and then == now:
                 return await self.chat.next_prompt(prompt, completion, before[-1], reply)
         return await self.chat.first_prompt(messages, tools)
 
 
-def _same_messages(before: list[Message], repeated: list[Message]) -> bool:
-    """Compare messages without call ids and reasoning, because environments may drop these."""
-    return [_comparison_key(m) for m in before] == [_comparison_key(m) for m in repeated]
-
-
 def _comparison_key(message: Message) -> tuple[object, ...]:
+    """Leave out call ids and reasoning, because environments may drop these."""
     functions = [call["function"] for call in message.get("tool_calls") or []]
     calls = [(function["name"], _parsed_arguments(function["arguments"])) for function in functions]
     return message["role"], message.get("content") or "", calls

@@ -51,13 +51,10 @@ class Watchdog:
             now = time.monotonic()
             if self._responded:
                 self._responded, asked_at, reported_s = False, now, 0.0
-                self._loop.call_soon_threadsafe(self._note_response)
+                self._loop.call_soon_threadsafe(setattr, self, "_responded", True)
             elif now - asked_at > max(self._patience, 2 * reported_s):  # reports after 3, 6, 12 s
                 reported_s = now - asked_at
                 self._report(reported_s)
-
-    def _note_response(self) -> None:
-        self._responded = True
 
     def _report(self, seconds: float) -> None:
         task, frame = asyncio.current_task(self._loop), sys._current_frames().get(self._ident)

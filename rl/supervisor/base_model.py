@@ -25,14 +25,13 @@ def model_of(run_folder: RunFolder, prepare: Callable[[], Path]) -> Path:
         before = run_folder.initial_model() if is_resumed else None
         expected = run_folder.model_fingerprint() if is_resumed else ""
     model = before if before and before.is_dir() else prepare()
-    if expected and all(fingerprint(model, older=older) != expected for older in (False, True)):
-        raise ConfigError(
-            [
-                f"the weights, config, tokenizer or chat template in {model} differ from those "
-                f"with which {run_folder} started, so its checkpoints do not fit: restore "
-                f"{before}, or set a new run_name"
-            ]
+    if expected and fingerprint(model) != expected:
+        problem = (
+            f"the weights, config, tokenizer or chat template in {model} differ from those with "
+            f"which {run_folder} started, so its checkpoints do not fit: restore {before}, or set "
+            "a new run_name"
         )
+        raise ConfigError([problem])
     return model
 
 
@@ -63,12 +62,9 @@ def make_cache(folder: Path) -> None:
         with TemporaryFile(dir=folder):
             pass
     except OSError as error:
-        raise ConfigError(
-            [
-                f"the cache of warm starts, {folder}, is not writable ({error.strerror}): "
-                "set the environment variable OFFBYONE_CACHE to a writable folder"
-            ]
-        ) from error
+        problem = f"the cache of warm starts, {folder}, is not writable ({error.strerror})"
+        remedy = "set the environment variable OFFBYONE_CACHE to a writable folder"
+        raise ConfigError([f"{problem}: {remedy}"]) from error
 
 
 def fetch_references(run: Run) -> list[Path]:

@@ -8,7 +8,7 @@ another program could take a chosen TCP port before rank 0 listens on it.
 import os
 import shutil
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import NoReturn
 
 from rl.cluster.host import Host, Hosts, Process, Start
@@ -21,6 +21,7 @@ from rl.placement.placement import Place, Plan
 from rl.runtime.child import Reaper, describe_exit, last_lines, python_module
 from rl.runtime.endpoint import WAIT_VARIABLE
 from rl.runtime.failure import RunFailed, first_failure, with_remedies
+from rl.runtime.files import write_private
 from rl.runtime.folder import RunFolder
 from rl.runtime.metrics import num_steps_done
 from rl.runtime.network import LISTEN_VARIABLE, Address
@@ -71,7 +72,7 @@ class Children:
             servers: ExternalServers = build(run.inference)()
             replicas = servers.servers()
             if key := replicas[0].key:
-                folder.private.store_external_key(key)
+                write_private(folder.private.external_key, key)
         else:
             replicas = self._own_replicas()
         return Replicas(
@@ -144,9 +145,11 @@ class Children:
                         self._raise_if_reported("trainer")  # a rank's error comes first
                     self._raise_failure_with_log(*fatal)
             # A rank may end with status 0 before the other ranks. Any other early end is an error.
-            early = {n: s for n, s in ended.items() if not (n.startswith("trainer") and s == 0)}
-            if early:
-                self._raise_failure(early)
+            for name, status in ended.items():
+                if status != 0 or not name.startswith("trainer"):
+                    self._raise_if_host_lost()
+                    self._raise_if_reported()
+                    self._raise_failure_with_log(name, describe_exit(status))
             self._reaper.ensure_alive()
             time.sleep(_TICK_S)
 
@@ -184,14 +187,9 @@ class Children:
         saved, done = self._run_folder.num_saved_steps(), num_steps_done(self._run_folder)
         return saved == done and all(rank.returncode == 0 for rank in ranks)
 
-    def _raise_failure(self, early: Mapping[str, int | None]) -> NoReturn:
-        self._raise_if_host_lost(_HOST_TIMEOUT_S if self._run.cluster.spans_hosts else 2 * _TICK_S)
-        self._raise_if_reported()
-        name, status = next(iter(early.items()))
-        self._raise_failure_with_log(name, describe_exit(status))
-
-    def _raise_if_host_lost(self, seconds: float) -> None:
-        """Raise HostLost if the host of an ended rank is reported as lost within `seconds`."""
+    def _raise_if_host_lost(self) -> None:
+        """Raise HostLost if the host of an ended rank is reported as lost within seconds."""
+        seconds = _HOST_TIMEOUT_S if self._run.cluster.spans_hosts else 2 * _TICK_S
         deadline = time.monotonic() + seconds
         while time.monotonic() < deadline:
             for rank, host in enumerate(self._hosts.ranks):

@@ -13,7 +13,7 @@ import os
 import shutil
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, replace
 from importlib.metadata import distributions
 from pathlib import Path
 from typing import Any
@@ -280,5 +280,6 @@ class _Launch:
                     stop.waits = False
 
     def _record_dry_call(self, run: Run) -> None:
-        self.dry_call.with_facts(run).save(self.run_folder.config)
+        run = replace(run, learned=asdict(self.dry_call.learned()))
+        run.save(self.run_folder.config)
         copy_code(self.run_folder, self.dry_call.files())

@@ -18,9 +18,9 @@ from pathlib import Path
 from typing import Any
 
 from rl.config.ranges import PositiveFloat, PositiveInt, Probability
-from rl.config.resume_rules import leaves
 from rl.config.schema import ConfigError, Run
 from rl.runtime.folder import RunFolder
+from rl.runtime.text import leaves
 
 # The cache key depends on all files of these packages, because they may affect the weights.
 _PACKAGES = ("rl/learner", "rl/model", "rl/sampling", "rl/rollouts", "losses")

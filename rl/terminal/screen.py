@@ -6,13 +6,12 @@ statuses and warnings from files of the run folder, which the other processes wr
 
 import time
 from collections.abc import Sequence
+from math import inf
 from statistics import mean
 
-import yaml
 from rich.console import Console, RenderableType
 
 from rl.runtime.folder import RunFolder
-from rl.runtime.given_files import load_yaml
 from rl.runtime.metrics import (
     MetricsTail,
     Row,
@@ -145,17 +144,9 @@ def final_summary(folder: RunFolder) -> str:
     lines.append(("files", f"{folder}/  metrics.jsonl, rollouts/, logs/"))
     if exports := folder.exports():
         lines.append(("model", str(exports[-1])))
-    if not _is_finished(folder, rows):
+    config = folder.read_yaml(folder.config)
+    if steps < config.get("max_steps", inf) and not is_fulfilled(config.get("stop_when"), rows):
         label = "go on" if folder.num_saved_steps() else "again"
         lines.append((label, resume_command(folder)))
     width = max(len(label) for label, _ in lines) + 2
     return "\n".join(f"{label:<{width}}{text}" for label, text in lines)
-
-
-def _is_finished(folder: RunFolder, rows: list[Row]) -> bool:
-    try:
-        config = load_yaml(folder.read(folder.config))
-        reached = is_fulfilled(config.get("stop_when"), rows)
-        return steps_done(rows) >= config["max_steps"] or reached
-    except (OSError, yaml.YAMLError, TypeError, KeyError):
-        return False

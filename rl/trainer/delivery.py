@@ -63,9 +63,6 @@ class Receivers:
         self.updated |= {replica.name: replica.incarnation for replica in fresh}
         return [VLLMRoutes(replica, timeout=self._timeout) for replica in fresh]
 
-    def request_restart(self, name: str, why: str) -> None:
-        request_restart(self._run_folder, name, self.updated.pop(name), why)
-
     def _started(self) -> list[Replica]:
         return started_replicas(self._run_folder, self._inference)
 
@@ -129,7 +126,7 @@ class Delivery:
     def updated_replicas(self) -> dict[str, int]:
         """Request restarts of the replicas whose push or probe failed, and return the others."""
         for name, reason in self._pusher.take_lost().items():
-            self._receivers.request_restart(name, reason)
+            request_restart(self._run_folder, name, self._receivers.updated.pop(name), reason)
         return self._receivers.updated
 
     def _catch_failure(self, work: Callable[[], None]) -> str:

@@ -24,8 +24,12 @@ _SHOWN = ("id", "env", "reward", "advantage", "stop_reason", "turns", "tokens", 
 log = logging.getLogger(__name__)
 
 
+@dataclass
 class Logger:
-    """The base class of loggers. Its methods do nothing. The trainer calls them on rank 0."""
+    """The base class of loggers, whose methods the trainer calls on rank 0. They do nothing.
+
+    conf/logger/console.yaml uses this class: the metrics are in metrics.jsonl and on the screen.
+    """
 
     is_off = False  # True if disabled, after an error, or after `finish`
 
@@ -54,11 +58,6 @@ def turn_off_on_error(method: Callable[..., None]) -> Callable[..., None]:
             self.is_off = True
 
     return guarded
-
-
-@dataclass
-class ConsoleLogger(Logger):
-    """The logger that does nothing. The metrics are still in metrics.jsonl and on the screen."""
 
 
 @dataclass(kw_only=True)
@@ -109,12 +108,10 @@ class WandbLogger(Logger):
             later = folder / "wandb" / "offline-run-*"
             log.warning("wandb is offline (%s). Send the run later: wandb sync %s", problem, later)
             mode = "offline"
-        if _has_repeated_steps(self._folder):
-            self._folder.wandb_id.unlink()
-        is_new = not self._folder.wandb_id.exists()
+        id, is_new = wandb_id(folder, run_name)
         self._run = wandb.init(
             project=self.project, entity=self.entity, mode=mode, dir=folder, name=run_name,
-            id=wandb_id(folder, run_name), resume="allow", config=dict(config),
+            id=id, resume="allow", config=dict(config),
             settings=wandb.Settings(
                 silent=True, console="off",
                 init_timeout=WANDB_TIMEOUT_S, finish_timeout=WANDB_TIMEOUT_S,
@@ -156,30 +153,20 @@ def _login_problem() -> str:
     return "" if is_logged_in else "no key; run `wandb login` or set WANDB_API_KEY"
 
 
-def _has_repeated_steps(run_folder: RunFolder) -> bool:
-    """Return whether a resume has repeated steps since `wandb_id` wrote its file."""
-    file = run_folder.wandb_id
-    return file.exists() and file.read_text().split()[1:] != [_size_of_dropped(run_folder)]
-
-
-def _size_of_dropped(run_folder: RunFolder) -> str:
-    dropped = run_folder.dropped_metrics
-    return str(dropped.stat().st_size if dropped.exists() else 0)
-
-
-def wandb_id(folder: Path, run_name: str) -> str:
-    """Return the run's id at wandb. Create and store an id if the run's folder has none.
+def wandb_id(folder: Path, run_name: str) -> tuple[str, bool]:
+    """Return the run's id at wandb, and whether it is new. The folder stores the id.
 
     The id's random suffix separates runs with the same name. The size of metrics.dropped.jsonl is
-    stored beside the id, because `_has_repeated_steps` compares it with the size at a resume.
+    stored beside the id. A resume that repeats steps changes this size, so the run gets a new id.
     """
-    run_folder = RunFolder(folder)
-    path = run_folder.wandb_id
-    if not path.exists():
+    path, dropped = RunFolder(folder).wandb_id, RunFolder(folder).dropped_metrics
+    size = str(dropped.stat().st_size if dropped.exists() else 0)
+    known = path.read_text().split() if path.exists() else []
+    if is_new := known[1:] != [size]:
         legal = re.sub(r"[^\w.-]", "-", run_name)[-_LONGEST_NAME:]
-        new = f"{legal}-{secrets.token_hex(4)}"
-        write_atomically(path, f"{new}\n{_size_of_dropped(run_folder)}\n")
-    return path.read_text().split()[0]
+        known = [f"{legal}-{secrets.token_hex(4)}", size]
+        write_atomically(path, f"{known[0]}\n{size}\n")
+    return known[0], is_new
 
 
 def rollout_rows(run_folder: RunFolder, step: int, count: int) -> list[dict[str, Any]]:

@@ -44,13 +44,10 @@ class StepRecord:
         # Also keep the rows without a record id, because `write_all` writes all rows.
         self._observed.append((update, number, dict(tokens)))
 
-    def _record_ids(self, number: int) -> list[str]:
-        rollouts, ids = self._batch.micro_batches[number].rollout_ids, self._batch.record_ids
-        return [ids[i] if ids and i >= 0 else "" for i in rollouts]
-
     def _copy(self) -> None:
         for update, number, tokens in self._observed:
-            micro, ids = self._batch.micro_batches[number], self._record_ids(number)
+            micro, known = self._batch.micro_batches[number], self._batch.record_ids
+            ids = [known[i] if known and i >= 0 else "" for i in micro.rollout_ids]
             if not any(ids):
                 continue
             is_recorded = np.array(list(map(bool, ids)))  # [B]

@@ -119,8 +119,8 @@ MUTATIONS = (
     Mutation(
         "correction: trainer and vLLM are swapped",
         "losses/correction.py",
-        "return ratio_to(rollout_logprobs.detach(), old_logprobs.detach())",
-        "return ratio_to(old_logprobs.detach(), rollout_logprobs.detach())",
+        "return (old_logprobs - rollout_logprobs).detach()",
+        "return (rollout_logprobs - old_logprobs).detach()",
     ),
     Mutation(
         "kl: k3 of the reverse ratio",
@@ -440,10 +440,10 @@ MUTATIONS = (
         "tests/rl/sampling/test_hints.py",
     ),
     Mutation(
-        "chat: a hint of another rollout is reused",
-        "rl/sampling/chat.py",
-        "if self._newest[0] != (messages, prompt.tools):",
-        "if not self._newest[1]:",
+        "finished group: a hint of another rollout is reused",
+        "rl/sampling/finished_group.py",
+        "if newest[0] != (messages, prompt.tools):",
+        "if not newest[1]:",
         "tests/rl/sampling/test_hints.py",
     ),
     Mutation(

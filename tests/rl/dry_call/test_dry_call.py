@@ -3,6 +3,7 @@
 import json
 import re
 import sys
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -727,7 +728,7 @@ def test_config_yaml_holds_what_was_learned(config: dict[str, Any], cache: Path)
 
     run = Run.of(config)
     with DryCall([config]) as dry_call:
-        run = dry_call.with_facts(run)
+        run = replace(run, learned=asdict(dry_call.learned()))
     path = cache.parents[1] / "config.yaml"
     run.save(path)
     assert Learned.of(Run.load(path)) == learn(config)

@@ -102,7 +102,7 @@ def test_devices_are_shared_out(sizes, said, expected):
         ((2,), {"sample": [0, 1]}, "0 of 2 GPUs are for training .* list the GPUs in trainer.dev"),
         ((2,), {"train": []}, "0 of 2 GPUs are for training"),
         ((2,), {"sample": [7]}, r"no GPU 7 is visible: choose from \['0', '1'\]"),
-        ((0,), {"train": [0]}, r"trainer.devices=\['0'\], but no GPU is visible on this machine"),
+        ((0,), {"train": [0]}, r"trainer.devices=\[0\], but no GPU is visible on this machine"),
     ],
 )
 def test_a_placement_that_does_not_fit_is_refused_with_the_arithmetic(sizes, said, sentence):

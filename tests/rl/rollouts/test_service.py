@@ -15,6 +15,7 @@ from rl.inference.client import RequestTally
 from rl.records import Credit, Group, RankBatch, Rollout, TrainingRow
 from rl.rollouts.buffer import FifoBuffer
 from rl.rollouts.dispatcher import DispatcherState
+from rl.rollouts.listening import open_server
 from rl.rollouts.mixed_buffer import MixedBuffer
 from rl.rollouts.service import RolloutService
 from rl.runtime.endpoint import Endpoint
@@ -287,7 +288,7 @@ async def test_a_rank_whose_state_cannot_be_saved_is_disconnected(tmp_path):
     served = service(tmp_path, [group(1.0)])
     served._dispatcher.checkpoint = fail
     link = RolloutsLink(RunFolder(tmp_path), rank=0)
-    async with served.accept_ranks():
+    async with open_server(RunFolder(tmp_path), served.serve, None):
         await asyncio.to_thread(link.connect, 5.0)
         with pytest.raises(RunFailed, match="closed its connection"):
             await asyncio.to_thread(link.state)
@@ -331,7 +332,7 @@ async def test_over_tcp_the_service_answers_only_connections_that_begin_with_the
     folder.private.make_key()
     key, call = folder.private.key.read_bytes(), pack(Call(what="next_batch", step=0))
     question = HEADER.pack(len(call)) + call
-    async with service(tmp_path, [group(1.0)]).accept_ranks("127.0.0.1"):
+    async with open_server(folder, service(tmp_path, [group(1.0)]).serve, "127.0.0.1"):
         address = Endpoint.read(folder, "rollouts").address
 
         async def answers(beginning: bytes) -> bytes:
@@ -362,7 +363,8 @@ async def test_the_service_closes_while_a_rank_is_connected(tmp_path, monkeypatc
     RunFolder(tmp_path).private.make()
     link = RolloutsLink(RunFolder(tmp_path), rank=0)
     async with asyncio.timeout(5):
-        async with service(tmp_path, [group(1.0)]).accept_ranks():
+        served = service(tmp_path, [group(1.0)])
+        async with open_server(RunFolder(tmp_path), served.serve, None):
             await asyncio.to_thread(link.connect, 5.0)
             assert (await asyncio.to_thread(link.next_batch, 0, 5.0)).step == 0
 

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from rl.runtime.files import write_private
 from rl.runtime.folder import RunFolder
 from rl.weights.memory_file import MemoryFile
 from tests.support.another_user import as_another_user
@@ -40,7 +41,7 @@ def run_folder(
 def test_another_user_cannot_use_the_key_the_sockets_or_the_weights_of_a_run(run_folder):
     private = run_folder.private
     private.make_key()
-    private.store_external_key("theirs")
+    write_private(private.external_key, "theirs")
     (run_folder.path / "metrics.jsonl").write_text("for everybody")
 
     def connect(path: Path) -> str:

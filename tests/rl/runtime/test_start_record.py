@@ -34,8 +34,6 @@ def test_the_command_repeats_the_start_with_the_same_files(tmp_path):
     ]
     elsewhere = a_run(tmp_path / "x", command=["python", "t.py"], started_in="/a b", run_name="x")
     assert resume_command(elsewhere) == "cd '/a b' && python t.py run_name=x resume=true"
-    elsewhere.overrides.write_text("[loss=grpo, seed=1]")  # as older versions wrote it
-    assert resume_command(elsewhere) == "python train.py loss=grpo seed=1 run_name=x resume=true"
 
 
 def test_a_program_is_a_file_of_the_working_folder_or_a_command(tmp_path, monkeypatch):

@@ -173,12 +173,12 @@ def test_a_resumed_wandb_run_has_the_repeated_steps_and_not_the_lost_ones(tmp_pa
 
 
 def test_the_wandb_id_of_a_run_is_legal_its_own_and_always_the_same(tmp_path):
-    first = wandb_id(tmp_path, "a/b c:1")
-    assert first == wandb_id(tmp_path, "a/b c:1")
+    first = wandb_id(tmp_path, "a/b c:1")[0]
+    assert first == wandb_id(tmp_path, "a/b c:1")[0]
     assert re.fullmatch(r"a-b-c-1-[0-9a-f]{8}", first)
     (tmp_path / "elsewhere").mkdir()
-    other = wandb_id(tmp_path / "elsewhere", "x" * 300)
-    assert other != wandb_id(tmp_path, "x" * 300)
+    other = wandb_id(tmp_path / "elsewhere", "x" * 300)[0]
+    assert other != wandb_id(tmp_path, "x" * 300)[0]
     assert len(other) == 64
 
 
