@@ -4,7 +4,8 @@
     tokens/step_000012.trainer.rank0.parquet    one line per update and row that this rank trained
 
 docs/token-record.md explains the columns. rl/records.py defines those of the first file, and
-rl/learner/observation.py those of the second. A file is complete or absent.
+rl/learner/observation.py those of the second. A trainer file without the column `update` is from an
+older version, which recorded the first update only. A file is complete or absent.
 """
 
 import logging
@@ -25,6 +26,7 @@ log = logging.getLogger(__name__)
 
 # These columns are written with a byte-stream split, because their values rarely repeat.
 _CONTINUOUS = {"mu", "pi", "old", "ref", "entropy", "loss", "grad", "candidate_grad"}
+_RENAMED = {"slope": "grad", "candidate_slope": "candidate_grad"}  # old column name -> new name
 
 
 @dataclass(frozen=True, eq=False)
@@ -135,7 +137,7 @@ def _lines(run_folder: RunFolder, path: Path, id: str | None) -> list[dict[str, 
             mine = [one == id for one in table["id"].to_pylist()]
             table = table.filter(pa.array(mine, pa.bool_()))
         columns = {
-            name: table[name].to_pylist()
+            _RENAMED.get(name, name): table[name].to_pylist()
             if name in ("id", "row", "update")
             else [np.asarray(values.values) for values in table[name]]
             for name in map(str, table.column_names)

@@ -203,8 +203,8 @@ MUTATIONS = (
     Mutation(
         "output head: the entropy's gradient has the other sign",
         "rl/learner/output_head.py",
-        "grads.sub_(p.mul_(surprise)",
-        "grads.add_(p.mul_(surprise)",
+        "grads.sub_(p.mul_(log_p.add_(entropy))",
+        "grads.add_(p.mul_(log_p.add_(entropy))",
     ),
     Mutation(
         "linear layers: gradients of weights are rounded",

@@ -30,7 +30,7 @@ def write_sampled(folder, *keys):
 def write_trained(folder, rank, *keys, length=3, **columns):
     ids, rows = zip(*keys, strict=True) if keys else ((), ())
     flat = {name: np.array(values, np.float32) for name, values in columns.items()}
-    lines = Lines(ids, rows, [length] * len(keys), flat, updates=[0] * len(keys))
+    lines = Lines(ids, rows, [length] * len(keys), flat)
     write_lines(folder.tokens_of(7, f"trainer.rank{rank}"), lines)
 
 
@@ -69,6 +69,14 @@ def test_a_row_has_an_entry_for_each_update_of_its_batch(tmp_path):
     np.testing.assert_array_equal(rows[2].columns["grad"], [np.nan, 3, 4, np.nan, 5])
 
 
+def test_a_file_without_updates_is_read_as_the_first_update(tmp_path):
+    folder = RunFolder(tmp_path)
+    write_sampled(folder, ("000001.0", 0))
+    write_trained(folder, 0, ("000001.0", 0), grad=[7, 8, 9])  # as files of older runs
+    (row,) = read_rows(folder, 7)
+    assert (row.update, row.trained.keys()) == (0, {"grad"})
+
+
 def test_the_rows_of_twelve_ranks_are_joined(tmp_path):
     folder = RunFolder(tmp_path)
     keys = [(f"{index:06d}.0", 0) for index in range(12)]
@@ -77,6 +85,15 @@ def test_the_rows_of_twelve_ranks_are_joined(tmp_path):
         write_trained(folder, rank, key, grad=[rank, rank, rank])
     gradients = [row.columns["grad"][MASK].tolist() for row in read_rows(folder, 7)]
     assert gradients == [[rank] * 3 for rank in range(12)]
+
+
+def test_gradients_of_older_files_are_read_under_the_new_name(tmp_path):
+    folder = RunFolder(tmp_path)
+    write_sampled(folder, ("000001.0", 0))
+    write_trained(folder, 0, ("000001.0", 0), slope=[7, 8, 9], candidate_slope=[1, 2, 3])
+    (row,) = read_rows(folder, 7)
+    assert row.trained.keys() == {"grad", "candidate_grad"}
+    np.testing.assert_array_equal(row.columns["grad"], [np.nan, 7, 8, np.nan, 9])
 
 
 def test_one_rollout_is_read_alone_and_a_missing_file_has_no_rows(tmp_path):
