@@ -51,7 +51,7 @@ small_adapter() { one small_adapter model=qwen3-0.6b env=gsm8k batch_size=64; }
 small_all() { one small_all model=qwen3-0.6b env=gsm8k batch_size=64 adapter=none optim.learning_rate=1e-6; }
 big_adapter() { one big_adapter model=qwen3-4b-instruct env=gsm8k batch_size=64 trainer.tokens_per_micro_batch=4096; }
 big_merged() { one big_merged model=qwen3-4b-instruct env=gsm8k batch_size=64 trainer.tokens_per_micro_batch=4096 sync=shm; }
-compiled() { one compiled model=qwen3-0.6b env=gsm8k batch_size=64 trainer.compile=true; }
+plain() { one plain model=qwen3-0.6b env=gsm8k batch_size=64 trainer.compile=false; }
 generation() { CUDA_VISIBLE_DEVICES=$first "$PYTHON" -m benchmarks.sampling; }
 two_gpus() { [ "$(wc -l <<<"$gpus")" -ge 2 ] && run two_gpus model=qwen3-0.6b env=gsm8k batch_size=64; }
 shared_ipc() { one shared_ipc model=qwen3-0.6b env=gsm8k batch_size=64 adapter=none optim.learning_rate=1e-6 sync=ipc; }
@@ -59,7 +59,7 @@ two_ipc() { [ "$(wc -l <<<"$gpus")" -ge 2 ] && run two_ipc model=qwen3-0.6b env=
 two_nccl() { [ "$(wc -l <<<"$gpus")" -ge 2 ] && run two_nccl model=qwen3-0.6b env=gsm8k batch_size=64 sync=nccl; }
 two_ranks() { [ "$(wc -l <<<"$gpus")" -ge 3 ] && run two_ranks model=qwen3-0.6b env=gsm8k batch_size=64 trainer.ranks=2; }
 
-stages=(install smi tests tiny moe small_adapter small_all big_adapter big_merged compiled generation shared_ipc two_gpus two_ipc two_nccl two_ranks)
+stages=(install smi tests tiny moe small_adapter small_all big_adapter big_merged plain generation shared_ipc two_gpus two_ipc two_nccl two_ranks)
 [ $# -gt 0 ] && wanted=("$@") || wanted=("${stages[@]}")
 for stage in "${wanted[@]}"; do
     [ -e "$OUT/$stage.ok" ] && echo "$stage: done before" && continue

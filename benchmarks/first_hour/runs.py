@@ -116,6 +116,7 @@ def train(
     own["PYTHONPATH"] = os.pathsep.join(paths)
     own |= {} if gpu else {"CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1"}
     settings = [given for given in EVERY if not given.startswith("inference._target_")]
+    settings.append("trainer.compile=false")  # unless an override says otherwise
     if not done.exists():
         shutil.rmtree(folder, ignore_errors=True)
         ran = subprocess.run(

@@ -142,7 +142,9 @@ def kernels(work: Callable[[], object], device: torch.device) -> list[tuple[floa
         torch.autograd.DeviceType.CUDA if device.type == "cuda" else torch.autograd.DeviceType.CPU
     )
     time_of = operator.attrgetter(f"self_{'device' if device.type == 'cuda' else 'cpu'}_time_total")
-    events = [event for event in recorded.key_averages() if event.device_type == kind]
+    # The name of a range, which has its kernels' time again, contains a #.
+    found = recorded.key_averages()
+    events = [event for event in found if event.device_type == kind and "#" not in event.key]
     return [(time_of(event) / 1e6, event.key, event.count) for event in events]
 
 
@@ -225,6 +227,7 @@ def planned(made: PreTrainedConfig, adapter: str, how: str, token_ids: torch.Ten
         trainer=SimpleNamespace(
             tokens_per_micro_batch=rows * length,
             logprob_chunk=1024,
+            share_prefixes=False,
             gradient_checkpointing="checkpointed" in how,
         ),
     )

@@ -30,7 +30,7 @@ def zero_stage_problems(config: Config) -> Iterator[str]:
     if stage == 3 and value_of(config, "trainer.compile"):
         yield (
             "trainer.compile=true cannot compile layers in which ZeRO stage 3 gathers weights: "
-            "use deepspeed=zero2, or trainer.compile=false"
+            "use deepspeed=zero2, or trainer.compile=null"
         )
 
 

@@ -34,7 +34,7 @@ from rl.learner.optim import AdamW
 from rl.learner.ranks import Ranks
 from rl.learner.token_table import TokenTable
 from rl.learner.value_credit import Estimator, ValueCredit, ValueTargets, credit, rewards_at_tokens
-from rl.learner.weight_gradients import linear
+from rl.learner.weight_gradients import linear, without_gradients
 from rl.model.lora import has_adapter
 from rl.model.shared_prefixes import shares_prefixes, states_before
 from rl.records import RankBatch
@@ -93,7 +93,8 @@ class ValueModule(nn.Module):
 
     def forward(self, token_ids: Tensor, mask: Tensor) -> Tensor:
         """Return the values [N] of the tokens [B, T] at which `mask` is True, row by row."""
-        before = states_before(self.body, token_ids, mask)  # [N, H]
+        with without_gradients(self):
+            before = states_before(self.body, token_ids, mask)  # [N, H]
         # Compute values in float32, because bfloat16 has only three significant digits.
         exact = torch.promote_types(before.dtype, torch.float32)
         return linear(before.to(exact), self.head.weight, self.head.bias).squeeze(-1)

@@ -1,6 +1,7 @@
 """Policy, objective, reference and critic of a run, and one training step with them."""
 
 import json
+import logging
 from dataclasses import replace
 from pathlib import Path
 
@@ -27,6 +28,7 @@ from rl.records import RankBatch
 from rl.runtime.folder import RunFolder, naming_damage
 from rl.runtime.given_files import load_json
 
+log = logging.getLogger(__name__)
 _STATE = "learner.json"
 
 
@@ -42,7 +44,12 @@ def load_for_training(run: Run, folder: Path, *, on_gpu: bool) -> PreTrainedMode
     if run.trainer.gradient_checkpointing:
         enable_recompute(model)
     if run.compiles(on_gpu=on_gpu):
-        compile_layers(model)
+        try:
+            compile_layers(model)
+        except ValueError as error:
+            if run.trainer.compile:
+                raise
+            log.warning("%s; the layers are not compiled", error)
     return model.train()
 
 

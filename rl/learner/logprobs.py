@@ -9,8 +9,6 @@ B: rows, T: padded length, N: completion tokens, H: hidden size, K: candidates o
 S: largest number of kept tokens.
 """
 
-from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import cast
 
@@ -19,6 +17,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from rl.learner.output_head import OutputHead, most_likely
+from rl.learner.weight_gradients import without_gradients
 from rl.model.lora import active_module
 from rl.model.shared_prefixes import states_before
 
@@ -79,21 +78,6 @@ class PolicyModule(nn.Module):
     def embeddings(self) -> list[nn.Parameter]:
         return [*self.model.get_input_embeddings().parameters(), *self.head.parameters()]
 
-    @contextmanager
-    def _without_sums(self) -> Iterator[None]:
-        """Hide the gradients of earlier micro-batches.
-
-        torch.compile splits a graph at a bfloat16 weight that has a float32 gradient.
-        """
-        summed = [(p, p.grad) for p in self.parameters() if p.grad is not None]
-        for parameter, _ in summed:
-            parameter.grad = None
-        try:
-            yield
-        finally:
-            for parameter, gradient in summed:
-                parameter.grad = gradient
-
     def forward(
         self,
         token_ids: Tensor,  # [B, T]
@@ -112,7 +96,7 @@ class PolicyModule(nn.Module):
         likely tokens [N, K] and their logprobs [N, K]. Only the logprobs [N] depend on `kept`;
         all other numbers are those of the full distribution.
         """
-        with self._without_sums() if self._compiled else nullcontext():
+        with without_gradients(self):
             before = states_before(self.model.base_model, token_ids, mask)  # [N, H]
         targets = token_ids[:, 1:][mask[:, 1:]]  # [N]
         if kept is not None:  # a reference may lack logits of the policy's padding ids

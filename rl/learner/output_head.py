@@ -14,13 +14,14 @@ N: completion tokens, H: hidden size, V: vocabulary, C: tokens of a chunk, K: mo
 
 import math
 from collections.abc import Callable, Iterable
-from functools import cache
+from functools import cache, partial
 from itertools import repeat
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
+from torch.utils._pytree import tree_map_only
 
 from rl.learner.weight_gradients import weight_gradient
 
@@ -49,7 +50,8 @@ class OutputHead(torch.autograd.Function):
         """
         ctx.settings = temperature, chunk, dtype, compiled
         ctx.entropy_gradient = with_entropies and entropy_gradient
-        cast, also = weight.to(dtype), (with_entropies, with_kl_from_uniform)
+        # `detach`, because torch.compile refuses a bfloat16 weight that has a float32 gradient.
+        cast, also = weight.detach().to(dtype), (with_entropies, with_kl_from_uniform)
         parts = [  # `strict=False`, because `_split` repeats a single temperature without end
             _maybe_compiled(_chunk_scores, compiled)(
                 (h, cast, bias, divisor), _as_columns(t), *also
@@ -77,11 +79,11 @@ class OutputHead(torch.autograd.Function):
         targets, logprob_grads = map(_as_columns, (targets, logprob_grads))  # [N, M]
         temperature, chunk, dtype, compiled = ctx.settings
         of_hidden, of_weight, of_bias = ctx.needs_input_grad[:3]
-        cast, exact = weight.to(dtype), normalisers.dtype
+        cast, exact = weight.detach().to(dtype), normalisers.dtype
         hidden_grad = torch.empty_like(hidden) if of_hidden else None
         weight_grad = torch.zeros_like(weight, dtype=exact) if of_weight else None
         bias_grad = torch.zeros_like(bias, dtype=exact) if of_bias else None
-        rounds = weight.is_cuda and not of_bias  # weight_gradient rounds them too
+        rounds = weight.is_cuda and not of_bias  # weight_gradient also rounds the gradients there
         divisors = _split(temperature, chunk)
         for begin, divisor in zip(range(0, len(targets), chunk), divisors, strict=False):
             part = slice(begin, begin + chunk)
@@ -142,7 +144,12 @@ def _logit_gradients(
 
 @cache
 def _maybe_compiled(function: Callable[..., Any], compiled: bool) -> Callable[..., Any]:
-    return torch.compile(function, dynamic=True) if compiled else function
+    if not compiled:
+        return function
+    made = torch.compile(function, dynamic=True)
+    # Copy slices, because torch.compile compiles again for another ratio of slice and whole tensor.
+    copied = partial(tree_map_only, Tensor, lambda part: part.clone() if part._is_view() else part)
+    return lambda *given: made(*copied(given))
 
 
 def _as_columns(tensor: Tensor) -> Tensor:

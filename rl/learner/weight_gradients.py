@@ -8,6 +8,8 @@ round their weight gradients. `Tensor.grad_dtype` (deepspeed_engine.py) keeps th
 N: tokens, I and O: input and output width of a layer, B: rows, T: padded length, H: hidden size.
 """
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -37,6 +39,22 @@ def weight_gradient(grads: Tensor, inputs: Tensor, total: Tensor | None = None) 
     if total is None:
         return torch.mm(*factors, **how)
     return torch.addmm(total, *factors, **how, out=total)
+
+
+@contextmanager
+def without_gradients(module: nn.Module) -> Iterator[None]:
+    """Hide the gradients of earlier micro-batches from torch.compile during a forward pass.
+
+    It would split a layer's graph at each bfloat16 weight that has a float32 gradient.
+    """
+    found = [(p, p.grad) for p in module.parameters() if p.grad is not None]
+    for parameter, _ in found:
+        parameter.grad = None
+    try:
+        yield
+    finally:
+        for parameter, gradient in found:
+            parameter.grad = gradient
 
 
 def linear(inputs: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:

@@ -72,11 +72,13 @@ def compile_layers(model: PreTrainedModel, backend: str = "inductor") -> None:
     layers = [one for one in model.modules() if isinstance(one, GradientCheckpointingLayer)]
     if not layers:
         kind = type(model).__name__
-        raise ValueError(f"trainer.compile finds no decoder layers in {kind}: set it to false")
-    # A layer is compiled anew with and without gradients, without the adapter, and for one row.
-    torch._dynamo.config.recompile_limit = 32
-    # Otherwise LoRA's first layer is compiled apart, because its inputs have no gradient.
-    model.enable_input_require_grads()
+        raise ValueError(f"{kind} has no layers that can be compiled: set trainer.compile=false")
+    embedding = model.get_input_embeddings()
+    if not any(parameter.requires_grad for parameter in embedding.parameters()):
+        # Make the first layer's inputs like those of the others, so that all share one graph.
+        embedding.register_forward_hook(
+            lambda module, given, made: made.requires_grad_() if torch.is_grad_enabled() else made  # noqa: ARG005
+        )
     for layer in layers:
         layer.compile(backend=backend, dynamic=True)
 

@@ -28,8 +28,9 @@ _CUDA_RUNTIME = 1.0 * GIB  # GPU memory of a rank: CUDA context and NCCL buffers
 _CUDA_HOST = 3.0 * GIB  # host memory of a rank on a GPU: CUDA's libraries
 _FLOAT32_ATTENTION_LEN = 512  # maximum row length with float32 attention (rl/model/loading.py)
 _ALLOCATED_ON_CPU, _ALLOCATED_ON_GPU = 1.6, 1.15  # allocated bytes per byte of activations
-# Activations of compiled layers as a fraction of those of plain layers (docs/cuda.md).
-_COMPILED = {True: 0.62, False: 0.45}  # whether the base is frozen -> fraction
+# (base frozen, shared prefixes) -> activations of compiled layers as a fraction of those of plain
+# layers: without shared prefixes measured on a GPU (docs/cuda.md), with them estimated.
+_COMPILED = {(True, False): 0.62, (False, False): 0.45, (True, True): 0.7, (False, True): 0.56}
 
 _VLLM_RUNTIME = 1.2 * GIB  # host memory of vLLM's API server and engine on a CPU
 _VLLM_PER_WORKER = 0.6 * GIB  # host memory of each tensor-parallel worker on a CPU
@@ -193,8 +194,8 @@ def _activation_bytes(run: Run, shape: Shape, ranks: int, on_gpu: bool) -> float
         layer += 6 * shape.query + 4 * shape.key
     if frozen:
         layer += 14 * run.adapter.rank
-    if run.compiles(on_gpu=on_gpu):
-        layer *= _COMPILED[frozen]
+    if _compiles(run, on_gpu) and not shape.experts:  # not measured for experts
+        layer *= _COMPILED[frozen, run.trainer.share_prefixes]
     kept = shape.layers * layer
     if run.trainer.gradient_checkpointing:  # autograd keeps every layer's input and one full layer
         kept = shape.layers * shape.hidden * bytes_per_number(run) + layer
@@ -202,10 +203,14 @@ def _activation_bytes(run: Run, shape: Shape, ranks: int, on_gpu: bool) -> float
     return _max_tokens(run, ranks) * (kept + 8 * shape.hidden) * allocated
 
 
+def _compiles(run: Run, on_gpu: bool) -> bool:
+    return on_gpu and bytes_per_number(run) == 2 and run.compiles(on_gpu=on_gpu)
+
+
 def _logit_bytes(run: Run, shape: Shape, ranks: int, on_gpu: bool) -> float:
     chunk = min(run.trainer.logprob_chunk, _max_tokens(run, ranks))
     is_trained, in_float32 = not run.adapter.freezes_base, run.model.head_dtype is not None
-    logit = 6.0 if run.compiles(on_gpu=on_gpu) else 14.0
+    logit = 6.0 if _compiles(run, on_gpu) and not in_float32 else 14.0
     return logit * chunk * shape.vocab + 4.0 * shape.embedding * (is_trained + in_float32)
 
 

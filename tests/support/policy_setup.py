@@ -101,6 +101,7 @@ class Setup:
             self.ranks,
             deepspeed_config=deepspeed_config(mode),
             temperature=tiny.TEMPERATURE,
+            compiled="compiled" in mode,
             **settings,
         )
 
@@ -211,6 +212,9 @@ def adapted(setup: Setup, saved: Any = (), dropout: float = 0.0) -> Adapted:
     return Adapted(setup.new_folder(), setup.ranks, saved, dropout)
 
 
+_compile = torch.compile
+
+
 def with_layers(model: Any, mode: str) -> None:
     """Share prefixes, recompute and compile the layers as the mode says."""
     if "shared" in mode:
@@ -218,7 +222,8 @@ def with_layers(model: Any, mode: str) -> None:
     if "checkpointing" in mode:
         enable_recompute(model)
     if "compiled" in mode:
-        compile_layers(model, "aot_eager")  # inductor takes minutes
+        torch.compile = functools.partial(_compile, backend="aot_eager")  # inductor takes minutes
+        compile_layers(model, "aot_eager")
 
 
 def deepspeed_config(mode: str) -> dict[str, Any]:

@@ -188,7 +188,7 @@ def test_recomputed_layers_run_once_more_in_the_backward_pass(folder, rows):
 
 
 def test_a_model_without_marked_layers_is_not_compiled():
-    with pytest.raises(ValueError, match="compile finds no decoder layers in Linear"):
+    with pytest.raises(ValueError, match="Linear has no layers that can be compiled"):
         compile_layers(torch.nn.Linear(2, 2))
 
 
@@ -252,31 +252,43 @@ def test_an_output_head_s_bias_counts_in_logprobs_entropies_and_gradients(folder
     assert found_gradient.abs().max() > 0.01
 
 
-@pytest.mark.parametrize("recomputes", [False, True])
-def test_gradients_of_earlier_micro_batches_do_not_split_compiled_layers(
-    tmp_path, monkeypatch, recomputes
+@pytest.mark.parametrize("way", ["adapter checkpointing", "all weights"])
+def test_compiled_layers_are_whole_and_compiled_once_for_each_kind_of_pass(
+    tmp_path, monkeypatch, way
 ):
     """The layers are compiled again for a single row, while their weights have gradients."""
     torch._dynamo.reset()
     counters.clear()
-    monkeypatch.setattr(torch, "compile", partial(torch.compile, backend="aot_eager"))
+    _maybe_compiled.cache_clear()
+    graphs = []
+
+    def backend(graph, _):
+        graphs.append(graph)
+        return graph.forward
+
+    monkeypatch.setattr(torch, "compile", partial(torch.compile, backend="eager"))
     folder, found = tiny_policy.model_folder(tmp_path, "bfloat16"), []
     for compiled in (False, True):
-        model = ADAPTER.attach(load_model(folder, torch.bfloat16, 0), 0, "base")
-        if recomputes:
+        model = load_model(folder, torch.bfloat16, 0)
+        model = model if way == "all weights" else ADAPTER.attach(model, 0, "base")
+        if "checkpointing" in way:
             enable_recompute(model)
         if compiled:
-            compile_layers(model, "aot_eager")
-        module = PolicyModule(model.train(), chunk=100, compiled=compiled)
+            compile_layers(model, backend)
+        module = PolicyModule(model.train(), chunk=7, compiled=compiled)
         use_float32_gradients(module)
         trained = [p for p in module.parameters() if p.requires_grad]
         for parameter in trained:
             parameter.grad_dtype = torch.float32
-        for count, length in ((3, 20), (1, 30)):
+        for count, length in ((3, 21), (5, 27), (1, 31)):
             token_ids = torch.arange(count * length).view(count, length)
             mask = torch.arange(length).expand(count, -1) > 4
+            with torch.no_grad():
+                module(token_ids, mask, 0.8)
             module(token_ids, mask, 0.8)[0].sum().backward()
         found.append([parameter.grad for parameter in trained])
     torch.testing.assert_close(found[0], found[1], rtol=0.02, atol=0.02)
     assert not counters["graph_break"]
+    # With and without gradients, and for the recomputation; each for several rows and for one.
+    assert len(graphs) == (6 if "checkpointing" in way else 4)
     _maybe_compiled.cache_clear()

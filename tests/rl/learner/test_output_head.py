@@ -1,7 +1,10 @@
 """The output head's own backward pass; N tokens, H hidden, V words."""
 
+from functools import partial
+
 import pytest
 import torch
+from torch._dynamo.backends.debugging import aot_eager
 
 from rl.learner import output_head
 from rl.learner.output_head import OutputHead
@@ -174,25 +177,49 @@ def test_a_float32_head_computes_on_bfloat16_numbers_as_if_they_were_float32():
         torch.testing.assert_close(one, other.to(one.dtype), rtol=0, atol=0)
 
 
+@pytest.fixture
+def calls(monkeypatch):
+    """Compile without inductor, which takes minutes, and count the calls of compiled graphs."""
+    counted = []
+
+    def backend(graph, given):
+        made = aot_eager(graph, given)
+
+        def call(*values):
+            counted.append(len(graph.graph.nodes))
+            return made(*values)
+
+        return call
+
+    monkeypatch.setattr(torch, "compile", partial(torch.compile, backend=backend))
+    torch._dynamo.reset()
+    output_head._maybe_compiled.cache_clear()
+    yield counted
+    output_head._maybe_compiled.cache_clear()
+
+
 @pytest.mark.parametrize("with_bias", [True, False])
-def test_a_compiled_head_computes_the_same(monkeypatch, with_bias):
-    backends = []
-
-    def compiled(function, dynamic):
-        backends.append(function.__name__)
-        return torch_compile(function, backend="aot_eager", dynamic=dynamic)
-
-    torch_compile = torch.compile
-    monkeypatch.setattr(torch, "compile", compiled)
+def test_a_compiled_head_computes_the_same(calls, with_bias):
     found = []
-    for compile_it in (False, True):
+    for compiled in (False, True):
         (hidden, weight, bias), targets = inputs()
         bias = bias if with_bias else None
-        rest = targets, 0.7, 3, hidden.dtype, True, True, True, compile_it
+        rest = targets, 0.7, 3, hidden.dtype, True, True, True, compiled
         logprobs, entropies, kl = OutputHead.apply(hidden, weight, bias, *rest)
         (logprobs.exp().sum() + (entropies * torch.arange(N)).sum()).backward()
         grads = [t.grad for t in (hidden, weight, bias) if t is not None]
         found.append([logprobs, entropies, kl, *grads])
-    assert {*backends} <= {"_chunk_scores", "_logit_gradients"}
+    assert len(calls) == 2 * 3  # chunks, forward and backward
     torch.testing.assert_close(found[0], found[1])
-    output_head._maybe_compiled.cache_clear()
+
+
+def test_a_head_with_a_float32_gradient_stays_compiled_for_other_numbers_of_tokens(calls):
+    """Of 3 chunks, of a chunk of 1 token, of no token, and of a single chunk."""
+    weight = torch.nn.Parameter(torch.randn(V, H).bfloat16())
+    weight.grad_dtype = torch.float32
+    for n in (9, 10, 0, 3, 9):
+        hidden, targets = torch.randn(n, H).bfloat16().requires_grad_(), torch.zeros(n).long()
+        calls.clear()
+        rest = 0.7, 4, torch.bfloat16, True, False, False, True
+        OutputHead.apply(hidden, weight, None, targets, *rest)[0].sum().backward()
+        assert len(calls) == max(-(-n // 4), 1) + -(-n // 4)

@@ -342,3 +342,17 @@ def test_the_page_of_a_model_of_unknown_sizes_says_where_things_run():
         ["vLLM", "3", "threads", "?"],
         ["trainer", "7", "threads", "?"],
     ]
+
+
+@pytest.mark.parametrize(
+    ("override", "on_gpu", "on_cpu"),
+    [
+        ("trainer.compile=null", True, False),
+        ("deepspeed=zero3", False, False),
+        ("trainer.compile=false", False, False),
+        ("trainer.compile=true", True, True),
+    ],
+)
+def test_layers_are_compiled_on_a_gpu_unless_the_run_says_otherwise(override, on_gpu, on_cpu):
+    run = Run.of(composed("run_name=x", override))
+    assert (run.compiles(on_gpu=True), run.compiles(on_gpu=False)) == (on_gpu, on_cpu)
