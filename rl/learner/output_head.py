@@ -14,7 +14,7 @@ N: completion tokens, H: hidden size, V: vocabulary, C: tokens of a chunk, K: mo
 
 import math
 from collections.abc import Callable, Iterable
-from functools import cache, partial
+from functools import cache
 from itertools import repeat
 from typing import Any
 
@@ -148,8 +148,11 @@ def _maybe_compiled(function: Callable[..., Any], compiled: bool) -> Callable[..
         return function
     made = torch.compile(function, dynamic=True)
     # Copy slices, because torch.compile compiles again for another ratio of slice and whole tensor.
-    copied = partial(tree_map_only, Tensor, lambda part: part.clone() if part._is_view() else part)
-    return lambda *given: made(*copied(given))
+    return lambda *given: made(*tree_map_only(Tensor, _copy_of_slice, given))
+
+
+def _copy_of_slice(tensor: Tensor) -> Tensor:
+    return tensor if tensor._base is None else tensor.clone()
 
 
 def _as_columns(tensor: Tensor) -> Tensor:
