@@ -18,12 +18,14 @@ from losses.tokens import Tokens
 from rl.learner.objective import Objective, with_outputs
 
 
+def reads_statistics(objective: Objective) -> bool:
+    """Return whether the loss still needs the statistics that `with_statistics` passes to it."""
+    return hasattr(objective.token_loss, "statistics")
+
+
 @torch.no_grad()
 def with_statistics(objective: Objective, batches: Sequence[Tokens]) -> Objective:
-    """Return the objective with a loss that gets the global batch's statistics. Collective.
-
-    The returned objective's loss has no method `statistics`, because it needs no further numbers.
-    """
+    """Return the objective with a loss that gets the global batch's statistics. Collective."""
     loss: Any = objective.token_loss
     seen = [with_outputs(b, b.logprobs, b.entropies, b.candidate_logprobs) for b in batches]
     total = torch.stack([loss.statistics(tokens).double() for tokens in seen]).sum(0)  # [K]

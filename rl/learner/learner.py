@@ -14,6 +14,7 @@ from rl.config.facts import needs_reference
 from rl.config.learned import Learned
 from rl.config.schedules import Schedules
 from rl.config.schema import Run
+from rl.learner.batch_statistics import reads_statistics
 from rl.learner.critic import Critic, CriticSettings
 from rl.learner.kl import KLPenalty
 from rl.learner.objective import Objective
@@ -32,7 +33,7 @@ log = logging.getLogger(__name__)
 _STATE = "learner.json"
 
 
-def load_for_training(run: Run, folder: Path, *, on_gpu: bool) -> PreTrainedModel:
+def load_for_training(run: Run, folder: Path, *, compiled: bool) -> PreTrainedModel:
     """Load the model in `folder` for training, with the run's adapter."""
     model = load_model(folder, getattr(torch, run.model.dtype), run.seed)
     # adapter_config.json contains the base model's name on the hub, or else its local folder.
@@ -43,7 +44,7 @@ def load_for_training(run: Run, folder: Path, *, on_gpu: bool) -> PreTrainedMode
         share_prefixes(model)
     if run.trainer.gradient_checkpointing:
         enable_recompute(model)
-    if run.compiles(on_gpu=on_gpu):
+    if compiled:
         try:
             compile_layers(model)
         except ValueError as error:
@@ -63,8 +64,8 @@ class Learner:
         self._head_dtype: torch.dtype | None = getattr(torch, head_dtype) if head_dtype else None
         self._kl: KLPenalty = build(run.kl)()
         self._beta = self._kl.beta
-        on_gpu = ranks.device.type == "cuda"
-        model = load_for_training(run, self._model_folder, on_gpu=on_gpu)
+        self._compiled = run.compiles(on_gpu=ranks.device.type == "cuda")
+        model = load_for_training(run, self._model_folder, compiled=self._compiled)
         self.policy = Policy(
             model,
             build(run.optim)(),
@@ -77,7 +78,7 @@ class Learner:
             entropy_gradient=run.entropy_bonus != 0 or "entropy_bonus" in run.schedules,
             kl_from_uniform=Learned.of(run).reads({"kl_from_uniform"}),
             head_dtype=self._head_dtype,
-            compiled=run.compiles(on_gpu=on_gpu),
+            compiled=self._compiled,
         )
         if run.init_optimizer and not run_folder.complete_checkpoints():
             self.policy.load(self._model_folder.parent)  # the checkpoint that contains this model
@@ -99,7 +100,7 @@ class Learner:
             compared=Learned.of(run).advantage_compares,
             critic=self._critic,
             schedules=self._schedules,
-            for_statistics=hasattr(self._objective.token_loss, "statistics"),
+            for_statistics=reads_statistics(self._objective),
         )
 
     def _load_reference(self) -> Reference | None:
@@ -122,9 +123,7 @@ class Learner:
 
     def _load_critic(self) -> Critic | None:
         setting = CriticSettings(
-            lambda: load_for_training(
-                self._run, self._model_folder, on_gpu=self._ranks.device.type == "cuda"
-            ),
+            lambda: load_for_training(self._run, self._model_folder, compiled=self._compiled),
             self._ranks,
             self._run.deepspeed,
             self._run.max_steps,

@@ -9,6 +9,7 @@ B: rows, T: padded length, N: completion tokens, H: hidden size, K: candidates o
 S: largest number of kept tokens.
 """
 
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import cast
 
@@ -96,7 +97,7 @@ class PolicyModule(nn.Module):
         likely tokens [N, K] and their logprobs [N, K]. Only the logprobs [N] depend on `kept`;
         all other numbers are those of the full distribution.
         """
-        with without_gradients(self):
+        with without_gradients(self) if self._compiled else nullcontext():
             before = states_before(self.model.base_model, token_ids, mask)  # [N, H]
         targets = token_ids[:, 1:][mask[:, 1:]]  # [N]
         if kept is not None:  # a reference may lack logits of the policy's padding ids

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from rl.learner.batch_statistics import with_statistics
+from rl.learner.batch_statistics import reads_statistics, with_statistics
 from rl.learner.deepspeed_engine import (
     gather,
     linearise,
@@ -133,7 +133,7 @@ class Policy:
         if not self.ranks.any(any(bool(batch.token_weights.any()) for batch in batches)):
             return {**_EMPTY, "train/learning_rate": rate}
         sums = TokenSums()
-        if hasattr(objective.token_loss, "statistics") and len(batches) > 1:
+        if reads_statistics(objective) and len(batches) > 1:
             scored = [batch if batch.scored else self.with_scores(batch) for batch in batches]
             objective = with_statistics(objective, scored)
         for number, batch in enumerate(batches):
@@ -151,7 +151,7 @@ class Policy:
             leaves = [output.detach().requires_grad_() for output in outputs]
             logprobs, entropies, *candidates = leaves
             # With one micro-batch per rank, compute the batch's statistics from these outputs.
-            if hasattr(objective.token_loss, "statistics"):
+            if reads_statistics(objective):
                 objective = with_statistics(objective, [with_outputs(batch, *leaves)])
             loss, metrics = objective.per_token(batch, logprobs, entropies, beta, *candidates)
             value = batch.weighted_sum(loss)

@@ -188,7 +188,7 @@ class Children:
         return saved == done and all(rank.returncode == 0 for rank in ranks)
 
     def _raise_if_host_lost(self) -> None:
-        """Raise HostLost if the host of an ended rank is reported as lost within seconds."""
+        """Raise HostLost if the host of an ended rank is soon reported as lost."""
         seconds = _HOST_TIMEOUT_S if self._run.cluster.spans_hosts else 2 * _TICK_S
         deadline = time.monotonic() + seconds
         while time.monotonic() < deadline:

@@ -81,7 +81,7 @@ def test_an_adapter_names_its_base_on_the_hub_or_else_the_folder_that_the_run_be
         ("a/hub-name", "another-run", str(folder)),
     ):
         given = replace(run, init_from=init_from, model=replace(run.model, path=path))
-        model = load_for_training(given, folder, on_gpu=False)
+        model = load_for_training(given, folder, compiled=False)
         assert model.peft_config["default"].base_model_name_or_path == expected
 
 
