@@ -173,7 +173,11 @@ def test_without_the_library_the_message_says_what_to_install(monkeypatch, tmp_p
         ("[1]", {}, "line 1 is not a JSON object"),
         ("\n", {}, "has no rows"),
         (None, {}, "no such file"),
-        ('{"question": "q", "answer": 1}', {}, "num_eval=10 leaves no rows .* 1 distinct prompts"),
+        (
+            '{"question": "q", "answer": 1}\n' * 2,
+            {"num_eval": 1},
+            "num_eval=1 leaves no rows .* 1 distinct prompts",
+        ),
         ("", {"num_eval": -1}, "num_eval=-1"),
     ],
 )

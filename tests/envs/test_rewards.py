@@ -97,6 +97,7 @@ def test_rewards_of_an_answer(said, answer, exact_match, token_f1, contains):
         ("3/4", "0.75", 0.0, 1),
         ("3/4", "4", 0.0, 0),
         ("-1/3", "-0.3333", 0.001, 1),
+        ("1.3", "1", 0.3, 1),  # the float 0.3 is less than 0.3
         ("3/0", "3", 0.0, 1),
         ("on 12/24/2026", "12", 0.0, 1),  # a date is not a fraction
         ("50%", "50", 0.0, 1),

@@ -41,6 +41,10 @@ async def test_an_episode_ends_with_its_last_turn_and_not_before():
     assert [message["content"] for message in episode.episode.messages] == [
         *("hi", "one", "again", "two")
     ]
+    finished = played()
+    await finished.take_turn(assistant("one"), cut_off=False)
+    assert await finished.take_turn(assistant("done"), cut_off=False) is None
+    assert finished.episode.stop_reason == StopReason.STOP
 
 
 @pytest.mark.parametrize(

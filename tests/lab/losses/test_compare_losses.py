@@ -74,6 +74,8 @@ def test_another_advantage_is_that_of_the_recorded_rewards(tmp_path):
     lines = {line["id"]: line for line in map(json.loads, path.read_text().splitlines())}
     for line in lines.values():  # as if every rollout was penalised for its length
         line["shaped_reward"] = line["shaped_reward"] and line["shaped_reward"] - line["tokens"]
+    # A used rollout without tokens has no recorded row.
+    lines["000001.9"] = {**lines["000001.0"], "id": "000001.9", "tokens": 0}
     path.write_text("".join(json.dumps(line) + "\n" for line in lines.values()))
     batch = recorded_tokens(tmp_path, STEP)
     rewards = [lines[id]["shaped_reward"] for id in batch.rollout_ids]

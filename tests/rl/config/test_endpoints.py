@@ -48,6 +48,8 @@ def test_a_model_and_an_address_of_the_command_line_are_kept(write):
     assert client["client"]["api_key_variable"] == "OPENAI_API_KEY"
     address = ["client=messages", "client.url=http://a/v1", "client.model=b"]
     assert composed(*address, primary="evaluate")["client"]["url"] == "http://a/v1"
+    without = composed("model.path=x", primary="optimize_prompt")["reflection"]
+    assert (without["base_url"], without["model"]) == (None, None)
 
 
 @pytest.mark.parametrize(

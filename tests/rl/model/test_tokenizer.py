@@ -41,7 +41,8 @@ def test_special_tokens_are_found_in_both_of_their_spellings(tmp_path):
     assert (tokenizer.eos_token_id, tokenizer.pad_token_id) == (258, 256)
     assert tokenizer.unk_token_id is None
     assert tokenizer.convert_tokens_to_ids("<|im_start|>") == 257
-    assert tokenizer.convert_tokens_to_ids(["a", "no such token"]) == [97, None]
+    zero_byte = "\u0100"  # how the tokenizer spells the byte 0, whose token id is 0
+    assert tokenizer.convert_tokens_to_ids([zero_byte, "a", "no such token"]) == [0, 97, None]
     rewrite(folder / "tokenizer_config.json", eos_token={"content": "<|endoftext|>"})
     assert Tokenizer(folder).eos_token_id == 256
 
