@@ -74,8 +74,6 @@ def test_another_advantage_is_that_of_the_recorded_rewards(tmp_path):
     lines = {line["id"]: line for line in map(json.loads, path.read_text().splitlines())}
     for line in lines.values():  # as if every rollout was penalised for its length
         line["shaped_reward"] = line["shaped_reward"] and line["shaped_reward"] - line["tokens"]
-    # A used rollout without tokens has no recorded row.
-    lines["000001.9"] = {**lines["000001.0"], "id": "000001.9", "tokens": 0}
     path.write_text("".join(json.dumps(line) + "\n" for line in lines.values()))
     batch = recorded_tokens(tmp_path, STEP)
     rewards = [lines[id]["shaped_reward"] for id in batch.rollout_ids]
@@ -154,6 +152,9 @@ def test_only_a_whole_batch_has_another_aggregation_or_an_optimizer_step(tmp_pat
     folder = record_run(tmp_path)
     text = folder.config.read_text().replace("num_groups: null", "num_groups: 0")
     folder.config.write_text(text)  # the whole batch of a skipped step is recorded nevertheless
+    path = folder.rollouts_of(STEP)  # one more rollout, which has no token and so no recorded row
+    line = {**json.loads(path.read_text().splitlines()[0]), "id": "000001.9", "tokens": 0}
+    path.write_text(f"{path.read_text()}{json.dumps({**line, 'used': True})}\n")
     arms = [arms_of(folder, [word])[1] for word in ("aggregation=turn_mean", "loss=m2po")]
     arms += arms_of(folder, [], has_model=True)
     for one in arms:
