@@ -71,11 +71,11 @@ def rows_of(file: SourceFile) -> tuple[list[Row], list[str], bool]:
     complete = content[: content.rfind(b"\n") + 1]
     rows: list[Row] = []
     name, broken = "/".join(file.path.parts[-2:]), list[str]()
-    offset, places = 0, Counter[int]()  # `places` counts the rollouts of each group
+    offset, counts = 0, Counter[int]()  # number of rollouts of each group so far
     for number, line in enumerate(complete.splitlines(keepends=True), 1):
         try:
             decoded = _DECODER.decode(without_surrogates(line))
-            rows.append(_row(decoded, file, offset, len(line), places))
+            rows.append(_row(decoded, file, offset, len(line), counts))
         except (ValueError, RecursionError) as error:
             if line.strip():
                 broken.append(f"{name} line {number} is not a rollout: {error}")
@@ -91,14 +91,14 @@ def without_surrogates(line: bytes) -> bytes:
     return replace_surrogates(text).encode()
 
 
-def _row(line: RolloutLine, file: SourceFile, start: int, size: int, places: Counter[int]) -> Row:
+def _row(line: RolloutLine, file: SourceFile, start: int, size: int, counts: Counter[int]) -> Row:
     texts = [text_of(message) for message in line.messages]
     opening = opening_of(line.messages)
     group = line.group
     if group is None:  # evaluations have no group number, so group by example
         group = _hash_of(line.env, [str(line.example), *opening])
-    place = places[group]
-    places[group] += 1
+    place = counts[group]
+    counts[group] += 1
     advantage = line.advantage
     if isinstance(advantage, list):
         advantage = sum(advantage) / len(advantage) if advantage else None

@@ -140,7 +140,7 @@ def main(configs: Sequence[Config], answer: Path) -> None:
 
 
 if __name__ == "__main__":
-    # Add the working folder with the user's modules, which the flag -P of python_module leaves out.
+    # Add the working folder, which python -P omits from sys.path, because users import from it.
     sys.path.append(os.getcwd())
     main(pickle.load(sys.stdin.buffer), Path(sys.argv[1]))
     sys.stdout.flush()

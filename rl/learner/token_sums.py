@@ -80,13 +80,13 @@ class TokenSums:
         return {**metrics, "train/loss": totals["loss"], **_mismatch(totals, largest)}
 
 
-def _mismatch(totals: Mapping[str, float], largest: float) -> dict[str, float]:
+def _mismatch(totals: Mapping[str, float], max_gap: float) -> dict[str, float]:
     n = totals["fresh"]
     if not n:
         return {}
     measures = {
         "mean_abs": totals["gap"] / n,
-        "max_abs": largest,
+        "max_abs": max_gap,
         "kl": totals["k3"] / n,
         "chi_square": totals["w squared"] / n - 1,
         "effective_sample_size": totals["w"] ** 2 / (n * totals["w squared"]),

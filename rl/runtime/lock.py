@@ -70,8 +70,8 @@ def locked(run_folder: RunFolder, delete_on: type[Exception] | tuple[()] = ()) -
         try:
             yield
         except delete_on:
-            for path in made[:1]:
-                remove(path)
+            if made:
+                remove(made[0])
             with suppress(OSError):
                 for path in made[1:]:
                     path.rmdir()

@@ -113,7 +113,7 @@ class RolloutsLink:
         return unpack(answer.value, kind)
 
     def _wait_for_answer(self) -> None:
-        """Await an answer. Meanwhile push to restarted vLLMs, because the answer may need them."""
+        """Await an answer. Meanwhile push weights to restarted vLLMs, or sampling may stall."""
         timeout, poll = self._socket.gettimeout() or 0.0, select.poll()
         poll.register(self._socket, select.POLLIN)
         deadline = time.monotonic() + timeout
