@@ -99,7 +99,8 @@ def test_the_help_explains_each_key_of_the_chosen_groups(tmp_path: Path) -> None
     assert "\nmodel.max_tokens=512\n    Longest single turn in tokens.\n" in shown  # of model=hf
     first = "Weight of the divergence at the first step."  # and not that of kl=none
     assert f"\nkl.beta=0.05\n    {first}\n" in shown
-    assert "\nsampler.max_tokens=${model.max_tokens}\n    Maximum number of tokens of a single turn.\n" in shown
+    maximum = "Maximum number of tokens of a single turn."
+    assert f"\nsampler.max_tokens=${{model.max_tokens}}\n    {maximum}\n" in shown
     explained = [line for line in shown.splitlines() if line.startswith("    ")]
     assert len(explained) > 100
 
