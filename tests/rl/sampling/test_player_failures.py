@@ -184,6 +184,8 @@ def test_a_rollout_that_lacks_a_weighted_reward_after_the_first_is_unscorable(sc
     (rollout,) = play(ScriptedEnv(), ScriptedClient("good"))
     checked = set()
     assert with_rewards(ScriptedEnv(), rollout, {"good": 1.0}, checked).reward == 2.0
+    strict = type("Strict", (ScriptedEnv,), {"reward_weights": {"good": 2.0, "length": -0.5}})()
+    assert with_rewards(strict, rollout, {"good": 1.0, "length": 2.0}, checked).reward == 1.0
     unscored = with_rewards(ScriptedEnv(), replace(rollout, reward=None), scored, checked)
     assert (unscored.reward, unscored.rewards) == (None, scored)
     assert said in unscored.error
