@@ -20,7 +20,7 @@ MAX_THREADS = 64  # maximum threads per event loop, including those that hang
 
 @dataclass
 class _Threads:
-    """Counts the threads of one event loop, because a semaphore works in one loop only."""
+    """The threads of one event loop. Event loops cannot share a semaphore."""
 
     free: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(MAX_THREADS))
     hung: dict[int, str] = field(default_factory=dict)  # id of abandoned call -> function name

@@ -68,7 +68,7 @@ class Progress:
     max_hours: float | None = None
 
     @cached_property
-    def done(self) -> dict[tuple[str, ...], JobRecord]:
+    def done_jobs(self) -> dict[tuple[str, ...], JobRecord]:
         records = self.sweep.records().values()
         return {identity(r.overrides): r for r in records if is_done(r, r.max_steps or 0)}
 
@@ -85,7 +85,7 @@ class Progress:
     @cached_property
     def done_by_arm(self) -> list[list[JobRecord]]:
         arms = [{*identity(arm)} for arm in self.arms]
-        return [[r for job, r in self.done.items() if arm <= {*job}] for arm in arms]
+        return [[r for job, r in self.done_jobs.items() if arm <= {*job}] for arm in arms]
 
     @cached_property
     def seeds_needed(self) -> dict[int, float]:
@@ -113,17 +113,17 @@ class Progress:
             arms = [{*identity(self.arms[index])} for index in others]
             for record in self.sweep.records().values():
                 job = identity(record.overrides)
-                if job not in self.done and job not in tried and any(a <= {*job} for a in arms):
+                if job not in {*self.done_jobs, *tried} and any(a <= {*job} for a in arms):
                     yield record.overrides
         for seed in count() if wanted else ():
             for job in ([*self.arms[index], f"seed={seed}"] for index in wanted):
-                if identity(job) not in self.done and identity(job) not in tried:
+                if identity(job) not in self.done_jobs and identity(job) not in tried:
                     yield job
 
     @cached_property
     def timings(self) -> tuple[float, float]:
         """The mean duration of the done jobs, and the time in which at least one of them ran."""
-        times = sorted((r.started or 0.0, r.ended or 0.0) for r in self.done.values())
+        times = sorted((r.started or 0.0, r.ended or 0.0) for r in self.done_jobs.values())
         ran, until = 0.0, 0.0
         for started, ended in times:
             ran, until = ran + max(ended - max(started, until), 0.0), max(ended, until)
@@ -139,7 +139,7 @@ class Progress:
         num_others, needed, (each, ran) = len(self.arms) - 1, self.seeds_needed, self.timings
         text = f"{num_others - len(needed)} of {num_others} arms decided"
         if not needed:
-            return f"{text} by {len(self.done)} runs in {format_time(ran)}."
+            return f"{text} by {len(self.done_jobs)} runs in {format_time(ran)}."
         names, seeds = labels(self.arms), [len(records) for records in self.done_by_arm]
         text += f"; open: {', '.join(f'{names[i]} ({seeds[i]} seeds)' for i in needed)}"
         if inf in needed.values():

@@ -120,7 +120,7 @@ def json_of(path: Path) -> dict[str, Any]:
 
 
 def check_trainable(folder: Path) -> None:
-    """Raise ValueError if the model is not causal, is quantised, or lacks embeddings of tokens."""
+    """Raise ValueError if the model is not causal, is quantised, or lacks some token embeddings."""
     config = json_of(folder / "config.json")
     kinds = [str(kind) for kind in config.get("architectures") or ()]
     wrong = [kind for kind in kinds if kind.endswith(_OTHER_HEADS)]
