@@ -16,7 +16,7 @@ from random import Random
 from string import ascii_lowercase
 
 from envs.episode import Episode, Example, Split
-from envs.messages import Message, assistant, user
+from envs.messages import Message, assistant, user, without_reasoning
 from envs.options import check_at_least, check_range
 from envs.protocol import Environment, check_weights
 
@@ -91,7 +91,7 @@ class AlphabetSort(Environment):
         """
         answers = _answers(episode.example.info["names"])
         turns = [m["content"] or "" for m in episode.messages if m["role"] == "assistant"]
-        lists = [turn.rpartition("</think>")[2].split() for turn in turns]
+        lists = [without_reasoning(turn).split() for turn in turns]
         pairs = list(zip(lists, answers, strict=False))
         ratios = [SequenceMatcher(None, names, answer, False).ratio() for names, answer in pairs]
         return {

@@ -15,7 +15,7 @@ from random import Random
 from typing import ClassVar
 
 from envs.episode import Episode, Example, Split
-from envs.messages import Message, assistant, user
+from envs.messages import Message, assistant, user, without_reasoning
 from envs.options import check_at_least
 from envs.protocol import Environment, check_weights
 
@@ -66,7 +66,7 @@ class Arithmetic(Environment):
 
     async def score(self, episode: Episode) -> dict[str, float]:
         """Return `correct`, which is 1 if the answer is exactly the correct number, else 0."""
-        completion = episode.text.rpartition("</think>")[2].strip()
+        completion = without_reasoning(episode.text).strip()
         return {"correct": float(completion == episode.example.info["answer"])}
 
     def demonstrations(self, rng: Random) -> Iterator[list[Message]]:

@@ -14,7 +14,7 @@ from typing import ClassVar
 from envs.chat_endpoint import ChatEndpoint
 from envs.episode import Episode
 from envs.http_client import HttpClient
-from envs.messages import user
+from envs.messages import user, without_reasoning
 from envs.options import check_at_least
 from envs.rewards import answers_of, final_text
 
@@ -88,7 +88,7 @@ class Judge(ChatEndpoint):
     def _parse_score(self, text: str) -> float:
         pattern = _YES_OR_NO if self.max_score is None else _NUMBER
         # Search the last line first, because a judge gives its reasons before its score.
-        lines = reversed(text.rpartition("</think>")[2].splitlines())
+        lines = reversed(without_reasoning(text).splitlines())
         found = next((match for line in lines if (match := pattern.search(line))), None)
         scale = "yes or no" if self.max_score is None else f"0 to {self.max_score:g}"
         if found is None:

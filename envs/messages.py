@@ -29,6 +29,12 @@ def user(content: str) -> Message:
     return {"role": "user", "content": content}
 
 
+def without_reasoning(text: str) -> str:
+    """Return the text after the last </think>; "" if the reasoning has no end."""
+    _, ended, after = text.rpartition("</think>")
+    return after if ended or "<think>" not in after else ""
+
+
 def tool_call_entry(name: str, arguments: Any, call_id: str = "call_0") -> Message:
     function = {"name": name, "arguments": arguments}
     return {"id": call_id, "type": "function", "function": function}

@@ -13,7 +13,7 @@ from random import Random
 from string import ascii_lowercase
 
 from envs.episode import Episode, Example, Split
-from envs.messages import Message, assistant, user
+from envs.messages import Message, assistant, user, without_reasoning
 from envs.options import check_at_least, check_range
 from envs.protocol import Environment, check_weights
 
@@ -55,7 +55,7 @@ class ReverseText(Environment):
 
     async def score(self, episode: Episode) -> dict[str, float]:
         """Return `exact` (0 or 1) and `similarity`, the share of letters in the right position."""
-        completion = episode.text.rpartition("</think>")[2].strip()
+        completion = without_reasoning(episode.text).strip()
         answer = episode.example.info["answer"]
         hits = sum(a == b for a, b in zip(completion, answer, strict=False))
         return {

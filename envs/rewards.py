@@ -18,6 +18,7 @@ from string import punctuation
 import regex
 
 from envs.episode import Episode
+from envs.messages import without_reasoning
 
 _LONGEST_S = 1.0  # maximum seconds of a regex match, because a match blocks all other rollouts
 _DROPPED = str.maketrans("", "", punctuation)
@@ -57,10 +58,7 @@ def f1(text: str, answers: Sequence[str]) -> float:
 
 def final_text(episode: Episode) -> str:
     """Return the policy's last turn without reasoning; empty if the reasoning has no end."""
-    _, ended, after = episode.text.rpartition("</think>")
-    if not ended and "<think>" in after:
-        return ""
-    return after.strip()
+    return without_reasoning(episode.text).strip()
 
 
 def answers_of(episode: Episode) -> list[str]:

@@ -12,7 +12,7 @@ from random import Random
 from envs.episode import Episode, Example, Split
 from envs.maths.grading import Grader, final_answer, marked_answer
 from envs.maths.questions import Question, QuestionSource
-from envs.messages import Message, assistant, user
+from envs.messages import Message, assistant, user, without_reasoning
 from envs.protocol import Environment, check_weights
 
 REWARDS = ("correct", "format")
@@ -52,7 +52,7 @@ class Maths(Environment):
         same = await self.grader.means_same(episode.example.info["answer"], answer or "")
         return {
             "correct": float(same is True),
-            "format": float(bool(marked_answer(episode.text.rpartition("</think>")[2]))),
+            "format": float(bool(marked_answer(without_reasoning(episode.text)))),
             "unjudged": float(same is None),
         }
 

@@ -9,6 +9,7 @@ import asyncio
 import re
 from fractions import Fraction
 
+from envs.messages import without_reasoning
 from envs.options import check_at_least
 from envs.rewards import NUMBER
 from envs.sandbox.sandbox import Limits, Sandbox, check_sandbox
@@ -38,7 +39,7 @@ assert same("x + 1", "1 + x")
 
 def final_answer(text: str) -> str | None:
     """Return the text's `marked_answer`, else its last number, else None. Ignore the reasoning."""
-    text = text.rpartition("</think>")[2]
+    text = without_reasoning(text)
     marked = marked_answer(text)
     if marked is not None:
         return marked

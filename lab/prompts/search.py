@@ -19,6 +19,7 @@ from gepa.core.state import GEPAState
 from gepa.proposer.base import CandidateProposal
 
 from envs.episode import Example
+from envs.messages import without_reasoning
 from lab.prompts.describe import Attempt, Task, describe_rollout
 from lab.prompts.outputs import Candidate, prompt_fingerprint
 from lab.prompts.settings import PromptOptimization
@@ -109,7 +110,7 @@ class Search:
             raise SearchEnded(str(error)) from error
         record = {"asked": question, "said": text, "cut_off": cut_off}
         append_line(self.run_folder.path / "reflections.jsonl", record)
-        text = text.rpartition("</think>")[2].strip()
+        text = without_reasoning(text).strip()
         if text and not cut_off:
             self._num_empty = 0
             return text

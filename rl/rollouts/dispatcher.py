@@ -22,6 +22,7 @@ from rl.records import Credit, Group, Rollout
 from rl.rollouts.buffer import FifoBuffer
 from rl.rollouts.example_order import ExampleOrder, Place
 from rl.rollouts.sampling_limits import FailureLimits
+from rl.runtime.failure import RunFailed
 from rl.runtime.status import STOPPED
 from rl.wire import NoMoreBatches
 
@@ -157,8 +158,15 @@ class Dispatcher:
             assert self._over is not None  # because `has_batch` returned True
             raise self._over
         # Replayed groups and demonstrations are not in `_untrained`.
-        new = [group.index for group in drawn if group.index in self._untrained]
-        self._taken = {index: self._untrained.pop(index) for index in new}
+        new = [group for group in drawn if group.index in self._untrained]
+        taken = {group.index: self._untrained[group.index] for group in new}
+        stale = [group.index for group in new if step - group.version > self.max_staleness]
+        if stale or len(taken) < len(new):  # FifoBuffer prevents this, a custom buffer may not
+            limit = f"the groups {stale}, which are older than max_staleness={self.max_staleness}"
+            what = limit if stale else "a group twice"
+            raise RunFailed(f"{type(self.buffer).__name__}.draw returned {what}: correct `draw`")
+        self._taken = taken
+        self._untrained = {i: place for i, place in self._untrained.items() if i not in taken}
         self._next_step = step + 1
         return drawn
 

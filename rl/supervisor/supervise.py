@@ -248,7 +248,7 @@ class _Launch:
         run_folder.path.mkdir(parents=True, exist_ok=True)
         run.save(run_folder.config)
         versions = {d.metadata["Name"]: d.version for d in distributions()}
-        run_folder.versions.write_text(json.dumps(versions, indent=1, sort_keys=True))
+        write_atomically(run_folder.versions, json.dumps(versions, indent=1, sort_keys=True))
         run_folder.clear_process_files()
         run_folder.private.make(shared=run.cluster.spans_hosts)
         if run.cluster.spans_hosts:

@@ -161,8 +161,3 @@ def test_a_group_in_which_every_rollout_is_masked_is_rejected():
     assert buffer.why_useless(replace(group(0, 0), credits=(cut, whole))) == ""
     assert buffer.why_useless(replace(group(0, 0), credits=(cut, cut))) == "untrained"
     assert FifoBuffer().why_useless(replace(group(0, 0), credits=(cut, cut))) == ""
-
-
-def test_a_group_that_is_too_old_is_never_drawn():
-    with pytest.raises(AssertionError):
-        filled((0, 0)).draw(5, 1, 1, running=[])

@@ -16,6 +16,7 @@ from rl.rollouts.dispatcher import DispatcherState
 from rl.rollouts.example_order import ExampleOrder
 from rl.rollouts.sampling_limits import FailureLimits
 from rl.rollouts.truncation import keep
+from rl.runtime.failure import RunFailed
 from rl.wire import NoMoreBatches
 from tests.support.virtual_time import run_virtually
 from tests.support.world import EXAMPLES, GROUPS_PER_STEP, ROW, World
@@ -96,6 +97,25 @@ def test_a_resumed_run_loses_no_example_and_trains_none_twice(seed, max_stalenes
     assert set(state.pending) <= {*done, *final.pending}
     if max_staleness == 0:
         assert sorted(done) == sorted([*whole.trained, *whole.rejected])
+
+
+@pytest.mark.parametrize(
+    ("versions", "said"),
+    [
+        ((3, 1), r"the groups \[\d+\], which are older than max_staleness=1"),
+        ((2, 2), "a group twice"),
+    ],
+)
+def test_a_batch_with_a_stale_or_a_repeated_group_is_refused_and_loses_no_group(versions, said):
+    world = World(0, 1).run(3)
+    dispatcher, (model, *_) = world.dispatcher, world.batches[2]
+    before = dispatcher.checkpoint()
+    indices = before.pending[:2] if "older" in said else before.pending[:1] * 2
+    drawn = [replace(model, index=i, version=v) for i, v in zip(indices, versions, strict=True)]
+    dispatcher.buffer.draw = lambda *_: drawn
+    with pytest.raises(RunFailed, match=rf"FifoBuffer\.draw returned {said}: correct"):
+        run_virtually(dispatcher.take_batch(3))
+    assert dispatcher.checkpoint() == before
 
 
 def test_a_checkpoint_keeps_the_groups_of_a_batch_that_could_not_be_planned():
