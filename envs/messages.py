@@ -30,9 +30,9 @@ def user(content: str) -> Message:
 
 
 def without_reasoning(text: str) -> str:
-    """Return the text after the last </think>; "" if the reasoning has no end."""
+    """Return the text after the last </think>; "" if it begins with <think> and has no end."""
     _, ended, after = text.rpartition("</think>")
-    return after if ended or "<think>" not in after else ""
+    return after if ended or not after.lstrip().startswith("<think>") else ""
 
 
 def tool_call_entry(name: str, arguments: Any, call_id: str = "call_0") -> Message:

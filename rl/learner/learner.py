@@ -80,7 +80,7 @@ class Learner:
             head_dtype=self._head_dtype,
             compiled=self._compiled,
         )
-        if run.init_optimizer and not ranks.any(bool(run_folder.complete_checkpoints())):
+        if run.init_optimizer and ranks.from_first(str(run_folder.num_saved_steps())) == "0":
             self.policy.load(self._model_folder.parent)  # the checkpoint that contains this model
         self._reference = self._load_reference()
         self._critic = self._load_critic()

@@ -164,6 +164,7 @@ class Dispatcher:
         if stale or len(taken) < len(new):  # FifoBuffer prevents this, a custom buffer may not
             limit = f"the groups {stale}, which are older than max_staleness={self.max_staleness}"
             what = limit if stale else "a group twice"
+            self.buffer.undo_draw()
             raise RunFailed(f"{type(self.buffer).__name__}.draw returned {what}: correct `draw`")
         self._taken = taken
         self._untrained = {i: place for i, place in self._untrained.items() if i not in taken}

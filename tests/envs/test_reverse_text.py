@@ -25,7 +25,7 @@ CAT = Example(id=0, env="reverse-text", messages=[], info={"answer": "tac"})
         ("tac", 1, 1),
         ("<think>\ncat, so\n</think>\n\ntac", 1, 1),
         ("it ends in t</think>tac", 1, 1),
-        ("<think>tac", 0, 0),  # without an end the reasoning counts as the answer
+        ("<think>tac", 0, 0),  # reasoning without an end has no answer
         ("ta", 0, 2 / 3),
         ("taco", 0, 3 / 4),
         ("cat", 0, 1 / 3),

@@ -385,8 +385,8 @@ MUTATIONS = (
     Mutation(
         "dispatcher: trained groups come again after a resume",
         "rl/rollouts/dispatcher.py",
-        "self._untrained.pop(index) for index in new",
-        "self._untrained[index] for index in new",
+        "for i, place in self._untrained.items() if i not in taken}",
+        "for i, place in self._untrained.items()}",
     ),
     Mutation(
         "dispatcher: replayed and shown groups count for admission",

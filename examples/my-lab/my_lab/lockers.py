@@ -12,7 +12,7 @@ from itertools import pairwise, product
 from random import Random
 
 from envs.episode import Episode, Example, Split
-from envs.messages import Message, assistant, tool_call, user
+from envs.messages import Message, assistant, tool_call, user, without_reasoning
 from envs.protocol import Environment, check_weights
 from envs.tools import ToolError
 
@@ -75,7 +75,7 @@ class Lockers(Environment):
     async def score(self, episode: Episode) -> dict[str, float]:
         """Return correct (0 or 1) and walked, the share of the trail's lockers that were opened."""
         info = episode.example.info
-        answer = episode.text.rpartition("</think>")[2].strip()
+        answer = without_reasoning(episode.text).strip()
         opened = set(episode.memory.get("opened", []))
         return {
             "correct": float(answer == info["word"]),

@@ -59,6 +59,7 @@ def scores(example, said):
         ("18", "12 + 6 = 18", 1, 0),
         ("18", r"<think>\boxed{18}</think> 18", 1, 0),
         ("18", r"<think>so \boxed{18}", 0, 0),  # reasoning without an end has no answer
+        ("18", r"without <think>: \boxed{18}", 1, 1),
         ("18", r"\boxed{19}, no, \boxed{18}", 1, 1),
         ("18", r"\boxed{18}, no, \boxed{19}", 0, 1),
         ("2x", r"\boxed{x + x}", 1, 1),

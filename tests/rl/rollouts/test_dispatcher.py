@@ -112,10 +112,11 @@ def test_a_batch_with_a_stale_or_a_repeated_group_is_refused_and_loses_no_group(
     before = dispatcher.checkpoint()
     indices = before.pending[:2] if "older" in said else before.pending[:1] * 2
     drawn = [replace(model, index=i, version=v) for i, v in zip(indices, versions, strict=True)]
-    dispatcher.buffer.draw = lambda *_: drawn
+    undone = []
+    dispatcher.buffer.draw, dispatcher.buffer.undo_draw = lambda *_: drawn, lambda: undone.append(1)
     with pytest.raises(RunFailed, match=rf"FifoBuffer\.draw returned {said}: correct"):
         run_virtually(dispatcher.take_batch(3))
-    assert dispatcher.checkpoint() == before
+    assert (dispatcher.checkpoint(), undone) == (before, [1])
 
 
 def test_a_checkpoint_keeps_the_groups_of_a_batch_that_could_not_be_planned():
