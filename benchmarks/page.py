@@ -35,6 +35,8 @@ other processes that wanted them. An empty cell was not kept; `run` is the numbe
 docs/experiments.md has the conclusions, docs/cuda.md the tables of one H100.
 """
 WIDTH = 120
+# Rows of a program that the page leaves out, because they lie between others: column and value.
+LEFT_OUT = {"sequential": ("arms", 4)}
 
 Measurement = Mapping[str, Any]  # command, day, commit, load, lines
 
@@ -42,8 +44,8 @@ Measurement = Mapping[str, Any]  # command, day, commit, load, lines
 def programs() -> list[str]:
     """Return the names of all programs that write to this page."""
     names = [path.stem for path in sorted(HERE.glob("[!_]*.py"))]
-    # baseline and claims compare runs: make baseline, make claims
-    others = (OWN_PAGE, "baseline", "claims", Path(__file__).stem)
+    # baseline and claims compare runs: make baseline, make claims. starting compares two commits.
+    others = (OWN_PAGE, "baseline", "claims", "starting", Path(__file__).stem)
     return [name for name in names if name not in others]
 
 
@@ -102,6 +104,8 @@ def _section(program: str, text: str) -> Iterator[str]:
         return
     several = [{"run": i + 1} if len(kept) > 1 else {} for i in range(len(kept))]
     lines = [run | line for run, one in zip(several, kept, strict=True) for line in one["lines"]]
+    if left_out := LEFT_OUT.get(program):
+        lines = [line for line in lines if line.get(left_out[0]) != left_out[1]]
     end = ":" if len(lines) == 1 else ""
     for one in kept:
         when = ", ".join(filter(None, (one["day"], one["commit"], one["load"])))
