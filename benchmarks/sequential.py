@@ -12,7 +12,7 @@ if no arm gets more than twice the seeds that detect the smallest effect. `group
 Lan and DeMets' boundaries with O'Brien and Fleming's spending, planned for the seeds that detect
 the smallest effect and with known variances, and `mixture` for the t-mixture of Wang and Ramdas.
 128 questions are answered four times (binary) or once (heavy: Student's t with three degrees of
-freedom, for rewards and seeds); question and arm interact. The page leaves out four arms.
+freedom, for rewards and seeds); question and arm interact.
 """
 
 import argparse
