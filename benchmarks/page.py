@@ -32,9 +32,17 @@ HEAD = """\
 `python -m benchmarks.page updating` runs a program again, `make bench` all of them, and both write
 this page. The machine has two cores (x86-64, bf16 without AMX) and no GPU; "a load of 4" counts the
 other processes that wanted them. An empty cell was not kept; `run` is the number of the command.
-docs/experiments.md has the conclusions, docs/cuda.md the tables of one H100.
+benchmarks/measured has further rows, docs/experiments.md the conclusions, docs/cuda.md the
+measurements of one H100.
 """
 WIDTH = 120
+# Rows that the page leaves out, because they are near or between others: column and value.
+LEFT_OUT = {
+    "pushing": {("part", "start"), ("part", "resume")},
+    "replicas": {("episodes", 1000)},
+    "sequential": {("arms", 4), ("rewards", "heavy")},
+    "updating": {("idle", 0.25)},
+}
 
 Measurement = Mapping[str, Any]  # command, day, commit, load, lines
 
@@ -42,8 +50,8 @@ Measurement = Mapping[str, Any]  # command, day, commit, load, lines
 def programs() -> list[str]:
     """Return the names of all programs that write to this page."""
     names = [path.stem for path in sorted(HERE.glob("[!_]*.py"))]
-    # baseline and claims compare runs: make baseline, make claims
-    others = (OWN_PAGE, "baseline", "claims", Path(__file__).stem)
+    # baseline and claims compare runs: make baseline, make claims. starting compares two commits.
+    others = (OWN_PAGE, "baseline", "claims", "starting", Path(__file__).stem)
     return [name for name in names if name not in others]
 
 
@@ -102,6 +110,8 @@ def _section(program: str, text: str) -> Iterator[str]:
         return
     several = [{"run": i + 1} if len(kept) > 1 else {} for i in range(len(kept))]
     lines = [run | line for run, one in zip(several, kept, strict=True) for line in one["lines"]]
+    left_out = LEFT_OUT.get(program, set())
+    lines = [one for one in lines if not any(one.get(column) == its for column, its in left_out)]
     end = ":" if len(lines) == 1 else ""
     for one in kept:
         when = ", ".join(filter(None, (one["day"], one["commit"], one["load"])))

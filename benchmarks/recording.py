@@ -2,7 +2,7 @@
 
     python -m benchmarks.recording [--env wiki-search] [--rows 256] [--repeats 5]
 
-The policy of an environment trains on rows of its expert, all recorded, with one thread. One line:
+Rows are those of the environment's expert, all recorded, one thread. One line:
 
     {"tokens": ..., "seconds": ..., "of_update": ..., "sampled_seconds": ..., "bytes_per_token": 10}
 

@@ -2,17 +2,15 @@
 
     python -m benchmarks.sequential [--questions 2000] [--arms 2 4 12] [--seed-sd 0.03]
 
-Each line is a kind of question, simulated 2,000 times with fixed seeds and looked at after every
-seed. Arms differ from the baseline by `difference`, in units of the smallest effect. `wrong` is the
-share of questions with a false decision about any arm: better or worse at 0, equal at 1. At most
-0.05 plus two standard errors (`se`) is wanted. `decided` is the share of arms decided within twice
-`fixed`, the seeds of a fixed design that knows the variance and detects the difference (at 0: the
-smallest effect) with 80 %; 0.8 is wanted at 1.5. `seeds` is their mean number, divided by `fixed`,
-if no arm gets more than twice the seeds that detect the smallest effect. `group` has the same for
-Lan and DeMets' boundaries with O'Brien and Fleming's spending, planned for the seeds that detect
-the smallest effect and with known variances, and `mixture` for the t-mixture of Wang and Ramdas.
-128 questions are answered four times (binary) or once (heavy: Student's t with three degrees of
-freedom, for rewards and seeds); question and arm interact.
+Each line is a kind of question, simulated 2,000 times and looked at after every seed. Arms differ
+from the baseline by `difference`, in units of the smallest effect. `wrong` is the share of
+questions with a false decision about any arm: better or worse at 0, equal at 1. At most 0.05 plus
+two standard errors (`se`) is wanted. `decided` is the share of arms decided within twice `fixed`,
+the seeds of a fixed design that knows the variance and detects the difference (at 0: the smallest
+effect) with 80 %. `seeds` is their mean number, divided by `fixed`. `group` has the same for Lan
+and DeMets' boundaries with O'Brien and Fleming's spending and known variances, and `mixture` for
+the t-mixture of Wang and Ramdas. 128 questions are answered four times (binary) or once (heavy:
+Student's t with three degrees of freedom, for rewards and seeds); question and arm interact.
 """
 
 import argparse

@@ -4,8 +4,8 @@
     python -m benchmarks.updating --run outputs/<name>               rows of a run with record=all
     python -m benchmarks.updating --drawn 16 200 50 800 [key=value ...]    rows of a drawn group
 
-The policy of an environment trains on rows of its expert, with one thread, in bfloat16. `idle` is
-the share of rows without advantage. One JSON line each:
+Rows are those of the environment's expert, one thread, bfloat16. `idle` is the share of rows
+without advantage. One JSON line each:
 
     {"idle": 0.44, "seconds": ..., "tokens_per_s": ..., "of_plain": ..., "of_all": ...}
 

@@ -5,8 +5,7 @@
 Each line is one kind of sweep, simulated 1,000 times with fixed seeds: two equal arms answer 16
 questions six times, and their seeds differ by 0.05. `called` is the share of sweeps in which the
 code of report.py names the other arm better or worse; at most 0.05 is wanted. `without_care` is the
-share in which the interval and the p-value alone do: missing rollouts and runs are ignored, a
-repeated seed counts as another seed, and every look counts as the only one.
+share in which the interval and the p-value alone do.
 """
 
 import argparse

@@ -2,9 +2,7 @@
 
 import asyncio
 from dataclasses import replace
-from importlib import import_module
 from itertools import count as count_from
-from textwrap import dedent
 
 import numpy as np
 import pytest
@@ -13,7 +11,6 @@ from envs.episode import Example, StopReason
 from losses.advantages import group_mean
 from losses.aggregation import sequence_mean
 from rl.dry_call.rewards import made_up_rollout
-from rl.inference.live_version import LiveVersion
 from rl.records import Group, TrainingRow
 from rl.rollouts.buffer import FifoBuffer
 from rl.rollouts.credit import GroupCredit, RewardShaping
@@ -21,13 +18,10 @@ from rl.rollouts.plan import plan_batch
 from rl.rollouts.sampling_limits import FailureLimits
 from rl.rollouts.truncation import keep
 from rl.sampling.branch import Branch
-from rl.sampling.player import Player
-from rl.sampling.renderer_chat import RendererChat
 from rl.sampling.strategies import AdaptiveSize, Extremes, HintWhenAllFail
 from rl.sampling.strategy import Independent, StartedGroup, Strategy, play_strategy
 from tests.support import scripted
-from tests.support.composing import REPO
-from tests.support.scripted import HI, IM_END, SAMPLER, ScriptedClient, ScriptedEnv, tiny_renderer
+from tests.support.scripted import IM_END, SAMPLER, ScriptedClient, ScriptedEnv
 from tests.support.virtual_time import run_virtually
 from tests.support.world import World
 
@@ -318,18 +312,3 @@ def test_a_strategy_that_never_returns_a_rollout_ends_the_run_with_its_reason(
         end = limits.record_decision(accepted=buffer.add(group), counts=buffer.rejected)
     assert f"(whole run: {count} without_rollouts)" in str(end)
     assert "use another strategy if most are without_rollouts" in str(end)
-
-
-def test_the_strategy_of_the_page_begins_each_answer(tmp_path, monkeypatch):
-    page = (REPO / "docs" / "losses.md").read_text()
-    code = page.partition("    # my_strategy.py\n")[2].partition("    # conf/")[0]
-    (tmp_path / "page_strategy.py").write_text(dedent(code))
-    monkeypatch.syspath_prepend(tmp_path)
-    strategy = import_module("page_strategy").Begun(num_letters=2)
-    example = Example(3, "scripted", list(HI), info={"answer": "good"})
-    client = ScriptedClient("od")
-    chat = RendererChat(SAMPLER, tiny_renderer(), client, 256, LiveVersion(7))
-    player = Player(SAMPLER, ScriptedEnv(), chat, strategy=strategy)
-    rollouts = run_virtually(player.play_group(0, example, 2))
-    assert texts(rollouts) == [["good"], ["good"]]
-    assert [rollout.num_completion for rollout in rollouts] == [3, 3]
