@@ -23,7 +23,7 @@ from lab.report.evaluations import evaluated_versions
 from lab.report.run import RUN_KEYS
 from rl.runtime.folder import RunFolder
 from rl.runtime.start_record import read_record
-from rl.runtime.sweep_folder import DONE, JobRecord
+from rl.runtime.sweep_folder import DONE, FAILED, JobRecord
 from rl.runtime.text import key_of
 
 LADDER_ROW = "basic"  # the first row, whose jobs try the learning rates of card.ladder
@@ -38,8 +38,9 @@ class Cell(msgspec.Struct, frozen=True):
     level: str
     rate: float
     starts: list[float]  # score of each run before training
-    scores: list[float]  # score of each run's last evaluated version
+    scores: list[float]  # score of each run's last evaluated version, 0 if the run failed
     seconds: float  # mean duration of a run, its start included
+    failed: int = 0  # number of failed runs
 
 
 class Card(msgspec.Struct):
@@ -91,16 +92,17 @@ def read_cards(folder: Path) -> list[Card]:
 def card_of(
     name: str, records: Iterable[JobRecord], common: Iterable[str], rows: dict[str, Row]
 ) -> Card:
-    """Return the card `name` of the finished jobs.
+    """Return the card `name` of the jobs that are done or failed.
 
     Leave out jobs whose overrides of keys other than VARIED and RUN_KEYS differ from `common`.
     """
-    runs: dict[tuple[str, str, float], list[tuple[float, float, float]]] = defaultdict(list)
+    runs: dict[tuple[str, str, float], list[tuple[float, float, float, bool]]] = defaultdict(list)
     commits: dict[str, None] = {}
     for record in records:
         own = dict(item.split("=", 1) for item in record.overrides if key_of(item) in VARIED)
         others = [item for item in record.overrides if key_of(item) not in {*VARIED, *RUN_KEYS}]
-        if record.state != DONE or {*others} != {*common} or own.keys() != {*VARIED}:
+        ended = record.state in (DONE, FAILED)
+        if not ended or {*others} != {*common} or own.keys() != {*VARIED}:
             continue
         folder, row = RunFolder(Path(str(record.folder))), own["row"]
         means = [_mean(folder, one, rows[row]["measure"]) for one in evaluated_versions(folder)]
@@ -109,13 +111,14 @@ def card_of(
             continue  # the run has no evaluation, or no rollout has the row's reward
         seconds = (record.ended or 0.0) - (record.started or 0.0)
         key = row, own["card.level"], float(own["optim.learning_rate"])
-        runs[key].append((scores[0], scores[-1], seconds))
+        failed = record.state == FAILED
+        runs[key].append((scores[0], 0.0 if failed else scores[-1], seconds, failed))
         commit = str(read_record(folder).get("commit") or "")
         commits[f"{commit[:10]}{commit[40:]}"] = None  # keep the suffix +uncommitted
     cells = [
-        Cell(*key, list(starts), list(scores), fmean(seconds))
+        Cell(*key, list(starts), list(scores), fmean(seconds), sum(failed))
         for key, of_cell in runs.items()
-        for starts, scores, seconds in [zip(*of_cell, strict=True)]
+        for starts, scores, seconds, failed in [zip(*of_cell, strict=True)]
     ]
     minutes = sum(cell.seconds * len(cell.scores) for cell in cells) / 60
     return Card(name, time.strftime("%Y-%m-%d"), ", ".join(filter(None, commits)), minutes, cells)
@@ -167,4 +170,6 @@ def _line(card: Card, name: str, row: Row) -> dict[str, Any]:
     line = {"name": card.name, "mean": mean, "low": low, "high": high, "levels": levels}
     ends = "one seed" if isnan(radius) else f"{low:.2f}..{high:.2f}"
     only = "" if played == {*row["levels"]} else f", only {' and '.join(sorted(played))}"
-    return line | {"played": played, "text": f"{mean:.2f}  {ends}{only}"}
+    num_failed = sum(cell.failed for cell in card.best_cells(name))
+    failed = f", {num_failed} failed" if num_failed else ""
+    return line | {"played": played, "text": f"{mean:.2f}  {ends}{only}{failed}"}

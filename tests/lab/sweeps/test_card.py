@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -18,8 +19,8 @@ ROW_NAMES = sorted(path.stem for path in ROWS.glob("*.yaml"))
 COMMON = ["seed=0", "loss=mine"]
 
 
-def play(sweep, overrides, start, score):
-    """Write a job that is done, with two held-out rollouts of two versions."""
+def play(sweep, overrides, start, score, state="done"):
+    """Write a job that has ended, with two held-out rollouts of two versions."""
     number, record = sweep.claim(overrides)
     folder = RunFolder(sweep.path / f"run-{number}")
     folder.evaluations.mkdir(parents=True)
@@ -27,7 +28,7 @@ def play(sweep, overrides, start, score):
         rewards = ({"exact": mean + 0.1}, {"exact": mean - 0.1, "kept": 1.0}, {})
         lines = [json.dumps({"rewards": one}) + "\n" for one in rewards]
         folder.evaluation_of(version).write_text("".join(lines))
-    record.folder, record.state, record.started, record.ended = str(folder.path), "done", 0.0, 60.0
+    record.folder, record.state, record.started, record.ended = str(folder.path), state, 0.0, 60.0
     sweep.write(number, record)
 
 
@@ -66,6 +67,20 @@ def test_a_row_is_scored_at_the_best_rate_with_an_interval_of_all_its_seeds(swee
     mean, radius = mine.interval("staleness")
     assert mean == pytest.approx(0.45)
     assert radius == pytest.approx(4.30265 * (0.005 / 4) ** 0.5, rel=1e-4)
+
+
+def test_a_failed_run_has_score_0_and_is_named(sweep, tmp_path):
+    for level, state, score in (("easy", "done", 0.6), ("hard", "failed", 0.9)):
+        play(sweep, job("reuse", level, 5e-4, 0), 0.3, score, state)
+    play(sweep, job("reuse", "hard", 5e-4, 1), 0.3, 0.9, "running")
+    mine = card(sweep)
+    assert [(one.scores, one.failed) for one in mine.best_cells("reuse")] == [
+        ([0.6], 0),
+        ([0.0], 1),
+    ]
+    text = write_page(tmp_path / "report.html", mine, [], read_rows(ROWS))
+    assert re.search(r"Reuse of a batch +0\.30  one seed, 1 failed", text)
+    assert "0.30  one seed, 1 failed" in (tmp_path / "report.html").read_text()
 
 
 def test_a_card_names_each_commit_of_its_runs_and_whether_the_code_had_changes(sweep):
