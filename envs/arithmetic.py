@@ -15,9 +15,10 @@ from random import Random
 from typing import ClassVar
 
 from envs.episode import Episode, Example, Split
-from envs.messages import Message, assistant, user, without_reasoning
+from envs.messages import Message, assistant, user
 from envs.options import check_at_least
 from envs.protocol import Environment, check_weights
+from envs.rewards import final_text
 
 OPERATORS: dict[str, Callable[[int, int], int]] = {
     "+": operator.add,
@@ -66,7 +67,7 @@ class Arithmetic(Environment):
 
     async def score(self, episode: Episode) -> dict[str, float]:
         """Return `correct`, which is 1 if the answer is exactly the correct number, else 0."""
-        completion = without_reasoning(episode.text).strip()
+        completion = final_text(episode)
         return {"correct": float(completion == episode.example.info["answer"])}
 
     def demonstrations(self, rng: Random) -> Iterator[list[Message]]:

@@ -13,9 +13,10 @@ from random import Random
 from string import ascii_lowercase
 
 from envs.episode import Episode, Example, Split
-from envs.messages import Message, assistant, user, without_reasoning
+from envs.messages import Message, assistant, user
 from envs.options import check_at_least, check_range
 from envs.protocol import Environment, check_weights
+from envs.rewards import final_text
 
 REWARDS = ("exact", "similarity")
 BASE = len(ascii_lowercase)
@@ -55,7 +56,7 @@ class ReverseText(Environment):
 
     async def score(self, episode: Episode) -> dict[str, float]:
         """Return `exact` (0 or 1) and `similarity`, the share of letters in the right position."""
-        completion = without_reasoning(episode.text).strip()
+        completion = final_text(episode)
         answer = episode.example.info["answer"]
         hits = sum(a == b for a, b in zip(completion, answer, strict=False))
         return {

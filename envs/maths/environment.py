@@ -12,8 +12,9 @@ from random import Random
 from envs.episode import Episode, Example, Split
 from envs.maths.grading import Grader, final_answer, marked_answer
 from envs.maths.questions import Question, QuestionSource
-from envs.messages import Message, assistant, user, without_reasoning
+from envs.messages import Message, assistant, user
 from envs.protocol import Environment, check_weights
+from envs.rewards import final_text
 
 REWARDS = ("correct", "format")
 
@@ -52,7 +53,7 @@ class Maths(Environment):
         same = await self.grader.means_same(episode.example.info["answer"], answer or "")
         return {
             "correct": float(same is True),
-            "format": float(bool(marked_answer(without_reasoning(episode.text)))),
+            "format": float(bool(marked_answer(final_text(episode)))),
             "unjudged": float(same is None),
         }
 

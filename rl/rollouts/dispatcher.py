@@ -159,15 +159,13 @@ class Dispatcher:
             raise self._over
         # Replayed groups and demonstrations are not in `_untrained`.
         new = [group for group in drawn if group.index in self._untrained]
-        taken = {group.index: self._untrained[group.index] for group in new}
-        stale = [group.index for group in new if step - group.version > self.max_staleness]
-        if stale or len(taken) < len(new):  # FifoBuffer prevents this, a custom buffer may not
-            limit = f"the groups {stale}, which are older than max_staleness={self.max_staleness}"
-            what = limit if stale else "a group twice"
+        what = "a group twice" if len({group.index for group in new}) < len(new) else ""
+        if stale := [group.index for group in new if step - group.version > self.max_staleness]:
+            what = f"the groups {stale}, which are older than max_staleness={self.max_staleness}"
+        if what:  # FifoBuffer prevents this, a custom buffer may not
             self.buffer.undo_draw()
             raise RunFailed(f"{type(self.buffer).__name__}.draw returned {what}: correct `draw`")
-        self._taken = taken
-        self._untrained = {i: place for i, place in self._untrained.items() if i not in taken}
+        self._taken = {group.index: self._untrained.pop(group.index) for group in new}
         self._next_step = step + 1
         return drawn
 

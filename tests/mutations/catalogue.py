@@ -385,8 +385,8 @@ MUTATIONS = (
     Mutation(
         "dispatcher: trained groups come again after a resume",
         "rl/rollouts/dispatcher.py",
-        "for i, place in self._untrained.items() if i not in taken}",
-        "for i, place in self._untrained.items()}",
+        "self._untrained.pop(group.index) for group in new",
+        "self._untrained[group.index] for group in new",
     ),
     Mutation(
         "dispatcher: replayed and shown groups count for admission",

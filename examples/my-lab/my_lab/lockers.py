@@ -12,8 +12,9 @@ from itertools import pairwise, product
 from random import Random
 
 from envs.episode import Episode, Example, Split
-from envs.messages import Message, assistant, tool_call, user, without_reasoning
+from envs.messages import Message, assistant, tool_call, user
 from envs.protocol import Environment, check_weights
+from envs.rewards import final_text
 from envs.tools import ToolError
 
 NUM_LOCKERS = 10  # numbers of one digit, so that a tiny model can copy them
@@ -75,7 +76,7 @@ class Lockers(Environment):
     async def score(self, episode: Episode) -> dict[str, float]:
         """Return correct (0 or 1) and walked, the share of the trail's lockers that were opened."""
         info = episode.example.info
-        answer = without_reasoning(episode.text).strip()
+        answer = final_text(episode)
         opened = set(episode.memory.get("opened", []))
         return {
             "correct": float(answer == info["word"]),
