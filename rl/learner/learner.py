@@ -21,7 +21,7 @@ from rl.learner.objective import Objective
 from rl.learner.observation import Observer
 from rl.learner.policy import Policy
 from rl.learner.preparation import Preparation
-from rl.learner.ranks import Ranks
+from rl.learner.ranks import Ranks, num_resumed_steps
 from rl.learner.reference.protocol import Reference, ReferenceSetting
 from rl.model.loading import compile_layers, enable_recompute, load_model
 from rl.model.shared_prefixes import share_prefixes, shares_prefixes
@@ -80,7 +80,7 @@ class Learner:
             head_dtype=self._head_dtype,
             compiled=self._compiled,
         )
-        if run.init_optimizer and ranks.from_first(str(run_folder.num_saved_steps())) == "0":
+        if run.init_optimizer and not num_resumed_steps(run_folder, ranks):
             self.policy.load(self._model_folder.parent)  # the checkpoint that contains this model
         self._reference = self._load_reference()
         self._critic = self._load_critic()

@@ -16,6 +16,7 @@ import torch.distributed as dist
 
 from rl.learner.collectives import create_store, gather_bytes
 from rl.runtime.failure import RunFailed
+from rl.runtime.folder import RunFolder
 
 _SCHEME = "listening"
 
@@ -75,6 +76,11 @@ class Ranks:
     def first(self) -> bool:
         """True on rank 0, the only rank that calls the run's vLLM and writes metrics and hf/."""
         return self.rank == 0
+
+
+def num_resumed_steps(run_folder: RunFolder, ranks: Ranks) -> int:
+    """Return on all ranks the step of rank 0's newest checkpoint, 0 without one. Collective."""
+    return int(ranks.from_first(str(run_folder.num_saved_steps())))
 
 
 def _use_gpu(number: int) -> None:

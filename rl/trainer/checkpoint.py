@@ -21,7 +21,6 @@ import torch.distributed as dist
 from safetensors import SafetensorError
 
 from rl.learner.learner import Learner
-from rl.learner.ranks import Ranks
 from rl.runtime.failure import RunFailed
 from rl.runtime.folder import RunFolder
 from rl.runtime.lock import FULL
@@ -66,11 +65,6 @@ def save_checkpoint(
             _delete_checkpoint(old)
     dist.barrier()  # no rank continues before the checkpoint has its final name
     return final
-
-
-def num_resumed_steps(run_folder: RunFolder, ranks: Ranks) -> int:
-    """Return on all ranks the step of rank 0's newest checkpoint, 0 without one. Collective."""
-    return int(ranks.from_first(str(run_folder.num_saved_steps())))
 
 
 @contextmanager

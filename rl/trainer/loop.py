@@ -16,7 +16,7 @@ import torch
 from rl.config.build import build
 from rl.config.schema import Run
 from rl.learner.learner import Learner
-from rl.learner.ranks import Ranks
+from rl.learner.ranks import Ranks, num_resumed_steps
 from rl.records import RankBatch
 from rl.runtime.endpoint import WAIT_VARIABLE
 from rl.runtime.failure import RunFailed
@@ -25,7 +25,7 @@ from rl.runtime.metrics import MetricsFile
 from rl.runtime.network import bind_collectives
 from rl.runtime.status import STOPPED, Status, Stopwatch
 from rl.trainer.alarms import Alarms
-from rl.trainer.checkpoint import num_resumed_steps, save_checkpoint
+from rl.trainer.checkpoint import save_checkpoint
 from rl.trainer.delivery import Delivery, Receivers
 from rl.trainer.early_stop import reason_to_end, warn_of_missing_metric
 from rl.trainer.nonfinite import NonFiniteSteps

@@ -10,9 +10,10 @@ import pytest
 import torch.distributed as dist
 from safetensors import SafetensorError
 
+from rl.learner.ranks import num_resumed_steps
 from rl.runtime.failure import RunFailed
 from rl.runtime.folder import RunFolder
-from rl.trainer.checkpoint import flush_and_rename, num_resumed_steps, save_checkpoint
+from rl.trainer.checkpoint import flush_and_rename, save_checkpoint
 from tests.support.ranks import on_ranks, worlds
 
 
