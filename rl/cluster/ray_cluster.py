@@ -119,8 +119,8 @@ def _reserve(
         PlacementGroupSchedulingStrategy,
     )
 
-    both: list[dict[str, float]] = [{"CPU": one.cores, "GPU": one.devices} for one in bundles]
-    wanted = [{name: number for name, number in one.items() if number} for one in both]
+    resources: list[dict[str, float]] = [{"CPU": one.cores, "GPU": one.devices} for one in bundles]
+    wanted = [{name: number for name, number in one.items() if number} for one in resources]
     group = placement_group(wanted, strategy="PACK")
     stack.callback(remove_placement_group, group)
     if not group.wait(timeout):

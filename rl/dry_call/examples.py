@@ -1,4 +1,4 @@
-"""Dry calls, mostly with made-up values, of the environment, order, buffer and strategy."""
+"""Call environment, order, buffer and strategy before training, mostly with made-up values."""
 
 import asyncio
 import inspect
@@ -23,7 +23,7 @@ from rl.sampling.strategy import StartedGroup, play_strategy
 ENV_TIMEOUT_S = 2.0
 _MAX_EXAMPLES = 16  # maximum number of examples per pool in the dry call of an example order
 _ROUNDS = 3  # number of batches drawn from a buffer; an order is asked for twice as many examples
-# Environment's options -> result of `read_pools`. Jobs of a sweep often have equal options.
+# Maps an environment's options to the result of `read_pools`, because jobs often share options.
 POOLS_CACHE: dict[str, tuple[list[str], list[Pool] | None]] = {}
 
 
@@ -107,7 +107,7 @@ def check_strategy(
             group = StartedGroup(0, _made_up_group(0, 0).example)
             rollouts += asyncio.run(play_strategy(made(), group, play_one, group_size))
         if not rollouts or not all(isinstance(rollout, Rollout) for rollout in rollouts):
-            raise BadResult("returned no rollouts: return some of those that `play_one` returned")
+            raise BadResult("returned no rollouts: return rollouts that `play_one` returned")
 
 
 def selects_by_rewards(order: Any, buffer: Any) -> bool:
@@ -149,7 +149,7 @@ def _read_pools(node: Any) -> tuple[list[str], list[Pool] | None]:
                     raise
                 found[0] = []
                 return
-        # Draw a demonstration, so that `own_files` (learn.py) lists the files that it imports.
+        # Draw a demonstration, so that `own_files` (learn.py) lists the files that this imports.
         with suppress(Exception):
             next(env.demonstrations(Random(0)), None)
 
@@ -161,18 +161,18 @@ def _read_pools(node: Any) -> tuple[list[str], list[Pool] | None]:
 
 def check_methods(report: Report, env: type) -> None:
     """Check that methods of `env` accept the protocol's arguments, without calling them."""
-    for name, given in (
+    for method_name, names in (
         ("score", ["the episode"]),
         ("score_group", ["the episodes"]),
         ("reply", ["the episode", "the message"]),
         ("teacher_messages", ["the example", "the messages", "the episode", "the group"]),
     ):
-        method = inspect.getattr_static(env, name, None)
+        method = inspect.getattr_static(env, method_name, None)
         if not inspect.isfunction(method):
             continue
         with report.calling("env", method):
             try:
-                inspect.signature(method).bind(None, *given)
+                inspect.signature(method).bind(None, *names)
             except TypeError as error:
-                why = f"cannot be called ({error}): its parameters must be {' and '.join(given)}"
+                why = f"cannot be called ({error}): its parameters must be {' and '.join(names)}"
                 raise BadResult(why) from None

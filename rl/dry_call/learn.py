@@ -80,12 +80,12 @@ def run_with_facts(config: Config) -> Run:
 def _build_components(report: Report, config: Config) -> dict[str, Any]:
     from rl.config.build import build
 
-    alone = ("loss", "correction", "advantage", "batch_credit", "aggregation")
-    called = {group: config[group] for group in (*alone, "truncation", "reward")}
+    algorithm = ("loss", "correction", "advantage", "batch_credit", "aggregation")
+    called = {group: config[group] for group in (*algorithm, "truncation", "reward")}
     called["kl.estimator"] = config["kl"]["estimator"]
     if "estimator" in config["critic"]:
         called |= {f"critic.{name}": config["critic"][name] for name in ("estimator", "loss")}
-    # Build `others` to report their errors. Skip targets in rl/: they import slowly and are tested.
+    # Build `others` to report errors. Skip targets in rl/, which are tested and import slowly.
     others = (
         *("env", "order", "strategy", "buffer", "client"),
         *("logger", "optim", "reference", "critic"),

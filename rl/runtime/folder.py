@@ -74,7 +74,7 @@ class RunFolder:
         return regular_file(path, self.path).read_bytes()
 
     def read_yaml(self, path: Path) -> dict[str, Any]:
-        """Return the mapping in a file of this folder; {} if there is none or it is damaged."""
+        """Return the mapping in a file of this folder, or {} if the file is missing or damaged."""
         with suppress(OSError, yaml.YAMLError):
             content = load_yaml(self.read(path))
             return content if isinstance(content, dict) else {}
@@ -236,7 +236,7 @@ def drop_steps_from(run_folder: RunFolder, step: int) -> None:
         with dropped.open("ab") as file:
             file.write(path.read_bytes())
         path.unlink()
-    # Otherwise the viewer would show old results if the run stops before it repeats these steps.
+    # The viewer would show these old files if the run stops before it repeats the steps.
     for path in [*_files_from(run_folder.tokens, step), *_files_from(run_folder.evaluations, step)]:
         path.unlink()
 
