@@ -74,7 +74,7 @@ class RayCluster:
                 for place in _reserve(ray, bundles, self.reserve_timeout, stack)
             ]
             stack.callback(end_together, ray, hosts)
-            # Send a hash of the key, because Ray does not encrypt.
+            # Send a hash of the key, because Ray does not encrypt its messages.
             key = run_folder.private.key.absolute()
             digest = sha256(key.read_bytes()).hexdigest()
             for host in hosts:

@@ -37,7 +37,7 @@ def _fill_endpoints(node: Any, known: dict[str, dict[str, str]]) -> Any:
         name = str(node[key] or "???")
         if name != "???" and "://" not in name:
             if name not in known:
-                raise ConfigError([f"{FILE} has no endpoint {name}: it has {', '.join(known)}"])
+                raise ConfigError([f"{FILE} has no endpoint {name}: use one of {', '.join(known)}"])
             named = {**known[name], key: known[name]["url"]}
             kept = {} if node["model"] in ("???", None) else {"model": node["model"]}
             node |= {field: named[field] for field in (key, *_FIELDS - {"url"}) if field in named}

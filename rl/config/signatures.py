@@ -22,7 +22,7 @@ _MIN_SIMILARITY = 1.2  # minimum similarity of a suggestion; equal words have si
 Definition = ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef
 
 
-# `parse_module` makes one Module per name, so compare by identity.
+# `parse_module` makes only one Module per name, so modules are compared by identity.
 @dataclass(frozen=True, eq=False)
 class Module:
     name: str
@@ -140,7 +140,7 @@ def _import_origins(module: Module, name: str) -> Iterator[str]:
 
 def absolute_module(module: Module, statement: ast.ImportFrom) -> str:
     parts = module.name.split(".")
-    # The first dot of a relative import is the module's package, or the module if it is a package.
+    # The first dot of a relative import means the module's package, or the module if a package.
     up = statement.level - (module.path.stem == "__init__")
     base = parts[: len(parts) - up] if statement.level else []
     return ".".join([*base, *([statement.module] if statement.module else [])])

@@ -172,7 +172,7 @@ def _require_numbers(result: Any, items: list[Any], part: str = "", unit: str = 
         elif not isinstance(number, int | float | np.number) or not math.isfinite(number):
             raise BadResult(
                 f"returned {number!r} instead of a finite number: return one for each "
-                f"{unit}, or 0 if nothing is to be learned from it"
+                f"{unit}, or 0 to learn nothing from it"
             )
 
 

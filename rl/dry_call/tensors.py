@@ -18,7 +18,7 @@ from rl.dry_call.report import BadResult, Report, unwrap
 
 INPUT = "eight made-up tokens"
 NUM_TOKENS, NUM_SEQUENCES = 8, 3
-# The run's own metric names, without "train/". A component must not use them for its metrics.
+# The run itself logs metrics with these names after "train/". Components must use other names.
 RUN_METRICS = frozenset(
     (
         *("loss", "grad_norm", "learning_rate", "skipped", "empty", "entropy", "ratio_clamped"),

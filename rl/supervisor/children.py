@@ -115,7 +115,7 @@ class Children:
         in_terminal = self._run.trainer.debug and name.startswith("trainer")
         hook = {} if in_terminal else {"PYTHONBREAKPOINT": "rl.runtime.failure.refuse_breakpoint"}
         env = {**hook, **self._run_folder.private.environment(), **env}
-        # ends_on_term=False, because these processes take TERM as a request for a checkpoint.
+        # The argument False is `ends_on_term`, because TERM asks these processes for a checkpoint.
         start = Start(name, command, self._run_folder.log_of(name), env, False, in_terminal)
         self._children[name] = (host or self._hosts.here).start(start)
 
@@ -198,16 +198,16 @@ class Children:
                     raise host.lost
             time.sleep(_TICK_S)
 
-    def _raise_failure_with_log(self, name: str, what: str) -> NoReturn:
+    def _raise_failure_with_log(self, name: str, cause: str) -> NoReturn:
         log = self._run_folder.log_of(name)
         # Name a full disk as the cause, because the process could write no error report and no log.
         if shutil.disk_usage(self._run_folder.path).free < _FULL_BYTES:
-            what = f"{what}, and no space is left at {self._run_folder.path}: free disk space"
+            cause = f"{cause}, and no space is left at {self._run_folder.path}: free disk space"
         if not log.exists():  # the log of an external server is on its own machine
-            raise RunFailed(f"{name} {what}")
+            raise RunFailed(f"{name} {cause}")
         process = self._children.get(name)
         end = process.tail() if process else last_lines(log)
-        raise RunFailed(with_remedies(f"{name} {what}. The end of {log}:\n{end}"))
+        raise RunFailed(with_remedies(f"{name} {cause}. The end of {log}:\n{end}"))
 
 
 def _device_environment(place: Place, *, shared: bool) -> dict[str, str]:

@@ -25,8 +25,8 @@ from rl.runtime.text import leaves
 # The cache key depends on all files of these packages, because they may affect the weights.
 _PACKAGES = ("rl/learner", "rl/model", "rl/sampling", "rl/rollouts", "losses")
 _ROOT = Path(__file__).parents[2]
-# Options of an environment's data that may name a folder or a file pattern. Other options may
-# look like a pattern by chance, such as the operators "*" and "/" of env=arithmetic.
+# These options of an environment may name a folder or a file pattern. Other options may look like
+# a pattern by chance, such as the operators "*" and "/" of env=arithmetic.
 _DATA_KEYS = ("path", "eval_path", "corpus", "questions")
 _MAX_PATHS = 100_000  # limit per option, because checking many paths takes long
 _LIBRARIES = ("torch", "transformers", "deepspeed", "renderers")
