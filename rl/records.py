@@ -69,7 +69,7 @@ def columns_of(record: type) -> dict[str, Column]:
 
 @dataclass(frozen=True, eq=False)
 class TrainingRow(SampledColumns):
-    """One training row: exactly the tokens that vLLM read and sampled, or a demonstration's."""
+    """One row: exactly the tokens that vLLM read and sampled, or those of a demonstration."""
 
     hinted_prompt: Ints | None = None  # prompt with hints, for a reference model that uses hints
     # With top_p, top_k or min_p, the tokens from which each token was sampled, padded with -1:

@@ -38,7 +38,7 @@ def schedule_nodes(value: Any, path: str = "") -> Iterator[tuple[str, Config]]:
 
 
 def with_values(config: Config, changes: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a copy of `config` with the values `changes`, whose keys have at most one dot."""
+    """Return a copy of `config` with the values of `changes`. Their keys have at most one dot."""
     result = dict(config)
     for key, value in changes.items():
         group, _, name = key.partition(".")
@@ -106,7 +106,7 @@ class Schedules:
         return {name: value for (parent, _, name), value in pairs if parent == group}
 
     def apply(self, made: Any, group: str, step: int) -> Any:
-        """Return `made` with the scheduled options of `group` at `step`. Copy only a partial."""
+        """Return `made` (a copy if a partial) with the scheduled options of `group` at `step`."""
         options = self.options(group, step)
         if isinstance(made, partial):
             return partial(made, **options) if options else made

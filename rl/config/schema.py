@@ -1,4 +1,4 @@
-"""The top-level keys of a run's configuration."""
+"""Define the top-level keys of a run's configuration, and load and save the configuration."""
 
 import re
 from collections.abc import Iterator, Mapping

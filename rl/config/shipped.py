@@ -1,4 +1,4 @@
-"""The folder that contains conf/, sweeps/, models/, train.py and the other entry points."""
+"""Find the folder that contains conf/, sweeps/, models/, train.py and the other entry points."""
 
 from rl.runtime.commit import REPO
 

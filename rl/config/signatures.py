@@ -159,7 +159,7 @@ def options_of(target: str) -> Options:
 
 
 def definition_of(target: str) -> tuple[Module, Definition]:
-    """Return the function or class `package.module.name`; raise LookupError if there is none."""
+    """Return the function or class `package.module.name`; raise LookupError if it is missing."""
     name, _, attribute = target.rpartition(".")
     if not name:
         raise LookupError(f"{target!r} has no module: write package.module.name")

@@ -28,7 +28,7 @@ POOLS_CACHE: dict[str, tuple[list[str], list[Pool] | None]] = {}
 
 
 def check_buffer(report: Report, node: Any, count: int, max_staleness: int) -> None:
-    """Dry-call a buffer: add groups, draw batches of `count` groups, save and load its state."""
+    """Test a buffer: add groups, draw batches of `count` groups, save and load the buffer's state."""
     made = build(node)
     with report.calling("buffer", made, "made-up groups", ignored=KeyError):
         buffer, waiting, index = made(), set[int](), 0
@@ -64,7 +64,7 @@ def _made_up_group(index: int, version: int, example: Example | None = None) -> 
 
 
 def check_order(report: Report, node: Any, pools: list[Pool]) -> None:
-    """Dry-call an example order: draw examples, let it observe groups, save and load its state."""
+    """Test an example order: draw examples, let it observe groups, save and load its state."""
     made = build(node)
     pools = [
         replace(pool, examples=list(itertools.islice(pool.examples, _MAX_EXAMPLES)))
@@ -85,7 +85,7 @@ def check_order(report: Report, node: Any, pools: list[Pool]) -> None:
 def check_strategy(
     report: Report, node: Any, group_size: int, env: Any, pools: Sequence[Pool]
 ) -> None:
-    """Dry-call a strategy with made-up rewards. Check that it suits each pool's environment."""
+    """Test a strategy with made-up rewards. Check that it suits the environment of each pool."""
     made, rollouts = build(node), []
     with report.calling("strategy", made, "attempts with made-up rewards"):
         made().num_first(group_size)

@@ -32,7 +32,7 @@ RUN_METRICS = frozenset(
 
 
 class RecordingTensor(Tensor):
-    """A field of the made-up tokens. When torch computes with it, its name is added to `used`.
+    """A field of the made-up tokens. A torch operation on it adds the field's name to `used`.
 
     Reading the field from Tokens is not a use, because `dataclasses.replace` reads every field.
     """
@@ -100,7 +100,7 @@ def check_loss(report: Report, loss: Any, num_updates: int) -> tuple[set[str], b
 
     The loss is called with and without old_logprobs, which it gets if a batch has several updates.
     An error is reported only if it would also occur in this run. A loss corrects for the difference
-    between trainer and vLLM if rollout_logprobs affect it although it has old_logprobs.
+    between trainer and vLLM if rollout_logprobs change its result although it has old_logprobs.
     """
     used, results = set[str](), list[Tensor]()
     for has_old, change in ((False, 0.0), (True, 0.0), (True, 1e-3)):

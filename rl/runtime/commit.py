@@ -1,4 +1,4 @@
-"""The git commit of this code, which every run records."""
+"""Find the git commit of this code, which every run records."""
 
 import subprocess
 from pathlib import Path

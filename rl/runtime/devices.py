@@ -1,4 +1,4 @@
-"""The cores, GPUs, memory and open files that this process may use, found without torch."""
+"""Find the cores, GPUs, memory and open files that this process may use, without torch."""
 
 import os
 import re

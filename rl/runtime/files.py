@@ -15,7 +15,7 @@ _MAX_DIGITS = 4300  # maximum digits of an integer; Python does not convert long
 
 
 class Inside:
-    """A descriptor: a class with `log = Inside("log")` has the property log = self.path / "log"."""
+    """A descriptor. A class with `log = Inside("log")` has the property log = self.path / "log"."""
 
     def __init__(self, name: str) -> None:
         self.name = name
@@ -76,7 +76,7 @@ def append_line(path: Path, record: dict[str, Any]) -> dict[str, Any]:
 
 
 class LineTail:
-    """Read the lines that are added to a file. A path that is not a regular file has no lines."""
+    """Reads the lines that are added to a file. A path that is not a regular file has no lines."""
 
     def __init__(self, path: Path) -> None:
         self._path = path

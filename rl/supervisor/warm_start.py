@@ -95,7 +95,7 @@ def _file_hash(key: str, value: Any) -> Any:
 
 
 def warm_start_run(run: Run, recipe: dict[str, Any], folder: Path) -> Run:
-    """Return the warm start of `run` as a run. `recipe`: the content of conf/warm_start.yaml."""
+    """Return the run that warm-starts `run`. `recipe`: the content of conf/warm_start.yaml."""
     settings = run.model.warm_start or {}
     # Turn these options off, because a short run does not need them.
     changed = {"checkpoint_every": 0, "compile": False, "debug": False, "profile": 0}
