@@ -28,7 +28,7 @@ POOLS_CACHE: dict[str, tuple[list[str], list[Pool] | None]] = {}
 
 
 def check_buffer(report: Report, node: Any, count: int, max_staleness: int) -> None:
-    """Test a buffer: add groups, draw batches of `count` groups, save and load the buffer's state."""
+    """Test a buffer: add groups, draw batches of `count` groups, save and load its state."""
     made = build(node)
     with report.calling("buffer", made, "made-up groups", ignored=KeyError):
         buffer, waiting, index = made(), set[int](), 0

@@ -89,7 +89,7 @@ class Replicas:
         endpoint.write(self._run_folder, replica.name)
 
     def check_and_restart(self, *, may_restart: bool) -> tuple[str, str] | None:
-        """Restart servers that are gone. Return None, or (server name, cause) if the run must end."""
+        """Restart failed servers. Return None, or (server name, cause) if the run must end."""
         # Check in parallel, because the check of a server that does not answer takes seconds.
         seen = list(zip(self._all, self._pool.map(self._cause_of_end, self._all), strict=True))
         gone = [(server, cause) for server, cause in seen if cause is not None]
