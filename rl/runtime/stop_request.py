@@ -35,7 +35,7 @@ class Stopped(SystemExit):
 
 
 class StopRequest:
-    """A signal handler: set `asked` at the first signal if `waits`, else raise KeyboardInterrupt."""
+    """Signal handler: set `asked` at the first signal if `waits`, else raise KeyboardInterrupt."""
 
     def __init__(self) -> None:
         self.waits = self.asked = False  # waits: whether the supervisor acts on `asked`
