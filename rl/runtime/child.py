@@ -39,7 +39,7 @@ def last_lines(log: Path, count: int = 20) -> str:
     return "\n".join(line.rstrip("\r").split("\r")[-1] for line in lines[-count:])
 
 
-def _die_with_parent(parent: int) -> None:
+def _die_with_parent(parent_pid: int) -> None:
     """Let the kernel kill this child when its parent dies.
 
     This function runs between fork and exec, so it must not acquire a lock.
@@ -49,7 +49,7 @@ def _die_with_parent(parent: int) -> None:
     # The kernel also sends KILL when the thread that called fork ends, so only the main thread may
     # start children.
     _LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-    if os.getppid() != parent:  # the parent died before the prctl call
+    if os.getppid() != parent_pid:  # the parent died before the prctl call
         os._exit(1)
 
 
