@@ -69,11 +69,11 @@ def columns_of(record: type) -> dict[str, Column]:
 
 @dataclass(frozen=True, eq=False)
 class TrainingRow(SampledColumns):
-    """One training row: exactly the tokens that vLLM read and sampled, or a demonstration's."""
+    """One row: exactly the tokens that vLLM read and sampled, or those of a demonstration."""
 
     hinted_prompt: Ints | None = None  # prompt with hints, for a reference model that uses hints
-    # With top_p, top_k or min_p, the tokens that each token was sampled from, padded with -1:
-    kept: Ints | None = None  # [num_completion, tokens]
+    # With top_p, top_k or min_p, the tokens from which each token was sampled, padded with -1:
+    kept: Ints | None = None  # [num_completion, largest number of such tokens]
 
     @property
     def length(self) -> int:
@@ -125,19 +125,19 @@ class Rollout:
 class Credit:
     """The reward and the advantages with which one rollout is trained.
 
-    Truncation sets `reward`, `trains` and `is_zeroed`. rl/rollouts/credit.py then subtracts
-    penalties from `reward` and sets the other fields.
+    The truncation function sets `reward`, `trains` and `is_zeroed`. rl/rollouts/credit.py then
+    subtracts penalties from `reward` and sets the other fields.
     """
 
     reward: float | None  # after truncation and shaping; None excludes the rollout from baselines
     advantages: tuple[float, ...] = ()  # one for all tokens, or one per turn or token
     trains: bool = True  # whether tokens of the rollout are trained
     turn_rewards: tuple[float, ...] = ()  # `reward` divided among the turns
-    # The numbers that the advantage compared with those of the group's other rollouts. None stands
-    # for `reward`, or for `advantages` if they are per turn. () means that nothing was compared.
+    # The numbers of this rollout that the advantage function compared with the group's others. None
+    # means `reward`, or `advantages` if these are per turn. () means that nothing was compared.
     compared: tuple[float, ...] | None = None
     by_token: bool = False  # whether `advantages` has one number per completion token
-    # Whether truncation set the reward to 0, so that each named reward counts as 0:
+    # Whether truncation set the reward to 0. If so, each named reward also counts as 0:
     is_zeroed: bool = field(default=False, compare=False)
 
 

@@ -17,7 +17,7 @@ HEADER = struct.Struct("<Q")
 class Call(msgspec.Struct, frozen=True, kw_only=True):
     """A request from a trainer rank to the rollouts process."""
 
-    # Operation: next_batch or record_all for `step`, publish or evaluation for `version`, or state.
+    # Operation: next_batch or record_all of `step`, publish or evaluation of `version`, or state.
     what: str
     rank: int = 0
     step: int = 0
@@ -31,7 +31,7 @@ class Answer(msgspec.Struct, frozen=True, kw_only=True):
 
     value: msgspec.Raw = msgspec.Raw(b"\xc0")  # the requested record as msgpack
     over: str = ""  # why the rollouts process delivers no more batches; "" if it still does
-    stopped: bool = False  # whether the ranks then end without an error of their own
+    stopped: bool = False  # whether the ranks then end with status 0 instead of an error
 
 
 class NoMoreBatches(Exception):
@@ -39,7 +39,7 @@ class NoMoreBatches(Exception):
 
     def __init__(self, message: str, *, stopped: bool = False) -> None:
         super().__init__(message)
-        self.stopped = stopped  # whether the rank ends without an error of its own
+        self.stopped = stopped  # whether the rank then ends with status 0 instead of an error
 
 
 def _encode(value: object) -> object:
@@ -63,7 +63,7 @@ def pack(value: object) -> bytes:
 
 
 def unpack(data: bytes | memoryview | msgspec.Raw, kind: type[T]) -> T:
-    """Decode a record of the type `kind`. Raise msgspec.DecodeError if `data` is no such record."""
+    """Decode a record of the type `kind`. Raise msgspec.DecodeError if `data` is invalid."""
     try:
         return msgspec.msgpack.decode(data, type=kind, dec_hook=_decode)
     except (UnicodeDecodeError, SyntaxError) as error:  # an invalid string or dtype

@@ -34,11 +34,11 @@ def bundles_for(
     Raise ValueError if the cluster would be too small even without other jobs.
     """
     largest = max((node.devices for node in nodes), default=0)
-    most_ranks = ranks_per_node or (largest if on_gpus and largest else demand.ranks)
+    max_ranks = ranks_per_node or (largest if on_gpus and largest else demand.ranks)
     replica = Bundle(demand.devices_per_replica if on_gpus else 0, cores_per_replica)
     bundles = [replica] * demand.replicas
     # Split the ranks evenly: 9 ranks with at most 4 per node become 3, 3, 3 and not 4, 4, 1.
-    count = -(-demand.ranks // most_ranks)
+    count = -(-demand.ranks // max_ranks)
     for index in range(count):
         ranks = demand.ranks * (index + 1) // count - demand.ranks * index // count
         bundles.append(Bundle(ranks if on_gpus else 0, ranks * cores_per_rank, ranks))

@@ -74,7 +74,7 @@ class RayCluster:
                 for place in _reserve(ray, bundles, self.reserve_timeout, stack)
             ]
             stack.callback(end_together, ray, hosts)
-            # Send a hash of the key, because Ray does not encrypt.
+            # Send a hash of the key, because Ray does not encrypt its messages.
             key = run_folder.private.key.absolute()
             digest = sha256(key.read_bytes()).hexdigest()
             for host in hosts:
@@ -119,8 +119,8 @@ def _reserve(
         PlacementGroupSchedulingStrategy,
     )
 
-    both: list[dict[str, float]] = [{"CPU": one.cores, "GPU": one.devices} for one in bundles]
-    wanted = [{name: number for name, number in one.items() if number} for one in both]
+    resources: list[dict[str, float]] = [{"CPU": one.cores, "GPU": one.devices} for one in bundles]
+    wanted = [{name: number for name, number in one.items() if number} for one in resources]
     group = placement_group(wanted, strategy="PACK")
     stack.callback(remove_placement_group, group)
     if not group.wait(timeout):

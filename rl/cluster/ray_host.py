@@ -19,22 +19,22 @@ _CALL_TIMEOUT_S = 60.0
 class RayProcess:
     group: None = None  # signals cannot be sent to a process group on another machine
 
-    def __init__(self, host: "RayHost", number: int, name: str, log: Path) -> None:
-        self._host, self._number, self.name, self.log = host, number, name, log
+    def __init__(self, host: "RayHost", index: int, name: str, log: Path) -> None:
+        self._host, self._index, self.name, self.log = host, index, name, log
 
     @property
     def returncode(self) -> int | None:
         self._host.update_returncodes()
         if self._host.lost:
             return _LOST
-        return self._host.returncodes.get(self._number)
+        return self._host.returncodes.get(self._index)
 
     def tail(self) -> str:
         end = last_lines(self.log)
         return f"{end}\n{self._host.lost}" if self._host.lost else end
 
     def kill(self) -> None:
-        self._host.call("kill", self._number)
+        self._host.call("kill", self._index)
 
     def end(self) -> None:
         with suppress(HostLost):
@@ -54,8 +54,8 @@ class RayHost:
         self.devices = tuple(self.call("devices")) if bundle.devices else ()
 
     def start(self, start: Start) -> RayProcess:
-        number = self.call("start", replace(start, log=start.log.absolute()))
-        return RayProcess(self, number, start.name, start.log)
+        index = self.call("start", replace(start, log=start.log.absolute()))
+        return RayProcess(self, index, start.name, start.log)
 
     def free_port(self) -> int:
         return self.call("free_port", self.address)

@@ -29,7 +29,7 @@ class RayNode:
         self._host = LocalHost(self._reaper)
 
     def prepare(self, key_file: Path, digest: str, python: str, working_folder: str) -> str:
-        """Change to the supervisor's working folder. Return what this node lacks, or ""."""
+        """Check this node and change to the supervisor's working folder. Return a problem or ""."""
         deadline = time.monotonic() + _NEW_FILE_TIMEOUT_S
         while not key_file.exists() and time.monotonic() < deadline:
             time.sleep(0.1)
@@ -61,8 +61,8 @@ class RayNode:
         self._reaper.ensure_alive()
         return [child.returncode for child in self._host.children]
 
-    def kill(self, number: int) -> None:
-        self._host.children[number].kill()
+    def kill(self, index: int) -> None:
+        self._host.children[index].kill()
 
     def free_port(self, address: str) -> int:
         return free_port(address)

@@ -1,7 +1,7 @@
 """Check that the chosen components of an algorithm can be combined.
 
 Each function of ALGORITHM_RULES yields one message per problem. It reads constants in components
-(facts.py) and facts from calls with made-up values (learned.py), so it checks custom components.
+(facts.py) and facts from calls with made-up values (learned.py), so custom components are checked.
 """
 
 from collections.abc import Callable, Iterator

@@ -36,7 +36,7 @@ class InvalidValue(ValueError):
 
 
 class Nested:
-    """The type of a node in an evaluated annotation. msgspec gets a `Nested()` for each node."""
+    """In an evaluated annotation, the type of a node. msgspec checks a `Nested()` instead of it."""
 
     def __class_getitem__(cls, _item: Any) -> type:
         return cls  # so that Callable[[int], str] evaluates to Nested
@@ -49,7 +49,7 @@ _KNOWN = {
     **dict.fromkeys(("Mapping", "MutableMapping", "Dict"), Mapping),
     "Tuple": tuple,
 }
-# msgspec's type names in error messages -> the names that our messages use.
+# Our error messages replace msgspec's type names by these names.
 _TYPE_NAMES = {"Nested": "a node with _target_", "object": "mapping", "array": "list"}
 
 
@@ -134,14 +134,14 @@ def _convert_scalar(value: Any, kind: Any, path: str) -> Any:
             return value
         kind, or_node = Union[tuple(others)], ", or a node with _target_"  # noqa: UP007
     try:
-        fitting = msgspec.convert(value, kind, dec_hook=_as_path)
+        converted = msgspec.convert(value, kind, dec_hook=_as_path)
     except TypeError:  # msgspec does not support the annotated type
         return value
     except msgspec.ValidationError as error:
         raise InvalidValue(_error_message(value, kind, path, str(error)) + or_node) from None
-    if isinstance(fitting, float) and not math.isfinite(fitting):
+    if isinstance(converted, float) and not math.isfinite(converted):
         raise InvalidValue(f"{path} is {value}, expected a finite number")
-    return fitting
+    return converted
 
 
 def _as_path(kind: type, value: Any) -> Any:

@@ -41,9 +41,9 @@ def _configure(made: Any, settings: dict[str, Any], /, **options: Any) -> Any:
     return instance
 
 
-def _import_target(name: str, target: str) -> ModuleType:
+def _import_target(module: str, target: str) -> ModuleType:
     try:
-        return import_module(name)
+        return import_module(module)
     except Exception as error:  # a user's module may raise any exception
         frames = [f for f in extract_tb(error.__traceback__) if not f.filename.startswith("<")]
         where = f"{frames[-1].filename}:{frames[-1].lineno}"

@@ -46,7 +46,7 @@ def check(
         _raise_problems(list(_schedule_problems(config)))
         found = {
             when: list(_node_problems({"_target_": target, **values}, ""))
-            or list(_core_problems(values, schema))
+            or list(_typed_node_problems(values, schema))
             or rules(values)
             for when, values in configs_at_extremes(config)
         }
@@ -99,14 +99,14 @@ def _node_problems(node: Mapping[str, Any], path: str) -> Iterator[str]:
                 raise InvalidValue(f"{where} has no value: set {where}=...")
             convert(node[key], options[key], where, descend)
         except InvalidValue as misfit:
-            # If the value is a node such as a schedule, its own problems, if any, replace this one.
+            # If the value is a node, such as a schedule, report the node's own problems instead.
             inner = _node_problems(node[key], where) if is_node(node[key]) else ()
             problems += list(inner) or [str(misfit)]
     yield from problems or bounds_problems(node, path)
 
 
-def _core_problems(config: Mapping[str, Any], schema: type[Settings]) -> Iterator[str]:
-    """Yield a problem for each node whose class lacks a key that rl/ reads."""
+def _typed_node_problems(config: Mapping[str, Any], schema: type[Settings]) -> Iterator[str]:
+    """Yield a problem per node that lacks a key that rl/ reads, or gives it a wrong type."""
     for key, kind in schema.TYPED.items():
         try:
             _ = config[key] and kind.of(config[key])

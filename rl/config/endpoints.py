@@ -19,26 +19,26 @@ def with_endpoints(config: dict[str, Any]) -> dict[str, Any]:
     if not FILE.is_file():
         return config
     try:
-        known = tomllib.loads(FILE.read_text())
+        endpoints = tomllib.loads(FILE.read_text())
     except ValueError as error:
         raise ConfigError([f"{FILE} cannot be read: {error}"]) from None
-    for name, fields in known.items():
+    for name, fields in endpoints.items():
         if not isinstance(fields, dict) or not {"url", "model"} <= fields.keys() <= _FIELDS:
             fields = "url and model, and may have api_key_variable, but no other key"
             raise ConfigError([f"{FILE}: [{name}] needs {fields}"])
-    return _fill_endpoints(config, known)
+    return _fill_endpoints(config, endpoints)
 
 
-def _fill_endpoints(node: Any, known: dict[str, dict[str, str]]) -> Any:
+def _fill_endpoints(node: Any, endpoints: dict[str, dict[str, str]]) -> Any:
     if not isinstance(node, dict):
         return node
-    node = {key: _fill_endpoints(value, known) for key, value in node.items()}
+    node = {key: _fill_endpoints(value, endpoints) for key, value in node.items()}
     for key in {"url", "base_url"} & node.keys() if "model" in node else ():
         name = str(node[key] or "???")
         if name != "???" and "://" not in name:
-            if name not in known:
-                raise ConfigError([f"{FILE} has no endpoint {name}: it has {', '.join(known)}"])
-            named = {**known[name], key: known[name]["url"]}
+            if name not in endpoints:
+                raise ConfigError([f"{FILE} has no endpoint {name}: use {' or '.join(endpoints)}"])
+            named = {**endpoints[name], key: endpoints[name]["url"]}
             kept = {} if node["model"] in ("???", None) else {"model": node["model"]}
             node |= {field: named[field] for field in (key, *_FIELDS - {"url"}) if field in named}
             node |= kept

@@ -43,7 +43,7 @@ def needs_reference(config: Config) -> bool:
 
 
 def references(config: Config) -> dict[str, Config]:
-    """Return dotted path -> reference node: one, or one per environment if reference=per_env."""
+    """Return {dotted path: reference node}, one per environment if reference=per_env, else one."""
     if (node := config.get("reference")) is None:  # evaluations have no reference
         return {}
     if not isinstance(teachers := node.get("teachers"), Mapping):
@@ -58,7 +58,7 @@ def sees_hint(config: Config, env: str) -> bool:
 
 
 def fact(target: str, name: str, default: Any) -> Any:
-    """Return the constant `name` of a class, or of a function's file; if missing, `default`."""
+    """Return the constant `name` of a class, or of a function's file; else `default`."""
     # As in Python's __mro__, a base that several classes share comes after these classes.
     order = reversed(dict.fromkeys(reversed(_with_bases(*definition_of(target)))))
     values = (_constant(*each, name) for each in order)

@@ -39,7 +39,7 @@ class Learned:
 
     @staticmethod
     def from_settings(settings: dict[str, Any]) -> "Learned":
-        """Undo `asdict`. YAML and JSON have turned the tuple `loss_reads` into a list."""
+        """Undo `asdict`. Make `loss_reads` a tuple again, because YAML and JSON store a list."""
         return Learned(**{**settings, "loss_reads": tuple(settings["loss_reads"])})
 
     def reads(self, fields: set[str]) -> bool:

@@ -26,8 +26,8 @@ MAX_TOP_K = 128  # largest sampler.top_k with which vLLM returns them
 def num_returned_tokens(sampler: Mapping[str, Any]) -> int:
     """Return how many likely tokens vLLM returns at each position; 0 if the trainer needs none.
 
-    vLLM may keep all tokens whose logit equals the k-th largest, so the number is 2 * top_k, and at
-    least 20, because in bfloat16 several of the largest logits are often equal.
+    In bfloat16 several logits often equal the k-th largest, and vLLM may keep all of their tokens.
+    The number is therefore 2 * top_k, and at least 20.
     """
     top_k = sampler.get("top_k", -1)
     is_exact = 0 < top_k <= MAX_TOP_K and not any(
@@ -99,8 +99,8 @@ DECIDED_ELSEWHERE = {  # path -> key that the user must not set -> the option th
 def reserved_key_problems(config: Mapping[str, Any]) -> Iterator[str]:
     inference = config.get("inference")
     arguments = inference.get("args") if isinstance(inference, dict) else None
-    for path, given in (("deepspeed", config.get("deepspeed")), ("inference.args", arguments)):
-        for key in given if isinstance(given, dict) else ():
+    for path, node in (("deepspeed", config.get("deepspeed")), ("inference.args", arguments)):
+        for key in node if isinstance(node, dict) else ():
             owner = DECIDED_ELSEWHERE[path].get(str(key).removeprefix("--").replace("-", "_"))
             if owner:
                 yield f"{path}.{key} is set by {owner}: change that option, and leave {key} out"

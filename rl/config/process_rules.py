@@ -11,12 +11,12 @@ OFFLOADS = {"offload_optimizer": "zero3_offload_optimizer", "offload_param": "ze
 
 def zero_stage_problems(config: Config) -> Iterator[str]:
     stage = value_of(config, "deepspeed.zero_optimization.stage")
-    for key, own in (("optim", "optim"), ("critic.optim", "optim@critic.optim")):
+    for key, group in (("optim", "optim"), ("critic.optim", "optim@critic.optim")):
         optimizer = value_of(config, f"{key}._target_")
         if optimizer and fact(optimizer, "whole_matrices", False) and stage:
             yield (
                 f"{optimizer} orthogonalises whole matrices, and ZeRO stage {stage} gives an "
-                f"optimizer flattened pieces of them: use deepspeed=zero0, or {own}=adamw"
+                f"optimizer flattened pieces of them: use deepspeed=zero0, or {group}=adamw"
             )
     # Below stage 3, DeepSpeed sums offloaded gradients in bfloat16 and skips all steps after a NaN.
     for key, choice in OFFLOADS.items():

@@ -53,7 +53,7 @@ def each_reference_problems(config: Config, learned: Learned) -> Iterator[str]:
     temperature = (config.get("schedules") or {}).get("sampler.temperature", temperature)
     for path, node in references(config).items():
         kind = node["_target_"]
-        # With per_env, +reference@<path>=<choice> sets the teacher at `path`.
+        # With reference=per_env, the override +reference@<path>=<choice> sets a teacher.
         key = path if path == "reference" else f"+reference@{path}"
         if path != "reference" and not fact(kind, "has_logprobs", True):
             yield f"{path} is {kind}, which returns no logprobs: use {key}=model"

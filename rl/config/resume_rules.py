@@ -17,7 +17,7 @@ from rl.runtime.code_copies import changed_code
 from rl.runtime.folder import RunFolder
 from rl.runtime.text import START_KEYS, leaves
 
-# Options that may change at a resume. A new max_steps changes the decay of the learning rate.
+# A resume may change these options. A new max_steps changes the decay of the learning rate.
 MAY_CHANGE = (
     *START_KEYS,
     *("output_dir", "learned", "init_optimizer"),  # a path, facts, option of the first start

@@ -25,7 +25,7 @@ _SECRET = re.compile(  # matches https://user:password@host and https://host?api
     re.IGNORECASE,
 )
 Rule = Callable[[Config], Iterator[str]]
-# The usual form of the name of an environment variable that holds a key.
+# Matches the usual name of an environment variable that holds a key, such as MY_API_KEY.
 _VARIABLE = re.compile(r"[A-Z][A-Z0-9]*(_[A-Z0-9]+)+")
 
 
@@ -102,17 +102,17 @@ def length_problems(config: Config) -> Iterator[str]:
             )
     prompt = value_of(config, "sampler.max_prompt_len")
     client = config["client"]["_target_"]
-    hidden = [] if fact(client, "measures_prompts", True) else [client]
+    unmeasured = [] if fact(client, "measures_prompts", True) else [client]
     targets = (node["_target_"] for _, node in nodes_in(config["env"], "env"))
-    hidden += [env for env in targets if fact(env, "holds_conversation", False)]
-    for target in dict.fromkeys(hidden if prompt is not None else ()):
+    unmeasured += [env for env in targets if fact(env, "holds_conversation", False)]
+    for target in dict.fromkeys(unmeasured if prompt is not None else ()):
         yield (
             f"sampler.max_prompt_len={prompt} cannot be enforced, because the length of a prompt "
             f"of {target} is unknown before its rollout: set sampler.max_prompt_len=null"
         )
-    made_for = value_of(config, "model.max_seq_len")
-    if made_for is not None and longest > made_for:
-        yield f"max_seq_len={longest} exceeds model.max_seq_len={made_for}: raise model.max_seq_len"
+    limit = value_of(config, "model.max_seq_len")
+    if limit is not None and longest > limit:
+        yield f"max_seq_len={longest} exceeds model.max_seq_len={limit}: raise model.max_seq_len"
 
 
 def stop_when_problems(config: Config) -> Iterator[str]:
@@ -133,11 +133,11 @@ def reward_problems(config: Config) -> Iterator[str]:
         weights = value_of(config, f"{path}.reward_weights")
         entries = value_of(config, f"{path}.rewards")  # an entry may contain its reward's weight
         entries = entries.values() if isinstance(entries, Mapping) else ()
-        own = [value_of(entry, "weight") for entry in entries]
-        # Minimising the entropy needs no rewards. A schedule may begin or end at 0.
+        others = [value_of(entry, "weight") for entry in entries]
+        # A negative entropy_bonus needs no rewards. A scheduled one may be negative at other steps.
         scheduled = "entropy_bonus" in (config.get("schedules") or {})
         needed = config.get("entropy_bonus", 0.0) >= 0 and not scheduled
-        if needed and isinstance(weights, Mapping) and not any([*weights.values(), *own]):
+        if needed and isinstance(weights, Mapping) and not any([*weights.values(), *others]):
             yield f"{path}.reward_weights={dict(weights)} makes every reward 0: raise one weight"
 
 

@@ -24,7 +24,7 @@ SCHEDULED = (
     *("sampler.temperature", "sampler.max_tokens", "evaluation.temperature", "env.*", "reward.*"),
     *("truncation.*", "advantage.*", "loss.*", "correction.*", "kl.beta", "entropy_bonus"),
 )
-_MOST_STEPS = 10_000_000  # maximum number of calls of a schedule to find its extremes
+_MAX_CALLS = 10_000_000  # maximum number of calls of a schedule to find its extremes
 
 
 def schedule_nodes(value: Any, path: str = "") -> Iterator[tuple[str, Config]]:
@@ -38,7 +38,7 @@ def schedule_nodes(value: Any, path: str = "") -> Iterator[tuple[str, Config]]:
 
 
 def with_values(config: Config, changes: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a copy of `config` with the values `changes`, whose keys have at most one dot."""
+    """Return a copy of `config` with the values of `changes`. Their keys have at most one dot."""
     result = dict(config)
     for key, value in changes.items():
         group, _, name = key.partition(".")
@@ -47,7 +47,7 @@ def with_values(config: Config, changes: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def split_schedules(config: Config) -> dict[str, Any]:
-    """Return a copy with the schedules in the key `schedules`, and with numbers in their places.
+    """Return a copy with the schedules in the key `schedules`, and a number in place of each.
 
     The number is the largest value of the schedule, so that a run whose KL penalty begins at 0
     loads the reference. For an option of `env` it is the value at step 0, which a warm start uses.
@@ -62,19 +62,19 @@ def split_schedules(config: Config) -> dict[str, Any]:
 
 
 def join_schedules(config: Config) -> dict[str, Any]:
-    """Undo `split_schedules`: return the configuration with its schedules in place."""
+    """Undo `split_schedules`: return the configuration with schedules instead of their numbers."""
     config = dict(config)
     return with_values(config, config.pop("schedules", None) or {})
 
 
 def _steps(config: Config) -> range:
-    """Return the steps 0..max_steps, at most _MOST_STEPS; only 0 if max_steps is invalid."""
-    most = config["max_steps"]
-    return range(min(most, _MOST_STEPS) + 1 if type(most) is int and most > 0 else 1)
+    """Return the steps 0..max_steps, at most _MAX_CALLS; only 0 if max_steps is invalid."""
+    last = config["max_steps"]
+    return range(min(last, _MAX_CALLS) + 1 if type(last) is int and last > 0 else 1)
 
 
 def configs_at_extremes(config: Config) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Yield ("at step k: ", config at k) per extreme of a schedule; without one ("", config)."""
+    """Yield ("at step k: ", config at k) per extreme of a schedule; if none, only ("", config)."""
     config = split_schedules(config)
     schedules = Schedules.of(config)
     functions = schedules.functions.values()
@@ -101,12 +101,12 @@ class Schedules:
         return {key: function(step) for key, function in self.functions.items()}
 
     def options(self, group: str, step: int) -> dict[str, Any]:
-        """Return scheduled option -> value at `step` for a config group; "" is the top level."""
+        """Return {scheduled option: value at `step`} of a config group; "" is the top level."""
         pairs = ((key.rpartition("."), value) for key, value in self.values(step).items())
         return {name: value for (parent, _, name), value in pairs if parent == group}
 
     def apply(self, made: Any, group: str, step: int) -> Any:
-        """Return `made` with the scheduled options of `group` at `step`; a partial is copied."""
+        """Return `made` (a copy if a partial) with the scheduled options of `group` at `step`."""
         options = self.options(group, step)
         if isinstance(made, partial):
             return partial(made, **options) if options else made

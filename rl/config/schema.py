@@ -1,4 +1,4 @@
-"""The top-level keys of a run's configuration."""
+"""Define the top-level keys of a run's configuration, and load and save the configuration."""
 
 import re
 from collections.abc import Iterator, Mapping
@@ -161,7 +161,7 @@ class Run(Settings):
         return self.transport.adapter_only
 
     def compiles(self, *, on_gpu: bool) -> bool:
-        """Whether torch.compile compiles the layers. It cannot if ZeRO stage 3 gathers weights."""
+        """Return whether to compile the layers: by default on a GPU, but not with ZeRO stage 3."""
         gathers = value_of(self.deepspeed, "zero_optimization.stage") == 3
         return on_gpu and not gathers if self.trainer.compile is None else self.trainer.compile
 

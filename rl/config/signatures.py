@@ -22,7 +22,7 @@ _MIN_SIMILARITY = 1.2  # minimum similarity of a suggestion; equal words have si
 Definition = ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef
 
 
-# `parse_module` makes one Module per name, so compare by identity.
+# `parse_module` makes only one Module per name, so modules are compared by identity.
 @dataclass(frozen=True, eq=False)
 class Module:
     name: str
@@ -93,15 +93,15 @@ def spec_of(name: str) -> ModuleSpec | None:
 def find_definition(
     module: Module, name: str, seen: frozenset[str] = frozenset(), subclass: ast.stmt | None = None
 ) -> Found | None:
-    """Return the module and statement that define what `module` calls `name`; follow imports.
+    """Return (module, statement) that define what `module` calls `name`, or None. Follow imports.
 
-    `subclass`: the class whose base is looked up; skipped, as it may have its base's name.
+    `subclass`: the class whose base is looked up. Skip it, because it may have its base's name.
     """
     if f"{module.name}:{name}" in seen:  # star imports may be circular
         return None
     seen |= {f"{module.name}:{name}"}
-    head, _, rest = name.partition(".")
-    for statement in () if rest else module.statements():
+    head, _, attributes = name.partition(".")
+    for statement in () if attributes else module.statements():
         match statement:
             case (
                 ast.FunctionDef(name=defined)
@@ -112,10 +112,10 @@ def find_definition(
             ) if defined == name and statement is not subclass:
                 return module, statement
     for origin in _import_origins(module, head):
-        parts = [*origin.split("."), *(rest.split(".") if rest else [])]
+        parts = [*origin.split("."), *(attributes.split(".") if attributes else [])]
         for length in range(len(parts) - 1, 0, -1):
-            known = parse_module(".".join(parts[:length]))
-            if known and (found := find_definition(known, ".".join(parts[length:]), seen)):
+            imported = parse_module(".".join(parts[:length]))
+            if imported and (found := find_definition(imported, ".".join(parts[length:]), seen)):
                 return found
     return None
 
@@ -140,7 +140,7 @@ def _import_origins(module: Module, name: str) -> Iterator[str]:
 
 def absolute_module(module: Module, statement: ast.ImportFrom) -> str:
     parts = module.name.split(".")
-    # The first dot of a relative import is the module's package, or the module if it is a package.
+    # The first dot of a relative import means the module's package, or the module if a package.
     up = statement.level - (module.path.stem == "__init__")
     base = parts[: len(parts) - up] if statement.level else []
     return ".".join([*base, *([statement.module] if statement.module else [])])
@@ -148,7 +148,7 @@ def absolute_module(module: Module, statement: ast.ImportFrom) -> str:
 
 @cache
 def options_of(target: str) -> Options:
-    """Return the options of `package.module.name`; raise LookupError if it does not exist."""
+    """Return the options of `package.module.name`; raise LookupError if `name` does not exist."""
     module, definition = definition_of(target)
     if not isinstance(definition, ast.ClassDef):
         return _function_options(module, definition)
@@ -159,7 +159,7 @@ def options_of(target: str) -> Options:
 
 
 def definition_of(target: str) -> tuple[Module, Definition]:
-    """Return the function or class `package.module.name`; raise LookupError if there is none."""
+    """Return the function or class `package.module.name`; raise LookupError if it is missing."""
     name, _, attribute = target.rpartition(".")
     if not name:
         raise LookupError(f"{target!r} has no module: write package.module.name")

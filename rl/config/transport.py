@@ -1,4 +1,4 @@
-"""Choose which sender of conf/sync pushes a run's weights to vLLM, and check that it can."""
+"""Choose the sender of conf/sync that pushes weights to vLLM, and check its requirements."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -32,7 +32,7 @@ class Transport:
 
 
 def transport(config: Node) -> Transport:
-    """Return the sender. sync=auto: adapter if possible, else shm on one host, else gloo."""
+    """Return the sender. sync=auto means adapter if possible, else shm on one host, else gloo."""
     chosen = Transport(config["sync"])
     if not chosen.has("is_placeholder"):
         return chosen

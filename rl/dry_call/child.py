@@ -4,7 +4,7 @@
         ...                                  vLLM starts
         learned = dry_call.learned()         waits for the child; may raise ConfigError
 
-The child imports torch, which the supervisor must not. A cached result is valid until one of its
+The child imports torch, because the supervisor must not. A cached result is valid until one of its
 `own_files` (learn.py) changes. A result is not cached if the environment's examples could not be
 read, because the child then did not check the example order.
 """
@@ -42,7 +42,7 @@ _CHILD_ENVIRONMENT = {"OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": "", "PYTHO
 
 
 class DryCall:
-    """The dry calls of some configurations. One child makes all that are not in the cache."""
+    """The dry calls of some configurations. One child makes all calls without a cached result."""
 
     def __init__(self, configs: Sequence[Mapping[str, Any]]) -> None:
         self._full_configs = [split_schedules(config) for config in configs]
@@ -79,22 +79,22 @@ class DryCall:
     def _uncached_indices(self) -> list[int]:
         return [i for i, answer in enumerate(self._answers) if answer is None]
 
-    def learned(self, number: int = 0) -> Learned:
-        """Return the facts about configuration `number`; raise ConfigError if it has problems."""
+    def learned(self, index: int = 0) -> Learned:
+        """Return the facts about configuration `index`; raise ConfigError if it has problems."""
         if uncached := self._uncached_indices():
             self._read_answers(uncached)
-        answer = self._answers[number]
+        answer = self._answers[index]
         assert answer is not None
         if "problems" in answer:
             raise ConfigError(answer["problems"])
         learned = Learned.from_settings(answer["learned"])
-        check_learned(self._full_configs[number], learned)
+        check_learned(self._full_configs[index], learned)
         return learned
 
-    def files(self, number: int = 0) -> list[str]:
+    def files(self, index: int = 0) -> list[str]:
         """Return the child's `own_files` (learn.py); raise ConfigError if there are problems."""
-        self.learned(number)
-        return (self._answers[number] or {})["files"]
+        self.learned(index)
+        return (self._answers[index] or {})["files"]
 
     def _read_answers(self, uncached: Sequence[int]) -> None:
         assert self._child is not None
@@ -113,10 +113,10 @@ class DryCall:
         problem = f"the dry call {end}. The end of its output:\n{last_lines(self._path('log'), 5)}"
         later = "not checked, because the dry call of an earlier configuration ended early"
         answers += [{"problems": [text]} for text in (problem, *[later] * len(uncached))]
-        for number, answer in zip(uncached, answers, strict=False):
-            self._answers[number] = {**answer, "files": files}
+        for index, answer in zip(uncached, answers, strict=False):
+            self._answers[index] = {**answer, "files": files}
             if "learned" in answer and answer["read_env"]:
-                _cache_answer(self._configs[number], answer["learned"], files)
+                _cache_answer(self._configs[index], answer["learned"], files)
 
 
 def _inputs(config: Mapping[str, Any]) -> dict[str, Any]:

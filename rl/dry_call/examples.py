@@ -1,4 +1,4 @@
-"""Dry calls, mostly with made-up values, of the environment, order, buffer and strategy."""
+"""Call environment, order, buffer and strategy before training, mostly with made-up values."""
 
 import asyncio
 import inspect
@@ -23,12 +23,12 @@ from rl.sampling.strategy import StartedGroup, play_strategy
 ENV_TIMEOUT_S = 2.0
 _MAX_EXAMPLES = 16  # maximum number of examples per pool in the dry call of an example order
 _ROUNDS = 3  # number of batches drawn from a buffer; an order is asked for twice as many examples
-# Environment's options -> result of `read_pools`. Jobs of a sweep often have equal options.
+# Maps an environment's options to the result of `read_pools`, because jobs often share options.
 POOLS_CACHE: dict[str, tuple[list[str], list[Pool] | None]] = {}
 
 
 def check_buffer(report: Report, node: Any, count: int, max_staleness: int) -> None:
-    """Dry-call a buffer: add groups, draw batches of `count` groups, save and load its state."""
+    """Test a buffer: add groups, draw batches of `count` groups, save and load its state."""
     made = build(node)
     with report.calling("buffer", made, "made-up groups", ignored=KeyError):
         buffer, waiting, index = made(), set[int](), 0
@@ -64,7 +64,7 @@ def _made_up_group(index: int, version: int, example: Example | None = None) -> 
 
 
 def check_order(report: Report, node: Any, pools: list[Pool]) -> None:
-    """Dry-call an example order: draw examples, let it observe groups, save and load its state."""
+    """Test an example order: draw examples, let it observe groups, save and load its state."""
     made = build(node)
     pools = [
         replace(pool, examples=list(itertools.islice(pool.examples, _MAX_EXAMPLES)))
@@ -85,7 +85,7 @@ def check_order(report: Report, node: Any, pools: list[Pool]) -> None:
 def check_strategy(
     report: Report, node: Any, group_size: int, env: Any, pools: Sequence[Pool]
 ) -> None:
-    """Dry-call a strategy with made-up rewards. Check that it suits each pool's environment."""
+    """Test a strategy with made-up rewards. Check that it suits the environment of each pool."""
     made, rollouts = build(node), []
     with report.calling("strategy", made, "attempts with made-up rewards"):
         made().num_first(group_size)
@@ -107,7 +107,7 @@ def check_strategy(
             group = StartedGroup(0, _made_up_group(0, 0).example)
             rollouts += asyncio.run(play_strategy(made(), group, play_one, group_size))
         if not rollouts or not all(isinstance(rollout, Rollout) for rollout in rollouts):
-            raise BadResult("returned no rollouts: return some of those that `play_one` returned")
+            raise BadResult("returned no rollouts: return rollouts that `play_one` returned")
 
 
 def selects_by_rewards(order: Any, buffer: Any) -> bool:
@@ -149,7 +149,7 @@ def _read_pools(node: Any) -> tuple[list[str], list[Pool] | None]:
                     raise
                 found[0] = []
                 return
-        # Draw a demonstration, so that `own_files` (learn.py) lists the files that it imports.
+        # Draw a demonstration, so that `own_files` (learn.py) lists the files that this imports.
         with suppress(Exception):
             next(env.demonstrations(Random(0)), None)
 
@@ -161,18 +161,18 @@ def _read_pools(node: Any) -> tuple[list[str], list[Pool] | None]:
 
 def check_methods(report: Report, env: type) -> None:
     """Check that methods of `env` accept the protocol's arguments, without calling them."""
-    for name, given in (
+    for method_name, names in (
         ("score", ["the episode"]),
         ("score_group", ["the episodes"]),
         ("reply", ["the episode", "the message"]),
         ("teacher_messages", ["the example", "the messages", "the episode", "the group"]),
     ):
-        method = inspect.getattr_static(env, name, None)
+        method = inspect.getattr_static(env, method_name, None)
         if not inspect.isfunction(method):
             continue
         with report.calling("env", method):
             try:
-                inspect.signature(method).bind(None, *given)
+                inspect.signature(method).bind(None, *names)
             except TypeError as error:
-                why = f"cannot be called ({error}): its parameters must be {' and '.join(given)}"
+                why = f"cannot be called ({error}): its parameters must be {' and '.join(names)}"
                 raise BadResult(why) from None

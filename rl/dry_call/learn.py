@@ -80,12 +80,12 @@ def run_with_facts(config: Config) -> Run:
 def _build_components(report: Report, config: Config) -> dict[str, Any]:
     from rl.config.build import build
 
-    alone = ("loss", "correction", "advantage", "batch_credit", "aggregation")
-    called = {group: config[group] for group in (*alone, "truncation", "reward")}
+    algorithm = ("loss", "correction", "advantage", "batch_credit", "aggregation")
+    called = {group: config[group] for group in (*algorithm, "truncation", "reward")}
     called["kl.estimator"] = config["kl"]["estimator"]
     if "estimator" in config["critic"]:
         called |= {f"critic.{name}": config["critic"][name] for name in ("estimator", "loss")}
-    # Build `others` to report their errors. Skip targets in rl/: they import slowly and are tested.
+    # Build `others` to report errors. Skip targets in rl/, which are tested and import slowly.
     others = (
         *("env", "order", "strategy", "buffer", "client"),
         *("logger", "optim", "reference", "critic"),
@@ -111,7 +111,7 @@ def own_files(configs: Sequence[Config]) -> list[str]:
 def _make_answer(config: Config) -> dict[str, Any]:
     from rl.dry_call import examples
 
-    # After LIMIT_S, repeat the alarm each second, because `Report.calling` catches its error.
+    # After LIMIT_S, repeat the alarm each second, because `Report.calling` catches the error.
     signal.setitimer(signal.ITIMER_REAL, LIMIT_S, 1.0)
     try:
         _, pools = examples.read_pools(config["env"])
@@ -128,7 +128,7 @@ def _raise_timeout(*_: object) -> None:
     raise TimeoutError(f"a configuration's dry call took over {LIMIT_S} s: make components faster")
 
 
-def main(configs: Sequence[Config], answer: Path) -> None:
+def main(configs: Sequence[Config], answer_file: Path) -> None:
     from rl.dry_call import tensors  # noqa: F401 import torch before the time limit starts
 
     signal.signal(signal.SIGALRM, _raise_timeout)
@@ -136,7 +136,7 @@ def main(configs: Sequence[Config], answer: Path) -> None:
     for config in configs:
         answers.append(_make_answer(config))
         # Write each answer at once, because a later configuration may end this process.
-        write_atomically(answer, json.dumps([answers, own_files(configs)]))
+        write_atomically(answer_file, json.dumps([answers, own_files(configs)]))
 
 
 if __name__ == "__main__":

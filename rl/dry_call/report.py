@@ -21,9 +21,9 @@ class Report:
 
     @contextmanager
     def calling(
-        self, group: str, made: Any, given: str = "", ignored: type[Exception] | tuple[()] = ()
+        self, group: str, component: Any, given: str = "", ignored: type[Exception] | tuple[()] = ()
     ) -> Iterator[None]:
-        """Record an error in the block as a problem of the component `made`, called with `given`.
+        """Record an error in the block as a problem of `component`, which was called with `given`.
 
         Drop errors of the type `ignored`, because made-up values or missing data may cause them.
         """
@@ -32,42 +32,42 @@ class Report:
         except ignored:
             pass
         except BadResult as error:
-            self.problems.append(f"{group}: {name_of(made)} {error}{_location(source_of(made))}")
+            self._add(group, f"{name_of(component)} {error}", source_of(component))
         except Exception as error:  # noqa: BLE001 user code may raise anything
-            what = f"{name_of(made)} raised {type(error).__name__}: {error}"
-            own = source_of(made)
-            file = own and own[0]
+            what = f"{name_of(component)} raised {type(error).__name__}: {error}"
+            what += f", called with {given}" if given else ""
+            source = source_of(component)
+            file = source and source[0]
             found = find_location(error, file)
-            # If code of rl/ raised the error, the first line of the component is reported.
+            # If code of rl/ raised the error, report the first line of the component instead.
             is_ours = found and found[0] != file and Path(found[0]).is_relative_to(ROOT / "rl")
-            place = _location(own if is_ours else found or own)
-            self.problems.append(f"{group}: {what}{given and f', called with {given}'}{place}")
+            self._add(group, what, source if is_ours else found or source)
+
+    def _add(self, group: str, problem: str, source: tuple[str, int] | None) -> None:
+        where = f" ({source[0]}, line {source[1]})" if source else ""
+        self.problems.append(f"{group}: {problem}{where}")
 
 
-def unwrap(made: Any) -> Any:
+def unwrap(component: Any) -> Any:
     """Return the function or class behind partials and decorators, or the class of an instance."""
-    while hasattr(made, "func"):
-        made = made.func
-    made = inspect.unwrap(made) if callable(made) else made
-    return made if hasattr(made, "__qualname__") else type(made)
+    while hasattr(component, "func"):
+        component = component.func
+    component = inspect.unwrap(component) if callable(component) else component
+    return component if hasattr(component, "__qualname__") else type(component)
 
 
-def name_of(made: Any) -> str:
-    """Return `package.module.name`, as a `_target_` writes it."""
-    made = unwrap(made)
-    return f"{made.__module__}.{made.__qualname__}"
+def name_of(component: Any) -> str:
+    """Return `package.module.name`, the form of a `_target_`."""
+    component = unwrap(component)
+    return f"{component.__module__}.{component.__qualname__}"
 
 
-def source_of(made: Any) -> tuple[str, int] | None:
-    made = unwrap(made)
+def source_of(component: Any) -> tuple[str, int] | None:
+    component = unwrap(component)
     try:
-        return str(inspect.getsourcefile(made)), inspect.getsourcelines(made)[1]
+        return str(inspect.getsourcefile(component)), inspect.getsourcelines(component)[1]
     except (OSError, TypeError):
         return None
-
-
-def _location(found: tuple[str, int] | None) -> str:
-    return f" ({found[0]}, line {found[1]})" if found else ""
 
 
 def json_round_trip(state: Any) -> Any:

@@ -52,7 +52,7 @@ def check_advantage(report: Report, advantage: Any, group_size: int) -> dict[str
             _EXAMPLE, rollouts, [Credit(reward) for reward in rewards], {"reward": 1.0}
         )
 
-    # Begin with 1.0: an advantage that subtracts the mean would return a lone reward 0 unchanged.
+    # Begin with 1.0, because subtracting the mean would leave a lone reward of 0 unchanged.
     ordinary: list[float | None] = [(1.0, 0.0, 0.5)[i % 3] for i in range(group_size)]
     cases: dict[str, list[float | None]] = {
         f"the rewards {ordinary[:3]} of a group": ordinary,
@@ -70,8 +70,8 @@ def check_advantage(report: Report, advantage: Any, group_size: int) -> dict[str
         return False
 
     first = next(iter(cases))
-    fitting = (unit for unit in ("rollout", "turn", "token") if succeeds(Report(), first, unit))
-    unit = next(fitting, "rollout")
+    accepted = (unit for unit in ("rollout", "turn", "token") if succeeds(Report(), first, unit))
+    unit = next(accepted, "rollout")
     if not all(succeeds(report, what, unit) for what in cases):
         return {}
     with report.calling("advantage", advantage):
@@ -82,11 +82,11 @@ def check_advantage(report: Report, advantage: Any, group_size: int) -> dict[str
         refuses_negative = False
     except Exception:  # noqa: BLE001 any error means that the advantage refuses negative rewards
         refuses_negative = True
-    given = made_up(ordinary)
+    group = made_up(ordinary)
     return {
         "advantage_by_turn": unit == "turn",
         "advantage_by_token": unit == "token",
-        "advantage_is_reward": [*advantage(given)] == _rewards_per_unit(given, unit),
+        "advantage_is_reward": [*advantage(group)] == _rewards_per_unit(group, unit),
         "advantage_compares": all(_gives_zero(advantage, made_up([r])) for r in (1.0, 0.0, 0.37)),
         "advantage_refuses_negative": refuses_negative,
     }
@@ -101,9 +101,9 @@ def _rewards_per_unit(group: ScoredGroup, unit: str) -> list[Any]:
     return [None if reward is None else [0.0] * length for reward, length in pairs]
 
 
-def _gives_zero(advantage: Any, alone: ScoredGroup) -> bool:
+def _gives_zero(advantage: Any, group: ScoredGroup) -> bool:
     try:
-        return not np.any(advantage(alone)[0])
+        return not np.any(advantage(group)[0])
     except Exception:  # noqa: BLE001 an advantage may need a larger group
         return False
 
@@ -158,33 +158,33 @@ def check_aggregation(report: Report, aggregation: Any) -> dict[str, bool]:
     return {}
 
 
-def _require_numbers(result: Any, given: list[Any], part: str = "", unit: str = "rollout") -> None:
-    """Require a finite number per item of `given`; with `part`, one per element of each item."""
+def _require_numbers(result: Any, items: list[Any], part: str = "", unit: str = "rollout") -> None:
+    """Require a finite number per item of `items`; with `part`, one per element of each item."""
     is_list = isinstance(result, Sequence | np.ndarray)
-    if not is_list or len(result) != len(given):
+    if not is_list or len(result) != len(items):
         kind = "lists" if part else "numbers"
         what = f"{len(result)} {kind}" if is_list else f"a {type(result).__name__}"
-        raise BadResult(f"returned {what} instead of {len(given)} {kind}: return one per {unit}")
-    for number, item in zip(result, given, strict=True):
+        raise BadResult(f"returned {what} instead of {len(items)} {kind}: return one per {unit}")
+    for number, item in zip(result, items, strict=True):
         if part:
             if item is not None:
                 _require_numbers(number, item, unit=f"{part} of a rollout")
         elif not isinstance(number, int | float | np.number) or not math.isfinite(number):
             raise BadResult(
                 f"returned {number!r} instead of a finite number: return one for each "
-                f"{unit}, or 0 if nothing is to be learned from it"
+                f"{unit}, or 0 to learn nothing from it"
             )
 
 
 def check_truncation(
-    report: Report, truncation: Any, shaping: Any, longest: int
+    report: Report, truncation: Any, shaping: Any, max_seq_len: int
 ) -> dict[str, bool]:
     """Call truncation and reward shaping. Return whether the truncation makes a reward negative."""
     rollouts = [
         *(made_up_rollout(reward, 2, 3) for reward in (0.0, 1.0, None)),
-        *(made_up_rollout(reward, longest, cut_off=True) for reward in (0.0, 1.0, None)),
-        made_up_rollout(1.0, longest, cut_off=True, turn_limit=longest),
-        made_up_rollout(0.0, longest, cut_off=True, turn_limit=longest),
+        *(made_up_rollout(reward, max_seq_len, cut_off=True) for reward in (0.0, 1.0, None)),
+        made_up_rollout(1.0, max_seq_len, cut_off=True, turn_limit=max_seq_len),
+        made_up_rollout(0.0, max_seq_len, cut_off=True, turn_limit=max_seq_len),
         made_up_rollout(0.5),  # a rollout without tokens
     ]
     pairs: list[tuple[Rollout, Credit]] = []

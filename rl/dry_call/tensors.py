@@ -18,7 +18,7 @@ from rl.dry_call.report import BadResult, Report, unwrap
 
 INPUT = "eight made-up tokens"
 NUM_TOKENS, NUM_SEQUENCES = 8, 3
-# The run's own metric names, without "train/". A component must not use them for its metrics.
+# The run itself logs metrics with these names after "train/". Components must use other names.
 RUN_METRICS = frozenset(
     (
         *("loss", "grad_norm", "learning_rate", "skipped", "empty", "entropy", "ratio_clamped"),
@@ -32,7 +32,7 @@ RUN_METRICS = frozenset(
 
 
 class RecordingTensor(Tensor):
-    """A field of the made-up tokens. When torch computes with it, its name is added to `used`.
+    """A field of the made-up tokens. A torch operation on it adds the field's name to `used`.
 
     Reading the field from Tokens is not a use, because `dataclasses.replace` reads every field.
     """
@@ -100,7 +100,7 @@ def check_loss(report: Report, loss: Any, num_updates: int) -> tuple[set[str], b
 
     The loss is called with and without old_logprobs, which it gets if a batch has several updates.
     An error is reported only if it would also occur in this run. A loss corrects for the difference
-    of trainer and vLLM if it depends on rollout_logprobs although it has old_logprobs.
+    between trainer and vLLM if rollout_logprobs change its result although it has old_logprobs.
     """
     used, results = set[str](), list[Tensor]()
     for has_old, change in ((False, 0.0), (True, 0.0), (True, 1e-3)):
@@ -160,14 +160,14 @@ def check_token_loss(report: Report, result: Any, leaves: list[Tensor]) -> None:
     _require_shape(values, "a loss that is ", "number per token, neither summed nor averaged")
     if not values.requires_grad:
         raise BadResult(
-            "returned a loss without gradient: compute it from tokens.logprobs or "
+            "returned a loss without a gradient: compute it from tokens.logprobs or "
             "tokens.candidate_logprobs, and do not detach them"
         )
     gradients = torch.autograd.grad(values.sum(), leaves, allow_unused=True)
     if not all(g.isfinite().all() for g in (values, *gradients) if g is not None):
         raise BadResult(
-            "returned a loss or a gradient that is NaN or infinite for ordinary tokens: clamp what "
-            "it divides by, takes the logarithm of, or raises to a power"
+            "returned a loss or a gradient that is NaN or infinite for ordinary tokens: clamp each "
+            "divisor, each argument of a logarithm, and each base of a power"
         )
     if result.ratio_clamped is not None:
         _require_shape(result.ratio_clamped, "ratio_clamped as ", "number per token")
@@ -234,7 +234,7 @@ def check_divergence(report: Report, estimator: Any) -> bool:
         values = estimator(logprobs, torch.full((NUM_TOKENS,), -1.0))
         _require_shape(values, "", "number per token")
         if not values.requires_grad:
-            raise BadResult("returned numbers without gradient: do not detach the first argument")
+            raise BadResult("returned numbers without a gradient: do not detach the first argument")
         (gradient,) = torch.autograd.grad(values.sum(), [logprobs])
         return bool((gradient == gradient[0]).all())
     return False

@@ -39,17 +39,17 @@ def last_lines(log: Path, count: int = 20) -> str:
     return "\n".join(line.rstrip("\r").split("\r")[-1] for line in lines[-count:])
 
 
-def _die_with_parent(parent: int) -> None:
+def _die_with_parent(parent_pid: int) -> None:
     """Let the kernel kill this child when its parent dies.
 
     This function runs between fork and exec, so it must not acquire a lock.
     """
-    # A scheduler may send USR2 to every process of a job. Ignore it, because it would end vLLM.
+    # A scheduler may send USR2 to all processes of a job. Ignore USR2, which would end vLLM.
     signal.signal(signal.SIGUSR2, signal.SIG_IGN)
     # The kernel also sends KILL when the thread that called fork ends, so only the main thread may
     # start children.
     _LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-    if os.getppid() != parent:  # the parent died before the prctl call
+    if os.getppid() != parent_pid:  # the parent died before the prctl call
         os._exit(1)
 
 
@@ -57,7 +57,7 @@ def group_alive(group: int) -> bool:
     # Do not use killpg(group, 0), because it also finds zombies, which may never be reaped.
     for stat in Path("/proc").glob("[0-9]*/stat"):
         with suppress(OSError, IndexError, ValueError):
-            # The process name in parentheses may contain spaces and parentheses, so split after it.
+            # The process name may contain spaces and parentheses, so split after its last ")".
             fields = stat.read_text().rpartition(")")[2].split()
             if int(fields[2]) == group and fields[0] != "Z":
                 return True
@@ -147,7 +147,7 @@ class Child:
         ends_on_term: bool = True,
         in_terminal: bool = False,
     ) -> None:
-        """Unless `ends_on_term`, `end` first sends KILL. `in_terminal`: output is not in `log`."""
+        """If not `ends_on_term`, `end` sends KILL first. If `in_terminal`, `log` gets no output."""
         self.ends_on_term, self._in_terminal = ends_on_term, in_terminal
         self.name, self.command, self.log = name, list(command), log
         self._reaper, self.env = reaper, dict(env or {})

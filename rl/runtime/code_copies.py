@@ -28,8 +28,8 @@ def copy_code(run_folder: RunFolder, files: Iterable[str]) -> None:
     step, paths = run_folder.num_saved_steps(), [Path(file) for file in files]
     own = {_relative_name(path): path for path in paths if not path.is_relative_to(ROOT / "rl")}
     newest = max(run_folder.code.glob("step_*"), default=run_folder.code)
-    is_known = all((newest / name).is_file() for name in own)
-    if step and is_known and not changed_code(run_folder):
+    all_copied = all((newest / name).is_file() for name in own)
+    if step and all_copied and not changed_code(run_folder):
         return
     folder = run_folder.code / f"step_{step:06d}"
     remove(folder if step else run_folder.code)

@@ -1,4 +1,4 @@
-"""The git commit of this code, which every run records."""
+"""Find the git commit of this code, which every run records."""
 
 import subprocess
 from pathlib import Path
@@ -7,7 +7,7 @@ REPO = Path(__file__).parents[2]
 
 
 def commit_of(folder: Path = REPO) -> str:
-    """Return a folder's git commit, "" if unknown, with "+uncommitted" if files have changed."""
+    """Return a folder's git commit, plus "+uncommitted" if files have changed; "" if unknown."""
     head = _git(folder, "rev-parse", "HEAD")
     return f"{head}+uncommitted" if head and _git(folder, "status", "--porcelain") else head
 
@@ -15,7 +15,7 @@ def commit_of(folder: Path = REPO) -> str:
 def _git(folder: Path, *arguments: str) -> str:
     command = ["git", "-C", str(folder), "--no-optional-locks", *arguments]
     try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=10, check=False)
+        result = subprocess.run(command, capture_output=True, text=True, timeout=10, check=False)
     except (OSError, subprocess.TimeoutExpired):
         return ""
-    return done.stdout.strip() if done.returncode == 0 else ""
+    return result.stdout.strip() if result.returncode == 0 else ""

@@ -1,4 +1,4 @@
-"""The cores, GPUs, memory and open files that this process may use, found without torch."""
+"""Find the cores, GPUs, memory and open files that this process may use, without torch."""
 
 import os
 import re
@@ -11,10 +11,10 @@ from itertools import takewhile
 from pathlib import Path
 
 _QUERY = "--query-gpu=index,uuid,memory.total,driver_version,mig.mode.current"
-# Matches the line of a MIG partition in `nvidia-smi -L`; captures its memory in GB and its UUID.
+# Matches a MIG partition in the output of `nvidia-smi -L`. Captures its memory in GB and its UUID.
 _PARTITION = re.compile(r"^\s+MIG .*?(\d+)gb.*\(UUID: (MIG-[^)]+)\)")
 _BFLOAT16 = {"avx512bw", "avx_ne_convert", "bf16"}  # names of instruction sets, x86-64 and ARM
-_MOST_FILES = 65_536  # highest limit of open files that we set; each open file needs kernel memory
+_MAX_FILES = 65_536  # highest limit of open files that we set; each open file needs kernel memory
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,15 +55,15 @@ def this_host() -> Host:
 
 
 def _memory(
-    system: Path = Path("/proc/meminfo"), group: Path = Path("/sys/fs/cgroup")
+    meminfo: Path = Path("/proc/meminfo"), cgroup: Path = Path("/sys/fs/cgroup")
 ) -> tuple[int | None, int | None]:
-    """Return the total and the free bytes of memory, limited by the machine and by the cgroup."""
-    total = {key: int(value) << 10 for key, value in _read_numbers(system).items()}
+    """Return (total, free) bytes of memory that the machine and the cgroup allow; None: unknown."""
+    total = {key: int(value) << 10 for key, value in _read_numbers(meminfo).items()}
     both = [(total.get("MemTotal:"), total.get("MemAvailable:"))]
-    limit, used = (_read(group / f"memory.{name}").strip() for name in ("max", "current"))
+    limit, used = (_read(cgroup / f"memory.{name}").strip() for name in ("max", "current"))
     if limit.isdigit() and used.isdigit():
         # The inactive file cache counts as free, because the kernel reclaims it when needed.
-        files = _read_numbers(group / "memory.stat").get("inactive_file", 0)
+        files = _read_numbers(cgroup / "memory.stat").get("inactive_file", 0)
         both.append((int(limit), int(limit) - int(used) + files))
     known = [(size, free) for size, free in both if size is not None and free is not None]
     if not known:
@@ -101,10 +101,10 @@ def _query_gpus(path: str) -> tuple[Gpu, ...]:  # noqa: ARG001 the key of the ca
 def _nvidia_smi(*arguments: str) -> list[str]:
     command = ["nvidia-smi", *arguments]
     try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=20, check=True)
+        result = subprocess.run(command, capture_output=True, text=True, timeout=20, check=True)
     except (OSError, subprocess.SubprocessError):
         return []
-    return done.stdout.splitlines()
+    return result.stdout.splitlines()
 
 
 def min_gpu_memory(names: Sequence[str]) -> int | None:
@@ -127,16 +127,16 @@ def _read(path: Path) -> str:
 
 
 def fast_dtype(cpuinfo: Path = Path("/proc/cpuinfo")) -> str:
-    """Return "bfloat16"; "float32" if there is no GPU and the CPU has no bfloat16 instructions."""
+    """Return "float32" if there is no GPU and no CPU instruction for bfloat16, else "bfloat16"."""
     flags = set(_read(cpuinfo).split())
-    # Look for GPUs last, because nvidia-smi may take seconds, and each start calls this.
+    # Look for GPUs last, because nvidia-smi may take seconds, which would delay every start.
     return "bfloat16" if not flags or flags & _BFLOAT16 or visible_gpus() else "float32"
 
 
 def visible_gpus(devices: Path = Path("/dev")) -> list[str]:
     """Return the GPUs in CUDA_VISIBLE_DEVICES, or all GPUs if the variable is not set.
 
-    CUDA ignores an unknown entry, such as -1, and all entries after it.
+    Like CUDA, ignore an unknown entry, such as -1, and all entries after it.
     nvidia-smi numbers the GPUs of a container from 0, as CUDA does. If nvidia-smi fails, count the
     driver's files in /dev. Ignore the numbers in their names, because these are the host's numbers.
     """
@@ -173,9 +173,9 @@ def core_of(cpu: int) -> int:
 
 
 def raise_file_limit() -> int:
-    """Raise this process's limit of open files, at most to _MOST_FILES; return the new limit."""
+    """Raise this process's limit of open files, at most to _MAX_FILES. Return the new limit."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    allowed = _MOST_FILES if hard == resource.RLIM_INFINITY else min(hard, _MOST_FILES)
+    allowed = _MAX_FILES if hard == resource.RLIM_INFINITY else min(hard, _MAX_FILES)
     if soft != resource.RLIM_INFINITY and soft < allowed:
         resource.setrlimit(resource.RLIMIT_NOFILE, (allowed, hard))
     return file_limit()
@@ -183,4 +183,4 @@ def raise_file_limit() -> int:
 
 def file_limit() -> int:
     soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-    return _MOST_FILES if soft == resource.RLIM_INFINITY else min(soft, _MOST_FILES)
+    return _MAX_FILES if soft == resource.RLIM_INFINITY else min(soft, _MAX_FILES)

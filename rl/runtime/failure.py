@@ -54,7 +54,7 @@ def message_of(error: BaseException) -> str:
 
 
 def with_remedies(text: str) -> str:
-    """Return `text` (an error or the end of a log), and remedies for the known errors in it."""
+    """Return `text` (an error or the end of a log), followed by remedies for known errors in it."""
     remedies = (remedy for pattern, remedy in _REMEDIES.items() if re.search(pattern, text))
     return "\n".join([text, *remedies])
 
@@ -79,10 +79,10 @@ def report_failure(run_folder: RunFolder, process: str, error: BaseException) ->
     write_atomically(path, json.dumps(report))
 
 
-def first_failure(run_folder: RunFolder, of: str = "") -> dict[str, str] | None:
-    """Return the oldest report of the processes whose names begin with `of`, or None."""
+def first_failure(run_folder: RunFolder, prefix: str = "") -> dict[str, str] | None:
+    """Return the oldest report of the processes whose names begin with `prefix`, or None."""
     reports: list[tuple[float, dict[str, str]]] = []
-    for path in sorted(run_folder.failures.glob(f"{of}*.json")):
+    for path in sorted(run_folder.failures.glob(f"{prefix}*.json")):
         with suppress(OSError, ValueError, KeyError, TypeError, OverflowError):
             report = load_json(run_folder.read(path))
             texts = {key: printable(str(report[key])) for key in ("part", "message")}

@@ -11,11 +11,11 @@ from typing import Any
 from rl.runtime.given_files import regular_file
 
 _MAX_DEPTH = 64  # maximum nesting of JSON values; `to_json` writes deeper values as text
-_LONGEST_INT = 4300  # maximum digits of an integer; Python does not convert longer integers to text
+_MAX_DIGITS = 4300  # maximum digits of an integer; Python does not convert longer integers to text
 
 
 class Inside:
-    """A descriptor: a class with `log = Inside("log")` has the property log = self.path / "log"."""
+    """A descriptor. A class with `log = Inside("log")` has the property log = self.path / "log"."""
 
     def __init__(self, name: str) -> None:
         self.name = name
@@ -40,7 +40,7 @@ def write_private(path: Path, text: str) -> None:
 
 
 def own_folder(path: Path) -> Path:
-    """Make `path` a private folder. Raise PermissionError if it is a link or another user's."""
+    """Make `path` a private folder. Raise PermissionError for a link or another user's folder."""
     path.mkdir(mode=0o700, parents=True, exist_ok=True)
     status = path.lstat()
     if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.geteuid():
@@ -76,23 +76,23 @@ def append_line(path: Path, record: dict[str, Any]) -> dict[str, Any]:
 
 
 class LineTail:
-    """Read the lines that are added to a file. A path that is not a regular file has no lines."""
+    """Reads the lines that are added to a file. A path that is not a regular file has no lines."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
         self._offset = 0  # position after the last complete line that was read
 
-    def read(self, most: int | None = None) -> list[bytes]:
+    def read(self, max_bytes: int | None = None) -> list[bytes]:
         """Return the complete lines added since the last call, or all lines if the file shrank.
 
-        With `most`, read only the last `most` bytes, which may begin in the middle of a line.
+        If `max_bytes` is given, read only the last bytes, which may begin in the middle of a line.
         """
         try:
             with regular_file(self._path, self._path.parent).open("rb") as file:
                 if (size := os.fstat(file.fileno()).st_size) < self._offset:
                     self._offset = 0
-                if most is not None:
-                    self._offset = max(self._offset, size - most)
+                if max_bytes is not None:
+                    self._offset = max(self._offset, size - max_bytes)
                 file.seek(self._offset)
                 content = file.read()
         except FileNotFoundError:
@@ -108,7 +108,7 @@ def to_json(value: Any, depth: int = 0) -> Any:
         return value
     if isinstance(value, float):
         return value if math.isfinite(value) else None
-    if isinstance(value, int) and abs(value) < 10**_LONGEST_INT:
+    if isinstance(value, int) and abs(value) < 10**_MAX_DIGITS:
         return value
     if isinstance(value, dict | list | tuple) and depth < _MAX_DEPTH:
         if isinstance(value, dict):

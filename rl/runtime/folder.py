@@ -74,7 +74,7 @@ class RunFolder:
         return regular_file(path, self.path).read_bytes()
 
     def read_yaml(self, path: Path) -> dict[str, Any]:
-        """Return the mapping in a file of this folder; {} if there is none or it is damaged."""
+        """Return the mapping in a file of this folder, or {} if the file is missing or damaged."""
         with suppress(OSError, yaml.YAMLError):
             content = load_yaml(self.read(path))
             return content if isinstance(content, dict) else {}
@@ -95,10 +95,10 @@ class RunFolder:
         return self.endpoints / f"{process}.restart"
 
     def rollouts_of(self, step: int) -> Path:
-        return _with_parent(self.rollouts / f"step_{step:06d}.jsonl")
+        return _create_parent(self.rollouts / f"step_{step:06d}.jsonl")
 
     def evaluation_of(self, version: int) -> Path:
-        return _with_parent(self.evaluations / f"version_{version:06d}.jsonl")
+        return _create_parent(self.evaluations / f"version_{version:06d}.jsonl")
 
     def tokens_of(self, step: int, process: str) -> Path:
         """Return the file in which a process, such as trainer.rank0, records a step's tokens."""
@@ -214,7 +214,7 @@ def naming_damage(path: Path, remedy: str = "delete its checkpoint") -> Iterator
         raise UnusableFile(f"{path} is damaged ({text}): {remedy}") from error
 
 
-def _with_parent(path: Path) -> Path:
+def _create_parent(path: Path) -> Path:
     path.parent.mkdir(parents=True, exist_ok=True)
     return path
 
@@ -236,7 +236,7 @@ def drop_steps_from(run_folder: RunFolder, step: int) -> None:
         with dropped.open("ab") as file:
             file.write(path.read_bytes())
         path.unlink()
-    # Otherwise the viewer would show old results if the run stops before it repeats these steps.
+    # Delete old results, because the viewer would show them until the run repeats the steps.
     for path in [*_files_from(run_folder.tokens, step), *_files_from(run_folder.evaluations, step)]:
         path.unlink()
 

@@ -66,15 +66,15 @@ def why_unsafe_to_write(folder: Path) -> str:
     """Return why a run must not write into `folder`, or "" if there is no reason.
 
     Each path in `folder` must belong to the user or root, because a run writes and deletes files.
-    Each must be a file, folder or socket, because a run that opens a FIFO would block. A link must
-    lead into `folder`, except wandb's links to its own logs and the link `sockets`, whose target
-    PrivateFolder checks. Return "" for a read-only folder, because the caller refuses it.
+    Each path must be a file, folder or socket, because a run that opens a FIFO would block. A link
+    must lead into `folder`, except wandb's links to its own logs and the link `sockets`, because
+    PrivateFolder checks its target. Return "" for a read-only folder, which the caller refuses.
     """
     import tempfile
 
     if not folder.is_dir() or not os.access(folder, os.W_OK):
         return ""
-    # On network file systems another user may own the new files of this process. Accept this user.
+    # On a network file system another user may own new files of this process. Accept this owner.
     with tempfile.TemporaryFile(dir=folder) as new:
         owners = {0, os.geteuid(), os.fstat(new.fileno()).st_uid}
     top = folder.resolve()

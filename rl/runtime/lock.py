@@ -16,9 +16,9 @@ from rl.runtime.files import remove
 from rl.runtime.folder import RunFolder
 from rl.runtime.given_files import regular_file, why_unsafe_to_write
 
-# Error numbers of a full disk, an exhausted quota, and a limit on file size (ulimit -f).
+# These error numbers mean a full disk, an exhausted quota, or a file size limit (ulimit -f).
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
-_PATIENCE_S = 0.5  # seconds to wait for the lock, because `ensure_free` may hold it briefly
+_PATIENCE_S = 0.5  # seconds to wait for the lock, because `ensure_free` may hold the lock briefly
 _TICK_S = 0.02
 
 

@@ -70,8 +70,9 @@ class MetricsTail:
     def __init__(self, run_folder: RunFolder) -> None:
         self._tail = LineTail(run_folder.metrics)
 
-    def read(self, most: int | None = None) -> list[Row]:
-        return [row for line in self._tail.read(most) if (row := _parse_line(line)) is not None]
+    def read(self, max_bytes: int | None = None) -> list[Row]:
+        lines = self._tail.read(max_bytes)
+        return [row for line in lines if (row := _parse_line(line)) is not None]
 
 
 def read_metrics(run_folder: RunFolder) -> list[Row]:

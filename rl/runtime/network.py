@@ -13,7 +13,7 @@ from rl.runtime.failure import RunFailed
 
 _SIOCGIFADDR = 0x8915  # number of Linux's ioctl request for an interface's IPv4 address
 
-# Environment variable with the address on which the rollouts process listens for other hosts.
+# This environment variable holds the address on which the rollouts process accepts other hosts.
 LISTEN_VARIABLE = "OFFBYONE_ADDRESS"
 
 
@@ -74,14 +74,14 @@ def bind_collectives(interface: str | None) -> None:
 
 def own_address(interface: str) -> str:
     """Return this host's IPv4 address on an interface. Raise RunFailed if there is none."""
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as asked:
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         try:
             request = struct.pack("256s", interface.encode()[:15])
-            answer = fcntl.ioctl(asked, _SIOCGIFADDR, request)
+            answer = fcntl.ioctl(probe, _SIOCGIFADDR, request)
         except OSError as error:
-            there = ", ".join(name for _, name in socket.if_nameindex())
+            names = ", ".join(name for _, name in socket.if_nameindex())
             raise RunFailed(
-                f"cluster.interface={interface} has no IPv4 address: use one of {there}"
+                f"cluster.interface={interface} has no IPv4 address: use one of {names}"
             ) from error
     return socket.inet_ntoa(answer[20:24])
 

@@ -7,8 +7,8 @@ from pathlib import Path
 from envs.loading import cache_folder
 from rl.runtime.files import Inside, own_folder, remove, write_private
 
-_LONGEST_SOCKET = 107  # maximum length of a Unix socket's path in bytes, set by the kernel
-_LONGEST_NAME = len("/tmp/") + 36  # bytes of the longest name of a socket: vLLM's tmp/<UUID>
+_MAX_SOCKET = 107  # maximum length of a Unix socket's path in bytes, set by the kernel
+_MAX_NAME = len("/tmp/") + 36  # bytes of the longest name of a socket: vLLM's tmp/<UUID>
 
 
 class InsideTarget(Inside):
@@ -22,7 +22,7 @@ class InsideTarget(Inside):
 
 
 class PrivateFolder:
-    """The folder <run>/sockets, or a link to a temporary folder if sockets need a shorter path."""
+    """The folder <run>/sockets. It links to a temporary folder if sockets need a shorter path."""
 
     key = InsideTarget("key")  # key of the run's TCP servers; missing without such servers
     external_key = InsideTarget("external_key")  # key of vLLM servers that the user started
@@ -43,14 +43,14 @@ class PrivateFolder:
 
         self.clear()
         self.path.parent.mkdir(parents=True, exist_ok=True)
-        if shared or len(os.fsencode(self.path.resolve())) + _LONGEST_NAME <= _LONGEST_SOCKET:
+        if shared or len(os.fsencode(self.path.resolve())) + _MAX_NAME <= _MAX_SOCKET:
             self.path.mkdir(mode=0o700)
         else:
             self.path.symlink_to(tempfile.mkdtemp(prefix=self._prefix()))
         self.temporary.mkdir(mode=0o700)
 
     def clear(self) -> None:
-        """Delete the folder and, if the folder is a link, the temporary folder behind the link."""
+        """Delete the folder. If the folder is a link, delete the link and the temporary folder."""
         import tempfile
 
         target = self.path.resolve()
@@ -61,8 +61,8 @@ class PrivateFolder:
             remove(target)
 
     def _prefix(self) -> str:
-        place = os.fsencode(self.path.parent.resolve() / self.path.name)
-        return f"offbyone-sockets-{sha256(place).hexdigest()[:8]}-"
+        path = os.fsencode(self.path.parent.resolve() / self.path.name)
+        return f"offbyone-sockets-{sha256(path).hexdigest()[:8]}-"
 
     def vllm_socket_of(self, process: str) -> Path:
         """Return the socket of a server, such as vllm.sock for the process `inference`."""

@@ -1,4 +1,4 @@
-"""The reaper process: end the process groups of a run after the supervisor has died.
+"""The reaper process, which ends the process groups of a run after the supervisor has died.
 
 `child.Reaper` starts this file as a script. On standard input, `+group` registers a process group
 and `-group` unregisters it. End of input means that the supervisor has ended. The file imports only

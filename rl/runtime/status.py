@@ -76,7 +76,7 @@ class Status:
 
 
 class Stopwatch:
-    """Measure how long each phase of a step takes, and set the current phase as the status."""
+    """Measures how long each phase of a step takes, and sets the current phase as the status."""
 
     def __init__(self, status: Status) -> None:
         self._status = status

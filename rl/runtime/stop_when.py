@@ -34,7 +34,7 @@ class StopWhen:
 
 
 def is_fulfilled(stop_when: Any, rows: Sequence[Mapping[str, Any]]) -> bool:
-    """Return whether the newest line of metrics fulfils the setting `stop_when` of a run."""
+    """Return whether the newest row of metrics meets the condition `stop_when` of a run."""
     with suppress(ValueError):  # stop_when is null, or not a condition
         return bool(rows) and StopWhen.of(str(stop_when)).holds(rows[-1])
     return False

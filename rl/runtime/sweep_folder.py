@@ -74,15 +74,15 @@ class SweepFolder:
         return records
 
     def claim(self, overrides: Sequence[str], grown: int = 0) -> tuple[int, JobRecord]:
-        """Return number and record of the job with these overrides. Create a missing record."""
+        """Return (number, record) of the job with these overrides. Create a missing record."""
         return self.claim_all([overrides], grown)[0]
 
     def claim_all(
         self, jobs: Sequence[Sequence[str]], grown: int = 0
     ) -> list[tuple[int, JobRecord]]:
-        """Return number and record of each job. `jobs`: the overrides of each job.
+        """Return (number, record) of each job. `jobs`: the overrides of each job.
 
-        A job without a record gets a new one, with this value of `grown`.
+        Create a missing record. `grown`: index of the sweep's command that adds the jobs.
         """
         records = self.records()
         # If two processes have recorded the same job, the record with the lower number counts.

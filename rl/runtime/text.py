@@ -18,7 +18,7 @@ _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")  # control characters ex
 
 
 def printable(text: str) -> str:
-    """Remove escapes, and control characters except tab and newline. Lone surrogates become "?"."""
+    """Remove ANSI escapes, and control characters except tab and newline. Surrogates become "?"."""
     plain = _CONTROL.sub("", _SEQUENCE.sub("", text))
     return plain.encode(errors="replace").decode()
 
@@ -34,7 +34,7 @@ def key_of(override: str) -> str:
 
 
 def leaves(value: Any, path: str = "", *, of_lists: bool = True) -> Iterator[tuple[str, Any]]:
-    """Yield every leaf value with its dotted key. If `of_lists`, list items have their indices."""
+    """Yield (dotted key, value) of each leaf. Unless `of_lists`, a whole list is one leaf."""
     items = dict(enumerate(value)) if of_lists and isinstance(value, list) else value
     if isinstance(items, Mapping) and items:
         for key, item in items.items():

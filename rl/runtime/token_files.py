@@ -41,7 +41,7 @@ class Lines:
 
 
 def write_lines(path: Path, lines: Lines) -> None:
-    """Write a token file atomically. After an OSError, log a warning."""
+    """Write a token file atomically. Log a warning instead of raising an OSError."""
     import pyarrow as pa  # imported here, because the import takes 0.5 s
     from pyarrow import parquet
 
@@ -55,9 +55,9 @@ def write_lines(path: Path, lines: Lines) -> None:
         keys["update"] = pa.array(lines.updates, pa.int32())
     table = pa.table({**keys, **values})
     split = [f"{name}.list.element" for name in values if name in _CONTINUOUS]
-    rest = [*keys, *(f"{name}.list.element" for name in values if name not in _CONTINUOUS)]
+    dictionary = [*keys, *(f"{name}.list.element" for name in values if name not in _CONTINUOUS)]
     incomplete = path.with_name(f".{path.name}.incomplete")
-    encodings: dict[str, Any] = {"use_dictionary": rest, "use_byte_stream_split": split}
+    encodings: dict[str, Any] = {"use_dictionary": dictionary, "use_byte_stream_split": split}
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         parquet.write_table(table, incomplete, compression="zstd", **encodings)
@@ -75,7 +75,7 @@ def write_lines(path: Path, lines: Lines) -> None:
 
 @dataclass(frozen=True, eq=False)
 class RecordedRow:
-    """All recorded columns of a rollout's row in one update of its batch. L: tokens of the row."""
+    """All recorded columns of a rollout's row of L tokens in one update of the row's batch."""
 
     id: str
     row: int
@@ -131,7 +131,7 @@ def _lines(run_folder: RunFolder, path: Path, id: str | None) -> list[dict[str, 
     except FileNotFoundError:
         return []
     with naming_damage(path, "delete it"):
-        # Do not use parquet.read_table: its parallel scan of a damaged file may never end.
+        # Do not use parquet.read_table, because its parallel scan of a damaged file may never end.
         table = parquet.ParquetFile(source).read(use_threads=False)
         if id:
             mine = [one == id for one in table["id"].to_pylist()]

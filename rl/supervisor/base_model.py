@@ -36,7 +36,7 @@ def model_of(run_folder: RunFolder, prepare: Callable[[], Path]) -> Path:
 
 
 def check_model(run: Run, model: Path) -> None:
-    """Raise ConfigError before vLLM starts if sampler.top_k or the chat format does not fit."""
+    """Raise ConfigError if sampler.top_k or the chat format does not fit the model."""
     returned, size = num_returned_tokens(run.sampler), vocabulary_of(model)
     if size and returned > size:
         fits = num_returned_tokens({**run.sampler, "top_k": size // 2}) <= size

@@ -115,7 +115,7 @@ class Children:
         in_terminal = self._run.trainer.debug and name.startswith("trainer")
         hook = {} if in_terminal else {"PYTHONBREAKPOINT": "rl.runtime.failure.refuse_breakpoint"}
         env = {**hook, **self._run_folder.private.environment(), **env}
-        # ends_on_term=False, because these processes take TERM as a request for a checkpoint.
+        # The argument False is `ends_on_term`, because TERM asks these processes for a checkpoint.
         start = Start(name, command, self._run_folder.log_of(name), env, False, in_terminal)
         self._children[name] = (host or self._hosts.here).start(start)
 
@@ -134,7 +134,7 @@ class Children:
             asked = self._run_folder.stop_request.exists()
             ended = {n: c.returncode for n, c in self._children.items() if c.returncode is not None}
             if all(trainer.returncode == 0 for trainer in trainers):
-                self._raise_if_reported()  # ranks end with status 0 even if sampling has failed
+                self._raise_reported_failure()  # ranks end with status 0 even if sampling failed
                 return
             if self._replicas:  # check vLLM first, because ranks and rollouts fail if it ends
                 fatal = self._replicas.check_and_restart(may_restart=begun and not asked)
@@ -142,13 +142,13 @@ class Children:
                     if begun:
                         if self._stop_and_save(tick) and asked:
                             return  # no error, because the signal to stop also ended vLLM
-                        self._raise_if_reported("trainer")  # a rank's error comes first
+                        self._raise_reported_failure("trainer")  # a rank's error comes first
                     self._raise_failure_with_log(*fatal)
             # A rank may end with status 0 before the other ranks. Any other early end is an error.
             for name, status in ended.items():
                 if status != 0 or not name.startswith("trainer"):
                     self._raise_if_host_lost()
-                    self._raise_if_reported()
+                    self._raise_reported_failure()
                     self._raise_failure_with_log(name, describe_exit(status))
             self._reaper.ensure_alive()
             time.sleep(_TICK_S)
@@ -169,7 +169,7 @@ class Children:
             self._begun = rollouts is not None and rollouts.phase.startswith("batch")
         return self._begun
 
-    def _raise_if_reported(self, process: str = "") -> None:
+    def _raise_reported_failure(self, process: str = "") -> None:
         failure = first_failure(self._run_folder, process)
         if failure:
             log = self._run_folder.log_of(failure["part"])
@@ -188,7 +188,7 @@ class Children:
         return saved == done and all(rank.returncode == 0 for rank in ranks)
 
     def _raise_if_host_lost(self) -> None:
-        """Raise HostLost if the host of an ended rank is soon reported as lost."""
+        """Wait for reports of lost hosts. Raise HostLost if the host of an ended rank is lost."""
         seconds = _HOST_TIMEOUT_S if self._run.cluster.spans_hosts else 2 * _TICK_S
         deadline = time.monotonic() + seconds
         while time.monotonic() < deadline:
@@ -198,16 +198,16 @@ class Children:
                     raise host.lost
             time.sleep(_TICK_S)
 
-    def _raise_failure_with_log(self, name: str, what: str) -> NoReturn:
+    def _raise_failure_with_log(self, name: str, cause: str) -> NoReturn:
         log = self._run_folder.log_of(name)
         # Name a full disk as the cause, because the process could write no error report and no log.
         if shutil.disk_usage(self._run_folder.path).free < _FULL_BYTES:
-            what = f"{what}, and no space is left at {self._run_folder.path}: free disk space"
+            cause = f"{cause}, and no space is left at {self._run_folder.path}: free disk space"
         if not log.exists():  # the log of an external server is on its own machine
-            raise RunFailed(f"{name} {what}")
+            raise RunFailed(f"{name} {cause}")
         process = self._children.get(name)
         end = process.tail() if process else last_lines(log)
-        raise RunFailed(with_remedies(f"{name} {what}. The end of {log}:\n{end}"))
+        raise RunFailed(with_remedies(f"{name} {cause}. The end of {log}:\n{end}"))
 
 
 def _device_environment(place: Place, *, shared: bool) -> dict[str, str]:
@@ -218,10 +218,9 @@ def _device_environment(place: Place, *, shared: bool) -> dict[str, str]:
     extend memory segments, because varying shapes would fragment segments of fixed size. If vLLM
     uses the same GPU (`shared`), the rank loads the model after vLLM has started.
 
-    On a CPU OMP_WAIT_POLICY lets waiting threads sleep. If they spin while another process needs a
-    core, a step takes up to ten times longer. The other variables limit two caches, which hold
-    one oneDNN kernel per matrix shape. Shapes vary with the number of completion tokens, so a large
-    cache would use over a GiB without benefit.
+    On a CPU OMP_WAIT_POLICY lets waiting threads sleep, because spinning can make a step ten times
+    slower. The other variables limit two caches of oneDNN kernels, one kernel per matrix shape.
+    Shapes vary with the number of completion tokens, so large caches would waste over a GiB.
     """
     if place.devices:
         older = os.environ.get("PYTORCH_CUDA_ALLOC_CONF", "expandable_segments:True")

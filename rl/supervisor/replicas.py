@@ -31,7 +31,7 @@ _HEALTH_EVERY_S = 5.0
 _SILENT_S = 60.0  # a server that does not answer for this long is restarted if another one works
 _WITHIN_STEPS = 10
 # The run ends if a server ends 3 times within 10 steps, or 2 times if no other server works.
-_MOST_DEATHS, _MOST_DEATHS_ALONE = 3, 2
+_MAX_DEATHS, _MAX_DEATHS_ALONE = 3, 2
 
 StartReplica = Callable[[Replica], Process | None]  # returns None for an external server
 
@@ -44,7 +44,7 @@ class WatchedReplica:
     ready: bool = False
     started: float = 0.0  # `time.monotonic()` at the latest start
     answered_at: float = 0.0  # `time.monotonic()` at the latest answer
-    death_steps: deque[int] = field(default_factory=lambda: deque[int](maxlen=_MOST_DEATHS))
+    death_steps: deque[int] = field(default_factory=lambda: deque[int](maxlen=_MAX_DEATHS))
 
     def died_often(self, times: int) -> bool:
         deaths = list(self.death_steps)[-times:]
@@ -64,24 +64,24 @@ class Replicas:
         why_unusable: Callable[[Replica], str | None] = lambda _: None,
     ) -> None:
         """`why_unusable` returns the problem of a running server, or None if it is usable."""
-        self._all = [WatchedReplica(one, Status(run_folder, one.name)) for one in replicas]
+        self._all = [WatchedReplica(each, Status(run_folder, each.name)) for each in replicas]
         self._run_folder, self._start_child, self._num_steps = run_folder, start, num_steps
         self._startup_timeout, self._wait_timeout = startup_timeout, wait_timeout
         self._why_unusable = why_unusable
         self._pool = ThreadPoolExecutor(len(replicas))  # one thread per server
 
     def start(self) -> None:
-        for one in self._all:
-            self._start(one)
+        for server in self._all:
+            self._start(server)
 
-    def _start(self, one: WatchedReplica) -> None:
-        replica = one.replica
-        one.ready, one.started = False, time.monotonic()
-        one.child = self._start_child(replica)
+    def _start(self, server: WatchedReplica) -> None:
+        replica = server.replica
+        server.ready, server.started = False, time.monotonic()
+        server.child = self._start_child(replica)
         again = ", again" if replica.incarnation else ""
         starting = f"starting vLLM{again} ({replica.log})"
-        one.status.set(starting if one.child else f"waiting for {replica.address} to answer")
-        pid = one.child.group if one.child else None
+        server.status.set(starting if server.child else f"waiting for {replica.address} to answer")
+        pid = server.child.group if server.child else None
         self._write_endpoint(replica, pid or 0)
 
     def _write_endpoint(self, replica: Replica, pid: int) -> None:
@@ -89,90 +89,92 @@ class Replicas:
         endpoint.write(self._run_folder, replica.name)
 
     def check_and_restart(self, *, may_restart: bool) -> tuple[str, str] | None:
-        """Restart servers that are gone. If the run must end, return (server name, cause)."""
+        """Restart failed servers. Return None, or (server name, cause) if the run must end."""
         # Check in parallel, because the check of a server that does not answer takes seconds.
         seen = list(zip(self._all, self._pool.map(self._cause_of_end, self._all), strict=True))
-        gone = [(one, what) for one, what in seen if what is not None]
-        another_serves = any(one.ready for one, what in seen if what is None)
-        for one, what in gone:
-            one.death_steps.append(self._num_steps())
-            most = _MOST_DEATHS if another_serves else _MOST_DEATHS_ALONE
-            if one.child is not None and one.died_often(most):
-                times = f"for the {'2nd' if most == 2 else '3rd'} time within {_WITHIN_STEPS} steps"
-                return one.replica.name, f"{what} {times}"
-            if not may_restart or not (another_serves or self._has_crashed(one)):
-                return one.replica.name, what
-            self._restart(one, what)
+        gone = [(server, cause) for server, cause in seen if cause is not None]
+        another_serves = any(server.ready for server, cause in seen if cause is None)
+        for server, cause in gone:
+            name = server.replica.name
+            server.death_steps.append(self._num_steps())
+            max_deaths = _MAX_DEATHS if another_serves else _MAX_DEATHS_ALONE
+            if server.child is not None and server.died_often(max_deaths):
+                nth = "2nd" if max_deaths == 2 else "3rd"
+                return name, f"{cause} for the {nth} time within {_WITHIN_STEPS} steps"
+            if not may_restart or not (another_serves or self._has_crashed(server)):
+                return name, cause
+            self._restart(server, cause)
             if not self._all:  # the last server was on a lost host
-                return one.replica.name, what
+                return name, cause
         return None
 
-    def _has_crashed(self, one: WatchedReplica) -> bool:
+    def _has_crashed(self, server: WatchedReplica) -> bool:
         """Return whether a server of this run (not external) has served and then failed."""
-        if one.child is None or not one.ready:
+        if server.child is None or not server.ready:
             return False
-        return one.child.returncode is not None or not is_healthy(one.replica)
+        return server.child.returncode is not None or not is_healthy(server.replica)
 
-    def _restart(self, one: WatchedReplica, what: str) -> None:
-        name, others = one.replica.name, len(self._all) - 1
+    def _restart(self, server: WatchedReplica, cause: str) -> None:
+        name, others = server.replica.name, len(self._all) - 1
         go_on = f"{others} others continue" if others > 1 else "the other one continues"
         go_on = go_on if others else "the run waits for it"
-        again = "the server is restarted" if one.child is not None else "waiting for its answer"
-        note_warning(self._run_folder, name, f"{what}; {again}, and {go_on}")
-        if one.child is not None:
-            one.child.end()
-            if path := one.replica.address.path:
+        again = "the server is restarted" if server.child is not None else "waiting for its answer"
+        note_warning(self._run_folder, name, f"{cause}; {again}, and {go_on}")
+        if server.child is not None:
+            server.child.end()
+            if path := server.replica.address.path:
                 path.unlink(missing_ok=True)  # vLLM cannot bind to an existing path
-        one.replica = replace(one.replica, incarnation=one.replica.incarnation + 1)
+        server.replica = replace(server.replica, incarnation=server.replica.incarnation + 1)
         try:
-            self._start(one)
+            self._start(server)
         except HostLost as lost:
-            self._all.remove(one)
-            one.status.set("its host is lost")
-            self._write_endpoint(one.replica, 0)
+            self._all.remove(server)
+            server.status.set("its host is lost")
+            self._write_endpoint(server.replica, 0)
             note_warning(self._run_folder, name, f"{lost}; {go_on} without it")
 
-    def _cause_of_end(self, one: WatchedReplica) -> str | None:
+    def _cause_of_end(self, server: WatchedReplica) -> str | None:
         """Return why a server must be restarted, or None. A recent answer counts as healthy."""
-        if one.child is not None and one.child.returncode is not None:
+        if server.child is not None and server.child.returncode is not None:
             # End vLLM's engine too, because a push would hang while the engine has the socket open.
             with suppress(HostLost):
-                one.child.kill()
-            return describe_exit(one.child.returncode)
-        asked = read_restart_request(self._run_folder, one.replica.name, one.replica.incarnation)
-        if asked is not None:
-            return f"is unusable: {asked}"
+                server.child.kill()
+            return describe_exit(server.child.returncode)
+        replica = server.replica
+        why = read_restart_request(self._run_folder, replica.name, replica.incarnation)
+        if why is not None:
+            return f"is unusable: {why}"
         now = time.monotonic()
-        if one.ready and now - one.answered_at < _HEALTH_EVERY_S:
+        if server.ready and now - server.answered_at < _HEALTH_EVERY_S:
             return None
-        if is_healthy(one.replica):
-            if not one.ready and (problem := self._why_unusable(one.replica)):
+        if is_healthy(replica):
+            if not server.ready and (problem := self._why_unusable(replica)):
                 # Ignore the problem soon after a restart, because routes may still be missing.
-                is_recent = one.replica.incarnation > 0 and now - one.started < _SILENT_S
+                is_recent = replica.incarnation > 0 and now - server.started < _SILENT_S
                 return None if is_recent else problem
-            one.ready, one.answered_at = True, now
-            one.status.set("serving")
-        elif not one.ready:
-            return self._startup_failure(one) if now - one.started > self._startup_timeout else None
-        elif refuses_connections(one.replica):
+            server.ready, server.answered_at = True, now
+            server.status.set("serving")
+        elif not server.ready:
+            is_late = now - server.started > self._startup_timeout
+            return self._startup_failure(server) if is_late else None
+        elif refuses_connections(replica):
             # vLLM's engine has died. Kill its server, which would wait forever for open requests.
-            if one.child is None:
+            if server.child is None:
                 return "accepts no connections any more"
             with suppress(HostLost):
-                one.child.kill()  # the next call of `check_and_restart` sees that it has ended
-        elif now - one.answered_at > self._tolerated_silence(one):
+                server.child.kill()  # the next call of `check_and_restart` sees that it has ended
+        elif now - server.answered_at > self._tolerated_silence(server):
             return "has stopped answering"
         return None
 
-    def _startup_failure(self, one: WatchedReplica) -> str:
+    def _startup_failure(self, server: WatchedReplica) -> str:
         limit = f"inference.startup_timeout={self._startup_timeout:g} s"
-        if one.child is not None:
+        if server.child is not None:
             return f"did not answer within {limit}: raise this limit if vLLM is slow"
-        return (
-            f"did not answer at {one.replica.address} within {limit}: start vLLM (docs/scaling.md)"
-        )
+        address = server.replica.address
+        return f"did not answer at {address} within {limit}: start vLLM (docs/scaling.md)"
 
-    def _tolerated_silence(self, one: WatchedReplica) -> float:
-        another_serves = any(other.ready for other in self._all if other is not one)
-        # If it serves alone, restart it after half of wait_timeout, before waiting ranks fail.
+    def _tolerated_silence(self, server: WatchedReplica) -> float:
+        another_serves = any(other.ready for other in self._all if other is not server)
+        # If no other server works, restart this server before the ranks that wait for it time out.
         return min(_SILENT_S, self._wait_timeout) if another_serves else self._wait_timeout / 2

@@ -74,7 +74,7 @@ def supervise(
         Stopped: a signal ended the run.
     """
     run_folder = RunFolder(Path(str(config.get("output_dir")), str(config.get("run_name"))))
-    # Call this before `resolve`, whose error would not name the process that uses the folder.
+    # Check this before `resolve`, because its errors do not name the process that uses the folder.
     ensure_free(run_folder)
     resolved = resolve(config)
     run = resolved.run
@@ -86,8 +86,8 @@ def supervise(
     with stopped_by_signals() as stop, lock, Reaper() as reaper, dry_call:
         # Check again under the lock, because another run may have used the folder meanwhile. Check
         # the planned number of ranks, because trainer.ranks may be null in `config`.
-        known = config | {"trainer": {**config["trainer"], "ranks": run.trainer.ranks}}
-        if problems := list(run_folder_problems(known)):
+        planned = config | {"trainer": {**config["trainer"], "ranks": run.trainer.ranks}}
+        if problems := list(run_folder_problems(planned)):
             raise ConfigError(problems)
         # If an earlier start of this run finished no step, delete its model and warm-start folder.
         if run_folder.overrides.is_file() and not run_folder.has_results():
@@ -175,8 +175,8 @@ def _print_repeated_steps(run_folder: RunFolder) -> None:
     saved, num_steps = run_folder.num_saved_steps(), num_steps_done(run_folder)
     if saved < num_steps:
         say(
-            f"continuing after {saved} steps: {num_steps - saved} later steps are repeated, as "
-            f"no checkpoint contains them (their old metrics: {run_folder.dropped_metrics})"
+            f"continuing after {saved} steps: {num_steps - saved} later steps are repeated, "
+            f"because no checkpoint contains them (their old metrics: {run_folder.dropped_metrics})"
         )
 
 
@@ -198,9 +198,9 @@ class _Launch:
         if run.model.warm_start is None:
             return self._build_model(run, self.run_folder)
         supervised = RunFolder(self.run_folder.warm_start)
-        first = warm_start_run(run, compose("warm_start"), supervised.path)
-        with DryCall([first.plain()]) as dry_call:
-            cached = cache_folder() / "warm" / warm_start_key(first, dry_call.files())
+        warm_run = warm_start_run(run, compose("warm_start"), supervised.path)
+        with DryCall([warm_run.plain()]) as dry_call:
+            cached = cache_folder() / "warm" / warm_start_key(warm_run, dry_call.files())
             if cached.is_dir():
                 return cached
             make_cache(cached.parent)
@@ -210,14 +210,14 @@ class _Launch:
             # Raise ConfigError for an unusable loss now, not after a warm start of about 40 s.
             self.dry_call.learned()
             say(
-                f"warm start: {first.max_steps} supervised steps, once for this model and "
+                f"warm start: {warm_run.max_steps} supervised steps, once for this model and "
                 "environment"
             )
             # Signals go to `self.stop` and not to the new StopRequest. They end the warm start at
             # once, because `self.stop.waits` is still False.
             launch = _Launch(supervised, self.reaper, StopRequest(), self.limit, dry_call)
-            launch.execute(assign_devices(first), model, is_main=False)
-        if num_steps_done(supervised) < first.max_steps:
+            launch.execute(assign_devices(warm_run), model, is_main=False)
+        if num_steps_done(supervised) < warm_run.max_steps:
             raise RunFailed("the warm start was stopped and is not saved: start the run again")
         move_to_cache(supervised, cached)
         return cached
@@ -262,7 +262,7 @@ class _Launch:
             demand = Demand(len(plan.inference), group, len(plan.ranks))
             hosts = stack.enter_context(cluster.hosts(run_folder, self.reaper, demand))
             children = Children(run, run_folder, self.reaper, with_devices(plan, hosts), hosts)
-            # vLLM starts while rl/dry_call calls components. The other processes need its results.
+            # vLLM starts while rl/dry_call calls components. The other processes need these facts.
             children.start(lambda: self._record_dry_call(run))
             saved = run_folder.num_saved_steps()
             # With trainer.debug, print lines, because a live panel would overwrite the debugger.

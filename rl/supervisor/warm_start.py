@@ -25,10 +25,10 @@ from rl.runtime.text import leaves
 # The cache key depends on all files of these packages, because they may affect the weights.
 _PACKAGES = ("rl/learner", "rl/model", "rl/sampling", "rl/rollouts", "losses")
 _ROOT = Path(__file__).parents[2]
-# Options of an environment's data that may name a folder or a file pattern. Other options may
-# look like a pattern by chance, such as the operators "*" and "/" of env=arithmetic.
+# These options of an environment may name a folder or a file pattern. Other options may look like
+# a pattern by chance, such as the operators "*" and "/" of env=arithmetic.
 _DATA_KEYS = ("path", "eval_path", "corpus", "questions")
-_MOST_PATHS = 100_000  # limit per option, because checking many paths takes long
+_MAX_PATHS = 100_000  # limit per option, because checking many paths takes long
 _LIBRARIES = ("torch", "transformers", "deepspeed", "renderers")
 
 
@@ -43,17 +43,17 @@ class WarmStart:
 
 
 def warm_start_key(
-    first: Run, own_files: Iterable[str], read: Callable[[Path], bytes] = Path.read_bytes
+    warm_run: Run, own_files: Iterable[str], read: Callable[[Path], bytes] = Path.read_bytes
 ) -> str:
-    """Return a hash of all that affects the weights which the warm start `first` produces."""
-    content = first.plain()
+    """Return a hash of everything that affects the weights of the warm start `warm_run`."""
+    content = warm_run.plain()
     irrelevant = ("output_dir", "run_name", "inference", "client", "sync", "logger", "record")
     for group in (*irrelevant, "cluster", "trainer", "max_time"):
         del content[group]
-    content["max_grad_norm"] = first.trainer.max_grad_norm  # no other key of trainer matters
+    content["max_grad_norm"] = warm_run.trainer.max_grad_norm  # no other key of trainer matters
     # Leave out keys that a warm start ignores.
-    content["model"] = _without_keys(first.model.plain(), "learning_rate", "max_tokens")
-    content["env"] = _without_keys(first.env, "reward_weights")
+    content["model"] = _without_keys(warm_run.model.plain(), "learning_rate", "max_tokens")
+    content["env"] = _without_keys(warm_run.env, "reward_weights")
     sources = {path for name in _PACKAGES for path in (_ROOT / name).rglob("*.py")}
     # Leave out files in other packages of rl/, because they do not affect the weights.
     sources |= {Path(file) for file in own_files if not Path(file).is_relative_to(_ROOT / "rl")}
@@ -82,9 +82,9 @@ def _file_hash(key: str, value: Any) -> Any:
             if key.rpartition(".")[2] not in _DATA_KEYS:
                 return ""
             pattern = f"{glob.escape(str(path))}/**" if path.is_dir() else str(path)
-            found = list(islice(glob.iglob(pattern, recursive=True), _MOST_PATHS + 1))
-            if len(found) > _MOST_PATHS:
-                what = f"env.{key}={value} has over {_MOST_PATHS} files and folders"
+            found = list(islice(glob.iglob(pattern, recursive=True), _MAX_PATHS + 1))
+            if len(found) > _MAX_PATHS:
+                what = f"env.{key}={value} has over {_MAX_PATHS} files and folders"
                 raise ConfigError([f"{what}: use fewer, or model.warm_start=null"])
             stats = [(name, os.stat(name)) for name in sorted(filter(os.path.isfile, found))]
             return [[name, stat.st_size, stat.st_mtime_ns] for name, stat in stats] or ""
@@ -95,7 +95,7 @@ def _file_hash(key: str, value: Any) -> Any:
 
 
 def warm_start_run(run: Run, recipe: dict[str, Any], folder: Path) -> Run:
-    """Return the warm start of `run` as a run. `recipe`: the content of conf/warm_start.yaml."""
+    """Return the run that warm-starts `run`. `recipe`: the content of conf/warm_start.yaml."""
     settings = run.model.warm_start or {}
     # Turn these options off, because a short run does not need them.
     changed = {"checkpoint_every": 0, "compile": False, "debug": False, "profile": 0}

@@ -11,11 +11,11 @@ _LINES = 10  # a log file gets one line per tenth of the items
 
 
 class Progress(Display):
-    """A display of how many of `total` items are done. `things`: plural noun for the items."""
+    """A display of how many of `total` items are done. `noun`: plural noun for the items."""
 
-    def __init__(self, console: Console, total: int, things: str, *, done: int = 0) -> None:
+    def __init__(self, console: Console, total: int, noun: str, *, done: int = 0) -> None:
         super().__init__(console)
-        self.done, self._done_before, self._total, self._things = done, done, total, things
+        self.done, self._done_before, self._total, self._noun = done, done, total, noun
         self._text, self._notes, self._started = "", list[str](), time.time()
         self._printed_tenths = self._tenths()
 
@@ -33,16 +33,14 @@ class Progress(Display):
     def picture(self, now: float) -> RenderableType:
         elapsed, new = now - self._started, self.done - self._done_before
         left = elapsed / new * (self._total - self.done) if new else None
-        count = f"{self.done}/{self._total} {self._things}"
+        count = f"{self.done}/{self._total} {self._noun}"
         return heading(self._text, elapsed_and_left(elapsed, left), self.done, self._total, count)
 
     def lines(self, now: float, *, last: bool) -> list[str]:  # noqa: ARG002
         if self._tenths() <= self._printed_tenths:
             return []
         self._printed_tenths = self._tenths()
-        return [
-            ", ".join(filter(None, [f"{self.done} of {self._total} {self._things}", self._text]))
-        ]
+        return [", ".join(filter(None, [f"{self.done} of {self._total} {self._noun}", self._text]))]
 
     def _tenths(self) -> int:
         return self.done * _LINES // max(self._total, 1)

@@ -55,7 +55,7 @@ def test_a_model_and_an_address_of_the_command_line_are_kept(write):
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        (TEXT, "endpoints.toml has no endpoint larg: it has large, local"),
+        (TEXT, "endpoints.toml has no endpoint larg: use large or local"),
         ("[large]\nurl = 'x'\n", r"endpoints.toml: \[large\] needs url and model"),
         ("[large]\nurl = 'x'\nmodel = 'y'\nkey = 'z'\n", r"\[large\] needs url and model"),
         ("[large", "endpoints.toml cannot be read"),

@@ -167,7 +167,7 @@ def test_a_file_may_name_the_fields_that_a_branch_hides(own: Any) -> None:
     [
         ("return -tokens.logprobs", "returned a Tensor of shape [8]: return TokenLoss(", 3),
         ("return TokenLoss(-tokens.logprobs.sum(), {})", "neither summed nor averaged", 3),
-        ("return TokenLoss(-tokens.logprobs.detach(), {})", "a loss without gradient", 3),
+        ("return TokenLoss(-tokens.logprobs.detach(), {})", "a loss without a gradient", 3),
         ("return TokenLoss(-tokens.logprobs * tokens.advantages.log(), {})", "is NaN or inf", 3),
         ("return TokenLoss(-tokens.logprobs, {'x': 0.5})", "the metric 'x' as float 0.5", 3),
         (
@@ -356,7 +356,7 @@ ONE_TURN = "    return [[0.0] * len(t or ()) for t in group.turn_rewards][1:]\n"
         ),
         ("truncation", "def mine(rollout):\n    return 0.0\n", "return Credit(reward, trains=...)"),
         ("kl.estimator", "def mine(a, b):\n    return (a - b).sum()\n", "one number per token"),
-        ("kl.estimator", "def mine(a, b):\n    return (a - b).detach()\n", "without gradient"),
+        ("kl.estimator", "def mine(a, b):\n    return (a - b).detach()\n", "without a gradient"),
         (
             "buffer",
             "from rl.rollouts.buffer import FifoBuffer\nclass mine(FifoBuffer):\n"
@@ -429,7 +429,7 @@ ONE_TURN = "    return [[0.0] * len(t or ()) for t in group.turn_rewards][1:]\n"
             "strategy",
             "from rl.sampling.strategy import Strategy\nclass mine(Strategy):\n"
             "    async def play(self, group, play_one, size):\n        return []\n",
-            "returned no rollouts: return some of those that `play_one` returned",
+            "returned no rollouts: return rollouts that `play_one` returned",
         ),
         (
             "env",

@@ -84,13 +84,13 @@ def test_changed_data_change_the_key_of_a_folder_and_of_a_file_pattern(path, tmp
 
 
 def test_a_folder_of_too_many_files_is_refused(monkeypatch, tmp_path) -> None:
-    monkeypatch.setattr("rl.supervisor.warm_start._MOST_PATHS", 3)
+    monkeypatch.setattr("rl.supervisor.warm_start._MAX_PATHS", 3)
     for number in range(4):
         (tmp_path / f"{number}.parquet").touch()
     with pytest.raises(ConfigError, match=r"path=.* has over 3 files and folders: use fewer"):
         key_of("env=composed", f"env.dataset.path={tmp_path}")
     key_of("env=composed", f"env.dataset.path={tmp_path}/1.*")
-    monkeypatch.setattr("rl.supervisor.warm_start._MOST_PATHS", 5)  # four files and their folder
+    monkeypatch.setattr("rl.supervisor.warm_start._MAX_PATHS", 5)  # four files and their folder
     assert len(module._file_hash("path", str(tmp_path))) == 4
 
 
