@@ -1,4 +1,4 @@
-"""Policy, objective, reference and critic of a run, and one training step with them."""
+"""Combine policy, objective, reference and critic of a run into one training step."""
 
 import json
 import logging
@@ -154,7 +154,7 @@ class Learner:
         )
         if self._critic:
             learned = self._critic.update(batch.step, batches, updates)
-            # Count a step that only the critic skipped as skipped, so a broken critic ends the run.
+            # Count the critic's skipped updates as skipped, so that a broken critic ends the run.
             skipped = max(stats["train/skipped"], learned.get("train/critic_skipped", 0.0))
             stats |= {**learned, "train/skipped": skipped}
         if "train/kl_divergence" in stats:

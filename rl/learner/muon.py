@@ -33,7 +33,7 @@ class MuonAndAdamW(Optimizer):
     def step(self, closure: Any = None) -> Any:
         assert closure is None, "closures are not supported"
         for name, part in self._parts.items():
-            # Assign groups and state at each step, because DeepSpeed and checkpoints replace them.
+            # Assign groups and state at each step, because DeepSpeed and a resume replace them.
             part.param_groups = [group for group in self.param_groups if group["part"] == name]
             part.state = self.state
             part.step()

@@ -27,7 +27,8 @@ TokenLossFunction = Callable[[Tokens], TokenLoss]
 CorrectionFunction = Callable[[Tensor, Tensor, Tensor, int], Any]
 """(old_logprobs [N], rollout_logprobs [N], sequence_ids [N], number of sequences)
 
-It returns `weights`, the factor [N] of each token's loss, and `metrics` [N] (losses/correction.py).
+The result has `weights` [N], the factors of the tokens' losses, and `metrics` [N]
+(losses/correction.py).
 """
 
 
@@ -55,7 +56,7 @@ class Batch(Tokens):
     @staticmethod
     def of(micro: MicroBatch, device: torch.device, step: int) -> "Batch":
         """Return a micro-batch on `device`, with its completion tokens flattened row by row."""
-        # Flatten on the CPU, because a GPU would synchronise at every boolean index.
+        # Flatten on the CPU, because on a GPU every boolean index would synchronise with the CPU.
         mask = torch.tensor(micro.completion_mask)
         rows = mask.nonzero()[:, 0]  # [N]
         positions = micro.first_positions[:, None] + micro.completion_mask.cumsum(1) - 1  # [B, T]
@@ -88,7 +89,7 @@ class Batch(Tokens):
 def with_outputs(
     tokens: Tokens, logprobs: Tensor, entropies: Tensor, candidate_logprobs: Tensor | None = None
 ) -> Tokens:
-    """Return the tokens with the outputs of a forward pass. Detach the entropies."""
+    """Return the tokens with the outputs of a forward pass. The entropies are detached."""
     return replace(
         tokens,
         logprobs=logprobs,
@@ -99,7 +100,7 @@ def with_outputs(
     )
 
 
-# The columns of MicroBatch that Batch flattens to the N completion tokens.
+# `Batch.of` flattens these columns of MicroBatch to the N completion tokens.
 _FLAT = (columns_of(MicroBatch).keys() & {field.name for field in fields(Batch)}) - {"token_ids"}
 
 

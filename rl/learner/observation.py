@@ -29,7 +29,7 @@ def observation(
     grads: Sequence[Tensor],
     metrics: Mapping[str, Tensor],  # metrics of the objective, [N] or one number each
 ) -> dict[str, Tensor]:
-    """Return the numbers [N] by name, without those that the run does not compute."""
+    """Return {name: numbers [N]}, without the numbers that the run does not compute."""
     correction = metrics.get("correction")
     weight = batch.token_weights if correction is None else batch.token_weights * correction
     values = {
