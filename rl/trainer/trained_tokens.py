@@ -32,7 +32,7 @@ class StepRecord:
 
     def __init__(self, batch: RankBatch) -> None:
         self._batch = batch
-        # Each entry is (update, micro-batch, values) of the newest update, before its copy to the CPU.
+        # Each entry is (update, micro-batch, values on the device) of the newest update.
         self._observed: list[tuple[int, int, dict[str, Tensor]]] = []
         self._recorded: list[_RecordedRows] = []
 
