@@ -30,7 +30,7 @@ class ProbedRows:
 
     @classmethod
     def of(cls, policy: Policy, batch: MicroBatch, num_rows: int) -> "ProbedRows":
-        """Compute the trainer's logprobs of the first `num_rows` rows. All ranks must call it."""
+        """Compute the trainer's logprobs of the first `num_rows` rows. All ranks must call this."""
         # Drop the last token, so that the context has room for the token that vLLM samples.
         lengths = _lengths(batch)[:num_rows] - 1
         token_ids = batch.token_ids[:num_rows, : lengths.max()]
