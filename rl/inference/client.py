@@ -112,7 +112,7 @@ class VLLMClient(AbstractAsyncContextManager["VLLMClient"]):
                 f"{_MAX_FAILURES} requests to vLLM failed in a row, the last one because "
                 f"{failure}: read {route.replica.log} for the cause"
             ) from failure
-        # Only this replica reaches the limit if other replicas have answered in between.
+        # Stop using this replica, because others have answered while it failed all requests.
         if route.num_failed_in_a_row >= _MAX_FAILURES:
             self._router.lose(route, f"{_MAX_FAILURES} requests failed in a row")
 

@@ -42,8 +42,7 @@ class ExternalServers:
     def servers(self) -> list[Replica]:
         addresses = [address_of(url) for url in self.urls]
         if not addresses or len(set(addresses)) < len(addresses):
-            what = "is empty or names a server twice: write the URL of each server once"
-            raise ValueError(f"inference.urls={self.urls} {what}")
+            raise ValueError(f"inference.urls={self.urls}: write at least one URL, and each once")
         key = os.environ.get(self.api_key_variable) if self.api_key_variable else None
         if self.api_key_variable and not key:
             raise ValueError(
@@ -70,7 +69,7 @@ def address_of(url: str) -> Address:
 
 
 def why_unusable(replica: Replica, model: Path, max_seq_len: int) -> str | None:
-    """Return why a running server cannot serve the model of a folder, or None if it can."""
+    """Return why a running server cannot serve the model in folder `model`, or None if it can."""
     try:
         with http_client(replica, _TIMEOUT_S) as http:
             return _why_unusable(http, model, max_seq_len)

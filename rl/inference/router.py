@@ -70,7 +70,7 @@ class Router:
     """The replicas that may get requests. All tasks of the rollouts process share one router.
 
     Attributes:
-        on_lost: called with each lost replica and the reason; requests its restart.
+        on_lost: called with each lost replica and the reason, to request a restart.
         restarted: returns whether the supervisor has replaced a replica. It is None if no
             supervisor restarts replicas. Then the router keeps the last replica to the end.
         serving: set while at least one replica may get requests, and when the run ends.

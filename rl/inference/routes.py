@@ -74,7 +74,7 @@ class VLLMRoutes(AbstractContextManager["VLLMRoutes"]):
             self._post("/start_weight_update")
 
     def update(self, info: dict[str, Any]) -> None:
-        """Make vLLM load weights. `info` locates them, or contains their bytes."""
+        """Make vLLM load weights. `info` tells where the weights are, or contains their bytes."""
         self._post("/update_weights", {"update_info": info})
 
     def finish_update(self, version: int) -> None:

@@ -152,7 +152,7 @@ def _flag(key: str, value: Any) -> list[str]:
 
 
 def _thread_limit() -> dict[str, str]:
-    """Return {OMP_NUM_THREADS: all cores but one}, or {} with GPUs or if the user set it."""
+    """Return {"OMP_NUM_THREADS": all cores but one}, or {} with GPUs or if the user set it."""
     if visible_gpus() or os.environ.get("OMP_NUM_THREADS"):
         return {}
     num_cores = len({core_of(cpu) for cpu in visible_cpus()})

@@ -27,7 +27,7 @@ def gather_bytes(own: bytes) -> list[bytes]:
 
 
 def create_store(host: str, port: int, world_size: int | None, timeout: timedelta) -> dist.TCPStore:
-    """Create a TCPStore that listens only on `host`. PyTorch's own would use all addresses."""
+    """Create a TCPStore that listens only on `host`. PyTorch would listen on all addresses."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     with socket.create_server((host, port), family=family, backlog=4096) as listener:
         port = listener.getsockname()[1]

@@ -132,7 +132,7 @@ class Critic:
     def credit(
         self, batch: RankBatch, batches: Sequence[Batch], kl_penalties: Sequence[Tensor]
     ) -> tuple[list[Batch], dict[str, float]]:
-        """Return the micro-batches with advantages and value targets, and metrics. Collective."""
+        """Return (micro-batches with advantages and value targets, metrics). Collective."""
         own, table = self.values(batches), TokenTable(batch, batches)
         columns = [own, [b.turns for b in batches], *([kl_penalties] if kl_penalties else [])]
         values, turns, *penalties = table.gather(*columns)  # [R, L] each
@@ -163,7 +163,7 @@ class Critic:
         return credited, metrics
 
     def update(self, step: int, batches: Sequence[Batch], updates: int) -> dict[str, float]:
-        """Take `updates` steps towards the returns. Return mean metrics, or {} without returns."""
+        """Take `updates` steps towards the returns. Return mean metrics, {} if no return exists."""
         pairs = [(batch, cast("ValueTargets", batch.value_targets)) for batch in batches]
         if not self._ranks.any(any(bool(targets.weights.any()) for _, targets in pairs)):
             return {}

@@ -23,7 +23,7 @@ from rl.learner.weight_gradients import use_float32_gradients
 from rl.runtime.folder import UnusableFile, naming_damage
 
 _TAG = "deepspeed"  # name of the checkpoint subfolder with an engine's files
-# A checkpoint may contain objects of these classes, besides tensors, numbers, strings, collections.
+# A checkpoint may contain these classes, besides tensors, numbers, strings and collections.
 _STATE_CLASSES = [DynamicLossScaler, LossScaler, ZeroStageEnum, fragment_address]
 
 
@@ -39,7 +39,7 @@ class SafeCheckpointEngine(TorchCheckpointEngine):
                 # In some damaged files PyTorch seeks to an invalid offset, which raises EINVAL.
                 if isinstance(error, OSError) and error.errno != errno.EINVAL:
                     raise
-                # Omit PyTorch's message, because it advises to allow classes that may be unsafe.
+                # Omit PyTorch's message, because it advises users to allow an unsafe class.
                 raise UnusableFile(
                     f"{path} is not loaded, because it is damaged, comes from an older DeepSpeed, "
                     "or contains code that could be harmful: resume from another checkpoint"

@@ -39,7 +39,7 @@ class Logprobs:
     """The logprobs of the N tokens at which `Rows.mask` is True, row by row, without gradient."""
 
     logprobs: Tensor  # [N]
-    # The K most likely tokens at each of the N positions, or None if K is 0:
+    # These are the K most likely tokens at each of the N positions, or None if K is 0:
     candidates: Tensor | None = None  # [N, K] token ids
     candidate_logprobs: Tensor | None = None  # [N, K] in descending order
 
@@ -105,7 +105,7 @@ class PolicyModule(nn.Module):
         also = [each for each in (kept, candidates) if each is not None]
         if also:  # [N, 1+S+K]; score any token in place of -1
             targets = torch.cat([targets.unsqueeze(-1), *also], -1).clamp(min=0)
-        # Never call `head`: under ZeRO-3 a call is collective, but ranks have unequal chunk counts.
+        # Never call `head`, because ZeRO-3 makes calls collective and ranks have unequal counts.
         head, dtype = self.head, self._head_dtype or before.dtype
         logprobs, *others = OutputHead.apply(
             before,

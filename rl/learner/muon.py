@@ -18,7 +18,7 @@ from torch.optim import AdamW, Muon, Optimizer
 
 
 class MuonAndAdamW(Optimizer):
-    """Muon and AdamW as one optimizer with one state, as DeepSpeed and checkpoints require."""
+    """Muon and AdamW as one optimizer with one state, which DeepSpeed and checkpoints require."""
 
     def __init__(self, muon: Muon, adamw: AdamW | None) -> None:
         self._parts: dict[str, Optimizer] = {"muon": muon}

@@ -27,8 +27,7 @@ TokenLossFunction = Callable[[Tokens], TokenLoss]
 CorrectionFunction = Callable[[Tensor, Tensor, Tensor, int], Any]
 """(old_logprobs [N], rollout_logprobs [N], sequence_ids [N], number of sequences)
 
-The result has `weights` [N], the factors of the tokens' losses, and `metrics` [N]
-(losses/correction.py).
+The result has `weights` [N], factors of the tokens' losses, and `metrics` (losses/correction.py).
 """
 
 
@@ -44,7 +43,7 @@ class Batch(Tokens):
     mask: Tensor  # [B, T] bool, True at the N completion tokens
     token_weights: Tensor  # [N] weight of each token in the objective
     envs: tuple[str, ...]  # [B] name of each row's environment
-    # The same N completion tokens after prompts with hints, if the reference sees hints:
+    # These contain the same completion tokens after prompts with hints, if the reference sees any:
     hinted_token_ids: Tensor | None = None  # [B, H] int64
     hinted_mask: Tensor | None = None  # [B, H] bool, True at the N completion tokens
     temperatures: Tensor | None = None  # [N, 1], or None if the run has only one temperature

@@ -24,8 +24,8 @@ def observation(
     batch: Batch,
     logprobs: Tensor,  # [N] log pi
     loss: Tensor,  # [N] unweighted loss of each token
-    # Gradients of the objective with respect to logprobs [N], entropies [N] and, if there are
-    # candidates, their logprobs [N, K]:
+    # These are the gradients of the objective with respect to logprobs [N], entropies [N] and, if
+    # there are candidates, their logprobs [N, K]:
     grads: Sequence[Tensor],
     metrics: Mapping[str, Tensor],  # metrics of the objective, [N] or one number each
 ) -> dict[str, Tensor]:

@@ -71,7 +71,7 @@ class Policy:
             head_dtype=head_dtype,
             compiled=compiled,
         )
-        # These name the module's outputs in order. The last exists if a batch has candidates.
+        # `_outputs` names the module's outputs. The last one exists only if a batch has candidates.
         own = ("logprobs", "entropies", *["kl_from_uniform"] * kl_from_uniform)
         self._outputs = (*own, "candidate_logprobs")
         self.has_adapter = has_adapter(model)
@@ -146,7 +146,7 @@ class Policy:
             if "kl_from_uniform" in self._outputs:  # it has no gradient
                 batch = replace(batch, kl_from_uniform=outputs[2])
                 outputs = (*outputs[:2], *outputs[3:])
-            # First differentiate with respect to the outputs only, which is cheap. If the result is
+            # First differentiate with respect to the outputs only, which is cheap. If this gives
             # zero on all ranks, skip the backward pass through the model.
             leaves = [output.detach().requires_grad_() for output in outputs]
             logprobs, entropies, *candidates = leaves
@@ -159,7 +159,7 @@ class Policy:
             if observer:
                 observer(number, observation(batch, logprobs, loss, gradients, metrics))
             # Never skip the first micro-batch, because each update needs a backward pass. Never
-            # skip a `value` that is not finite: its NaN gradients make DeepSpeed skip the step.
+            # skip a non-finite `value`, because its NaN gradients make DeepSpeed skip the step.
             idle = number > 0 and not self.ranks.any(
                 not value.isfinite() or any(bool(each.any()) for each in gradients)
             )
@@ -253,7 +253,7 @@ class Policy:
         return collected
 
     def export(self, folder: Path, source: Path, *, merged: bool = False) -> None:
-        """Write model (adapter only, unless `merged`) and the tokenizer of `source`. Collective."""
+        """Write the model, or its adapter if not `merged`, and `source`'s tokenizer. Collective."""
         model = self.engine.module.model
         # The folder of a new tiny model has no weights, so an adapter would lack its base model.
         only_adapter = self.has_adapter and not merged and holds_weights(source)

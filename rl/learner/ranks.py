@@ -79,7 +79,7 @@ class Ranks:
 
 
 def num_resumed_steps(run_folder: RunFolder, ranks: Ranks) -> int:
-    """Return the steps in rank 0's newest checkpoint (0 without one) on all ranks. Collective."""
+    """Return on all ranks the number of steps of rank 0's newest checkpoint, or 0. Collective."""
     return int(ranks.from_first(str(run_folder.num_saved_steps())))
 
 
@@ -102,7 +102,7 @@ def init_method(rank: int) -> str:
     """Return PyTorch's `init_method` to connect the ranks through MASTER_ADDR and MASTER_PORT.
 
     If MASTER_ADDR is an IP address, rank 0 listens only at this address. If it is a host name, rank
-    0 listens on all addresses, because on its own host the name may resolve to loopback.
+    0 listens on all addresses, because on rank 0's host the name may resolve to loopback.
     """
     address, port = os.environ["MASTER_ADDR"], os.environ["MASTER_PORT"]
     torchrun_listens = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"

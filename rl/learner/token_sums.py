@@ -21,7 +21,7 @@ from torch import Tensor
 from losses.tokens import log_ratio
 from rl.learner.collectives import gather_bytes
 
-# Decodes one rank's sums and its largest |log pi - log mu|.
+# Each rank sends its sums and its largest |log pi - log mu|.
 _RANK_DECODER = msgspec.msgpack.Decoder(tuple[dict[str, float], float])
 
 

@@ -82,11 +82,10 @@ def read_sizes(folder: Path) -> Shape | None:
 
 
 def shape(config: Mapping[str, Any], parameters: int | None = None) -> Shape | None:
-    """Return the sizes in a config.json, or None if a size is missing or a list."""
+    """Return the sizes in a config.json, or None if a size is missing or a list (one per layer)."""
     config = {**config, **(config.get("text_config") or {})}
     if not all(isinstance(config.get(key), int) for key in _REQUIRED):
         return None
-    # Models whose config.json lists one value per layer are not supported.
     if not all(isinstance(config.get(key) or 0, int) for key in _OPTIONAL):
         return None
     hidden, layers, heads, vocab = (config[key] for key in _REQUIRED)

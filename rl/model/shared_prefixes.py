@@ -46,8 +46,8 @@ class PackedRows:
 
     token_ids: np.ndarray  # [P]
     positions: np.ndarray  # [P] position of each token in its rows
-    # For each block (leaves of one attention call): the packed indices [S, W] of the leaves' tokens
-    # (0 at padding), and the first column to compute. An earlier block computes all columns before.
+    # Each block, the leaves of one attention call, has packed indices [S, W] of its tokens (0 at
+    # padding) and the first column to compute. An earlier block computes all columns before it.
     leaves: list[tuple[np.ndarray, int]]
     copies: np.ndarray  # [P] index of each packed token in the joined outputs of all blocks
     before: np.ndarray  # [N] index of the packed token before each completion token, row by row

@@ -28,7 +28,7 @@ _CUDA_RUNTIME = 1.0 * GIB  # GPU memory of a rank: CUDA context and NCCL buffers
 _CUDA_HOST = 3.0 * GIB  # host memory of a rank on a GPU: CUDA's libraries
 _FLOAT32_ATTENTION_LEN = 512  # maximum row length with float32 attention (rl/model/loading.py)
 _ALLOCATED_ON_CPU, _ALLOCATED_ON_GPU = 1.6, 1.15  # allocated bytes per byte of activations
-# (base frozen, shared prefixes) -> activations of compiled layers divided by those of plain layers.
+# _COMPILED[base frozen, shared prefixes] is the activations of compiled divided by plain layers.
 # The values without shared prefixes were measured on a GPU (docs/cuda.md), the others estimated.
 _COMPILED = {(True, False): 0.62, (False, False): 0.45, (True, True): 0.7, (False, True): 0.56}
 
@@ -50,8 +50,7 @@ class _Stage:
     buffers: float = 0.0  # bytes per element of DeepSpeed's buffers (at most _BUCKET elements)
 
 
-# These values were measured with one rank. In stages 1 to 3, `step` includes AdamW's two copies of
-# the flattened weights.
+# These were measured with one rank. From stage 1 on, `step` includes AdamW's two weight copies.
 _STAGES = {
     0: _Stage(gradients=4, step=4),
     1: _Stage(gradients=9, step=8),
@@ -183,7 +182,7 @@ def _max_micro_batch_tokens(run: Run, ranks: int) -> int:
 
 def _activation_bytes(run: Run, shape: Shape, ranks: int, on_gpu: bool) -> float:
     half, frozen = bytes_per_number(run) == 2, run.adapter.freezes_base
-    # (half precision, base frozen) -> factor of each size in `widths`: bytes per token and layer
+    # Keys are (half precision, base frozen). Values are bytes per token, layer and unit of a width.
     coefficients = {
         (True, False): (16.0, 8.0, 10.5, 10.25),
         (True, True): (12.0, 8.0, 8.5, 8.25),

@@ -29,8 +29,8 @@ class Place:
     host: int  # number of the host, from 0
     devices: tuple[str, ...]  # names of the GPUs that the process uses, or empty on a CPU
     threads: int | None  # number of CPU threads, or None for no limit
-    # GPUs that the process can see, or () for only `devices`. NCCL requires that a rank sees the
-    # GPUs of all ranks of its host. The rank computes on the GPU at position `local_rank`.
+    # `visible` has the GPUs that the process can see, or is () if these are `devices`. For NCCL, a
+    # rank must see the GPUs of all ranks of its host. It computes on the GPU number `local_rank`.
     visible: tuple[str, ...] = ()
     local_rank: int | None = None  # number of the rank on its host, from 0; None for vLLM
 
@@ -66,7 +66,7 @@ class Plan:
 
 
 def placement(run: Run, hosts: Sequence[Host]) -> Plan:
-    """Return the `Place` of each replica and rank. `hosts[0]` is the supervisor's machine."""
+    """Return a plan with the `Place` of each process. `hosts[0]` is the supervisor's machine."""
     if any(host.devices for host in hosts):
         return _place_on_gpus(run, hosts)
     for key, node in (("inference", run.inference), ("trainer", run.trainer)):

@@ -1,4 +1,4 @@
-"""Warnings of rank 0 about common problems of training. Each is logged once, with a remedy."""
+"""Log warnings about common problems of training, on rank 0, each once and with a remedy."""
 
 import logging
 import resource

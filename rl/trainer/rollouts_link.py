@@ -1,4 +1,4 @@
-"""Requests from a trainer rank to the rollouts process."""
+"""Send requests from a trainer rank to the rollouts process."""
 
 import select
 import socket
@@ -74,7 +74,7 @@ class RolloutsLink:
     def evaluation(self, version: int) -> dict[str, float]:
         """Wait for the evaluation of a version. Return its metrics, {} if it fails or none is due.
 
-        All ranks must call this. Otherwise a rank would wait for the others in a collective.
+        All ranks must call this. Otherwise a collective of the ranks that do not would time out.
         """
         late = (
             f"the evaluation of version {version} took longer than trainer.wait_timeout="

@@ -30,7 +30,7 @@ class GroupSender(Sender):
         self._groups: dict[str, Any] = {}
 
     def rendezvous(self, vllm: VLLMRoutes, size: int) -> tuple[dict[str, Any], Callable[[], Any]]:
-        """Return (arguments of the readers, function by which rank 0 joins a group of `size`)."""
+        """Return (readers' arguments, function by which rank 0 joins a group of `size` ranks)."""
         raise NotImplementedError
 
     def broadcast_to(self, name: str) -> None:
@@ -42,7 +42,7 @@ class GroupSender(Sender):
         self._groups.pop(name, None)
 
     def connect(self, vllm: VLLMRoutes) -> None:
-        """Form a group with all workers of a vLLM. After a restart this replaces the old group."""
+        """Form a group with all workers of a vLLM. It replaces the group before a restart."""
         name = vllm.replica.name
         self.leave(name)
         facts, join = self.rendezvous(vllm, 1 + vllm.num_workers())

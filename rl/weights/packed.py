@@ -2,8 +2,7 @@
 
 The checksum of a tensor is the sum, modulo 2**64, of its 64-bit words. First, a bijection
 (splitmix64) mixes each word with its position. One changed word always changes the sum. Other
-changes leave the sum equal with a probability of about 2**-64. The checksum finds faults, but not
-forgeries.
+changes keep the sum with a probability of about 2**-64. The checksum finds faults, not forgeries.
 """
 
 from collections.abc import Mapping

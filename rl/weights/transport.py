@@ -73,7 +73,7 @@ class Sender:
     max_mismatch: PositiveFloat
 
     def open(self, timeout: float) -> None:
-        """Create the memory file. `timeout` (trainer.wait_timeout) is the limit of every wait."""
+        """Create the memory file. `timeout`: limit in s of every wait (trainer.wait_timeout)."""
         self._timeout, self._file, self._fingerprint = timeout, MemoryFile(), ""
 
     def collect(self, policy: "Policy") -> Weights:

@@ -28,8 +28,7 @@ def compare_parameters(
 ) -> Iterator[tuple[str, bool | None]]:
     """Yield each parameter's name, and whether vLLM computes with exactly its value in `weights`.
 
-    Yield None instead of a bool if no comparison is possible, for example if the parameter is
-    quantised or not sent.
+    Yield None if no comparison is possible, for example if the parameter is quantised or not sent.
     vLLM fuses layers, for example q, k and v. The model's `packed_modules_mapping` lists them.
     """
     packed: Mapping[str, list[str]] = getattr(model, "packed_modules_mapping", {})
@@ -106,7 +105,7 @@ def coverage_line(found: Mapping[str, bool | None]) -> str:
 
 
 def computes_with(layer: Any, weight: torch.Tensor) -> bool:
-    """Return whether the layer computes with `weight`, also if its weights are repacked.
+    """Return whether the layer computes with `weight`, even if the layer's weights are repacked.
 
     Repack `weight` for the same kernel, and require equal outputs for all `probe_inputs`. Another
     kernel would need a tolerance, which would hide the change of one training step.
