@@ -27,7 +27,7 @@ _GAIN, _LARGEST_ERROR = 0.1, 0.2
 
 @dataclass(frozen=True, kw_only=True)
 class KLPenalty:
-    """A KL estimator (losses/kl.py) with the weight beta. If beta is 0, KL needs no reference."""
+    """A KL estimator (losses/kl.py) and its weight. With beta=0 the penalty needs no reference."""
 
     estimator: Estimator
     beta: NonNegativeFloat  # initial value if `target_kl` is set

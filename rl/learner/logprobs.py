@@ -105,7 +105,7 @@ class PolicyModule(nn.Module):
         also = [each for each in (kept, candidates) if each is not None]
         if also:  # [N, 1+S+K]; score any token in place of -1
             targets = torch.cat([targets.unsqueeze(-1), *also], -1).clamp(min=0)
-        # Never call `head`, because ZeRO-3 makes calls collective and ranks have unequal counts.
+        # Never call `head`, because ZeRO-3 makes calls collective and ranks differ in chunk counts.
         head, dtype = self.head, self._head_dtype or before.dtype
         logprobs, *others = OutputHead.apply(
             before,

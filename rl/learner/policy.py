@@ -146,8 +146,8 @@ class Policy:
             if "kl_from_uniform" in self._outputs:  # it has no gradient
                 batch = replace(batch, kl_from_uniform=outputs[2])
                 outputs = (*outputs[:2], *outputs[3:])
-            # First differentiate with respect to the outputs only, which is cheap. If this gives
-            # zero on all ranks, skip the backward pass through the model.
+            # First differentiate with respect to the outputs only, which is cheap. If the gradients
+            # are zero on all ranks, skip the backward pass through the model.
             leaves = [output.detach().requires_grad_() for output in outputs]
             logprobs, entropies, *candidates = leaves
             # With one micro-batch per rank, compute the batch's statistics from these outputs.

@@ -28,8 +28,8 @@ _CUDA_RUNTIME = 1.0 * GIB  # GPU memory of a rank: CUDA context and NCCL buffers
 _CUDA_HOST = 3.0 * GIB  # host memory of a rank on a GPU: CUDA's libraries
 _FLOAT32_ATTENTION_LEN = 512  # maximum row length with float32 attention (rl/model/loading.py)
 _ALLOCATED_ON_CPU, _ALLOCATED_ON_GPU = 1.6, 1.15  # allocated bytes per byte of activations
-# _COMPILED[base frozen, shared prefixes] is the activations of compiled divided by plain layers.
-# The values without shared prefixes were measured on a GPU (docs/cuda.md), the others estimated.
+# Keys are (base frozen, shared prefixes). Values are the activations of compiled layers divided by
+# those of plain layers, measured on a GPU (docs/cuda.md) or, with shared prefixes, estimated.
 _COMPILED = {(True, False): 0.62, (False, False): 0.45, (True, True): 0.7, (False, True): 0.56}
 
 _VLLM_RUNTIME = 1.2 * GIB  # host memory of vLLM's API server and engine on a CPU

@@ -124,7 +124,7 @@ class Delivery:
         return self.updated_replicas()
 
     def updated_replicas(self) -> dict[str, int]:
-        """Request restarts of replicas with a failed push or probe. Return the other ones."""
+        """Request restarts of replicas that failed a push or probe. Return the working replicas."""
         for name, reason in self._pusher.take_lost().items():
             request_restart(self._run_folder, name, self._receivers.updated.pop(name), reason)
         return self._receivers.updated

@@ -74,7 +74,7 @@ class RolloutsLink:
     def evaluation(self, version: int) -> dict[str, float]:
         """Wait for the evaluation of a version. Return its metrics, {} if it fails or none is due.
 
-        All ranks must call this. Otherwise a collective of the ranks that do not would time out.
+        All ranks must call this, because the next collective waits for all ranks and may time out.
         """
         late = (
             f"the evaluation of version {version} took longer than trainer.wait_timeout="

@@ -42,7 +42,7 @@ class GroupSender(Sender):
         self._groups.pop(name, None)
 
     def connect(self, vllm: VLLMRoutes) -> None:
-        """Form a group with all workers of a vLLM. It replaces the group before a restart."""
+        """Form a group with all workers of a vLLM. If vLLM has restarted, drop its old group."""
         name = vllm.replica.name
         self.leave(name)
         facts, join = self.rendezvous(vllm, 1 + vllm.num_workers())
