@@ -47,7 +47,7 @@ class ExternalServers:
         if self.api_key_variable and not key:
             raise ValueError(
                 f"inference.api_key_variable={self.api_key_variable} names a variable that is not "
-                "set: export the key of the servers in it, or set null if they require no key"
+                "set: export it with the servers' key, or set null if the servers require no key"
             )
         names = replica_names(len(addresses))
         return [Replica(n, address, key=key) for n, address in zip(names, addresses, strict=True)]

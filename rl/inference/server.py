@@ -31,8 +31,8 @@ from rl.runtime.folder import RunFolder
 from rl.runtime.network import Address
 
 _EXIT_DELAY_S = 0.2  # a failing vLLM closes its connections up to 0.2 s before it ends
-# The model name in requests is SERVED_AS[True] if the trainer pushes only a LoRA adapter, because
-# vLLM has different names for the base model and the adapter.
+# Requests name the model SERVED_AS[True] if the trainer pushes only a LoRA adapter, else
+# SERVED_AS[False]. vLLM needs different names for the adapter and its base model.
 SERVED_AS = {False: "policy", True: "policy-adapter"}
 # These boolean options of vLLM 0.32 have no --no- flag. vLLM's default for each of them is false.
 _ONLY_TRUE = {

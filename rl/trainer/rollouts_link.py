@@ -131,7 +131,7 @@ class RolloutsLink:
         try:  # use np.empty, because bytearray would first fill the memory with zeros
             view, offset = np.empty(num_bytes, np.uint8).data, 0
         except (MemoryError, ValueError) as error:
-            text = f"a batch of {num_bytes:,} bytes does not fit into memory: lower batch_size"
+            text = f"a message of {num_bytes:,} bytes does not fit into memory: lower batch_size"
             raise RunFailed(text) from error
         while offset < num_bytes:
             received = self._socket.recv_into(view[offset:])
