@@ -30,8 +30,8 @@ T = TypeVar("T")
 _RETRIES = 3
 _RETRY_DELAY_S = 0.5  # seconds before the first retry; doubled before each further retry
 _KEEP_ALIVE_S = 2.0  # close idle connections before vLLM closes them, which it does after 5 s
-# After this many failed requests in a row, counted over all replicas, the run ends. After this many
-# in a row to one replica, while others answer, the run drops that replica.
+# The run ends after this many failed requests in a row, counted over all replicas. The router stops
+# using one replica after this many failed requests in a row to it, while other replicas answer.
 _MAX_FAILURES = 32
 _CONNECT_S = 10.0  # seconds to wait for a TCP connection; a host that is down never answers
 
@@ -43,10 +43,10 @@ class RequestTally:
 
 
 class VLLMClient(AbstractAsyncContextManager["VLLMClient"]):
-    """Sends the requests of a run to its vLLM replicas. It is an async context manager.
+    """An async context manager that sends the requests of a run to its vLLM replicas.
 
     If a replica dies, the client sends the unanswered requests to another replica, or to the same
-    one after its restart.
+    replica after its restart.
 
     Raises:
         RequestFailed: a request and its three retries failed, or its error was not temporary.
@@ -112,7 +112,7 @@ class VLLMClient(AbstractAsyncContextManager["VLLMClient"]):
                 f"{_MAX_FAILURES} requests to vLLM failed in a row, the last one because "
                 f"{failure}: read {route.replica.log} for the cause"
             ) from failure
-        # If only this route reaches the limit, another replica has answered in between.
+        # Stop using this replica, because others have answered while it failed all requests.
         if route.num_failed_in_a_row >= _MAX_FAILURES:
             self._router.lose(route, f"{_MAX_FAILURES} requests failed in a row")
 
@@ -165,7 +165,7 @@ class VLLMClient(AbstractAsyncContextManager["VLLMClient"]):
     def _session(self, route: Route) -> aiohttp.ClientSession:
         if route not in self._sessions:
             replica = route.replica
-            # Connections use at most half of the allowed open files. Environments need the rest.
+            # Use at most half of the allowed open files, because environments open files, too.
             limit = max(file_limit() // 2 // len(self._router.routes), 1)
             path = replica.address.path
             kind = partial(aiohttp.UnixConnector, str(path)) if path else aiohttp.TCPConnector

@@ -14,7 +14,7 @@ _MAX_MISSING = 1e-4  # maximum total probability of kept tokens that vLLM does n
 
 
 class GenerationError(RunFailed):
-    """The error raised if vLLM fails. It ends the run, except for its subclass RequestFailed."""
+    """The error raised if vLLM fails. It ends the run, but its subclass RequestFailed does not."""
 
 
 class RequestFailed(GenerationError):
@@ -32,7 +32,7 @@ class AttemptFailed(Exception):
 
 @dataclass(frozen=True)
 class Completion:
-    """A completion, sampled, given (prefix.py) or both. P: prompt tokens, N: completion tokens."""
+    """Sampled tokens, tokens given by prefix.py, or both. P: prompt, N: completion tokens."""
 
     token_ids: list[int]  # [N] given tokens, if any, then sampled ones with the stop token
     logprobs: list[float]  # [N] logprob under the distribution that vLLM sampled from; 0 if unknown
@@ -42,7 +42,7 @@ class Completion:
     num_untracked_tokens: int = 0  # number of sampled tokens if the server returns no token ids
     stop: str | None = None  # the stop string (sampler.stop) that ended the completion, if any
     num_masked: int = 0  # number of leading tokens that were given and are not trained
-    # [N] the tokens from which each token was sampled, if top_p, top_k or min_p limited them:
+    # These are the tokens from which each token was sampled, if top_p, top_k or min_p limits them:
     kept: Sequence[Sequence[int]] = ()
 
 
@@ -54,7 +54,7 @@ class _Likely(msgspec.Struct, gc=False):
 
 class _Logprob(msgspec.Struct, gc=False):
     logprob: float
-    # Not decoded yet, because vLLM always sends the sampled token here, and few runs need it.
+    # Leave this JSON undecoded, because vLLM always sends it, but few runs need it.
     top_logprobs: msgspec.Raw = msgspec.Raw(b"[]")
 
 
@@ -87,7 +87,7 @@ def completion_of(choice: Choice, prompt_ids: list[int], returns_kept: bool = Fa
     token_ids = choice.token_ids or []
     content = (choice.logprobs and choice.logprobs.content) or []
     if choice.finish_reason in ("abort", "error"):
-        # A reward of an aborted completion would punish the policy for an error of vLLM.
+        # Refuse aborted completions, because their reward would punish the policy for vLLM's error.
         raise AttemptFailed(f"vLLM ended a completion with finish_reason={choice.finish_reason}")
     versions = [-1] * len(token_ids)
     for span in choice.weight_versions or []:

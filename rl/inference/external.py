@@ -42,12 +42,12 @@ class ExternalServers:
     def servers(self) -> list[Replica]:
         addresses = [address_of(url) for url in self.urls]
         if not addresses or len(set(addresses)) < len(addresses):
-            raise ValueError(f"inference.urls={self.urls}: write the URL of each server once")
+            raise ValueError(f"inference.urls={self.urls}: write at least one URL, and each once")
         key = os.environ.get(self.api_key_variable) if self.api_key_variable else None
         if self.api_key_variable and not key:
             raise ValueError(
                 f"inference.api_key_variable={self.api_key_variable} names a variable that is not "
-                "set: export it with the key of the servers, or set null if they require no key"
+                "set: export it with the servers' key, or set null if the servers require no key"
             )
         names = replica_names(len(addresses))
         return [Replica(n, address, key=key) for n, address in zip(names, addresses, strict=True)]
@@ -69,7 +69,7 @@ def address_of(url: str) -> Address:
 
 
 def why_unusable(replica: Replica, model: Path, max_seq_len: int) -> str | None:
-    """Return why a running server cannot serve the model of a folder, or None if it can."""
+    """Return why a running server cannot serve the model in folder `model`, or None if it can."""
     try:
         with http_client(replica, _TIMEOUT_S) as http:
             return _why_unusable(http, model, max_seq_len)
@@ -78,10 +78,10 @@ def why_unusable(replica: Replica, model: Path, max_seq_len: int) -> str | None:
 
 
 def _why_unusable(http: httpx.Client, model: Path, max_seq_len: int) -> str | None:
-    known = http.get("/v1/models")
-    if known.status_code in (httpx.codes.UNAUTHORIZED, httpx.codes.FORBIDDEN):
+    models = http.get("/v1/models")
+    if models.status_code in (httpx.codes.UNAUTHORIZED, httpx.codes.FORBIDDEN):
         return "refuses the key: set inference.api_key_variable to the variable with its key"
-    served = {entry["id"]: entry for entry in known.raise_for_status().json()["data"]}
+    served = {entry["id"]: entry for entry in models.raise_for_status().json()["data"]}
     if "policy" not in served:
         return f"serves {', '.join(served)}, but no model named `policy`: {_REMEDY}"
     longest = served["policy"]["max_model_len"]

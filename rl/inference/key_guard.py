@@ -25,10 +25,10 @@ class KeyGuard:
         self._expected = f"Bearer {Path(os.environ[KEY_FILE]).read_text().strip()}".encode()
 
     async def __call__(self, scope: Mapping[str, Any], receive: Call, send: Call) -> None:
-        given = [value for name, value in scope.get("headers", ()) if name == b"authorization"]
+        keys = [value for name, value in scope.get("headers", ()) if name == b"authorization"]
         # compare_digest takes equally long for every wrong key, so its duration reveals nothing.
-        has_key = len(given) == 1 and hmac.compare_digest(given[0], self._expected)
-        # uvicorn sends `lifespan` when it starts and stops. No client can send it.
+        has_key = len(keys) == 1 and hmac.compare_digest(keys[0], self._expected)
+        # Let `lifespan` pass, which uvicorn sends when it starts and stops. No client can send it.
         if has_key or scope["type"] == "lifespan":
             await self._app(scope, receive, send)
         elif scope["type"] == "websocket":

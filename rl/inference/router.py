@@ -4,8 +4,8 @@ The rollouts of a group share a prompt, and each turn's prompt begins with the p
 the replica that sampled the first turns has most of the next prompt in its prefix cache.
 
     serve(replicas)    use only these replicas, because they have the newest weights
-    lose(route, why)   stop using a replica until it restarts; its groups use another replica,
-                       or wait for the restart if no other replica serves
+    lose(route, why)   stop using a replica until it restarts. Its groups use another replica, or
+                       wait for the restart if there is no other replica
 """
 
 import asyncio
@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from rl.inference.completion import RequestFailed
 from rl.inference.replica import Replica, refuses_connections
 
-# The variable holds a function that returns a context manager, in which the router waits for a
+# This variable holds a function that returns a context manager, in which the router waits for a
 # restart. A rollout sets it to `Clock.pause`, so that the rollout's timeout excludes the wait.
 WAITING: ContextVar[Callable[[], AbstractContextManager[None]]] = ContextVar(
     "WAITING", default=nullcontext
@@ -70,9 +70,9 @@ class Router:
     """The replicas that may get requests. All tasks of the rollouts process share one router.
 
     Attributes:
-        on_lost: called with each lost replica and the reason; requests its restart.
-        restarted: returns whether the supervisor has replaced a replica. None if no supervisor
-            restarts replicas. Then the router keeps the last replica until the run ends.
+        on_lost: called with each lost replica and the reason, to request a restart.
+        restarted: returns whether the supervisor has replaced a replica. It is None if no
+            supervisor restarts replicas. Then the router keeps the last replica to the end.
         serving: set while at least one replica may get requests, and when the run ends.
     """
 
@@ -95,21 +95,21 @@ class Router:
 
     def serve(self, replicas: Iterable[Replica]) -> None:
         """Use only these replicas from now on. The caller has pushed the newest weights to them."""
-        given = {replica.name: replica for replica in replicas}
-        if not given:  # no replica has newer weights, so keep the current replicas
+        updated = {replica.name: replica for replica in replicas}
+        if not updated:  # no replica has newer weights, so keep the current replicas
             return
         for name, route in list(self._routes.items()):
-            if name not in given or given[name].incarnation != route.replica.incarnation:
+            if name not in updated or updated[name].incarnation != route.replica.incarnation:
                 self._remove(route)
         fresh = {
             name: Route(replica)
-            for name, replica in given.items()
+            for name, replica in updated.items()
             if name not in self._routes and self._lost.get(name) != replica.incarnation
         }
         self._routes |= fresh
         # If all replicas are lost and no supervisor restarts them, use them again.
         if not self._routes and not self.restarted:
-            self._routes = {name: Route(replica) for name, replica in given.items()}
+            self._routes = {name: Route(replica) for name, replica in updated.items()}
         if self._routes:
             self.serving.set()
 

@@ -27,7 +27,7 @@ _MIN_TIMEOUT_S = 0.001  # with 0, httpx would raise ConnectError, not a timeout 
 
 
 class VLLMRoutes(AbstractContextManager["VLLMRoutes"]):
-    """A client for the HTTP routes that control one vLLM. It is a context manager.
+    """A context manager and client for the HTTP routes that control one vLLM.
 
     Every request opens a new connection, because vLLM closes a connection that is idle for 5 s, and
     a training step may take longer.
@@ -68,13 +68,13 @@ class VLLMRoutes(AbstractContextManager["VLLMRoutes"]):
         self._post("/init_weight_transfer_engine", {"init_info": info})
 
     def start_update(self) -> None:
-        """Begin a weight update. If a killed trainer left an update open, finish that one first."""
+        """Begin a weight update. If a killed trainer left an update unfinished, finish it first."""
         if not self._try_post("/start_weight_update"):
             self._post("/finish_weight_update")
             self._post("/start_weight_update")
 
     def update(self, info: dict[str, Any]) -> None:
-        """Make vLLM load weights. `info` locates them, or contains their bytes."""
+        """Make vLLM load weights. `info` tells where the weights are, or contains their bytes."""
         self._post("/update_weights", {"update_info": info})
 
     def finish_update(self, version: int) -> None:
@@ -98,7 +98,7 @@ class VLLMRoutes(AbstractContextManager["VLLMRoutes"]):
         return prompt_logprobs(self._post("/inference/v1/generate", body), token_ids)
 
     def num_workers(self) -> int:
-        """Return the number of vLLM's worker processes. Each holds a part of the weights."""
+        """Return the number of vLLM's worker processes. The weights are split among them."""
         return self._post("/get_world_size?include_dp=false", method="GET")["world_size"]
 
     def _post(
@@ -170,7 +170,7 @@ def is_healthy(replica: Replica) -> bool:
 
 
 def prefix_cache_counts(replica: Replica) -> tuple[float, float] | None:
-    """Return numbers of prompt tokens: (received, found in vLLM's cache); None if unreachable."""
+    """Return (prompt tokens received, those found in vLLM's cache), or None if vLLM is down."""
     try:
         with http_client(replica, _HEALTH_TIMEOUT_S) as client:
             text = client.get("/metrics").raise_for_status().text

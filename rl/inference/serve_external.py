@@ -50,10 +50,10 @@ def required_key(run_folder: RunFolder) -> str:
 
 
 def temporary_folder() -> str:
-    """Return a new private folder, which is deleted when this process and its children have ended.
+    """Return a new private folder, which a shell deletes after this process and its children end.
 
-    A killed vLLM cannot delete its sockets. So a shell reads a pipe that only this process and its
-    children hold open. When the pipe closes, the shell deletes the folder.
+    A killed vLLM cannot delete its sockets. So the shell reads a pipe that only this process and
+    its children hold open. When the pipe closes, the shell deletes the folder.
     """
     folder = tempfile.mkdtemp(prefix="offbyone-vllm-")
     read, write = os.pipe()

@@ -31,10 +31,10 @@ from rl.runtime.folder import RunFolder
 from rl.runtime.network import Address
 
 _EXIT_DELAY_S = 0.2  # a failing vLLM closes its connections up to 0.2 s before it ends
-# Key: whether the trainer pushes only a LoRA adapter. Value: the model name in requests. vLLM has
-# different names for the base model and the adapter.
+# Requests name the model SERVED_AS[True] if the trainer pushes only a LoRA adapter, else
+# SERVED_AS[False]. vLLM needs different names for the adapter and its base model.
 SERVED_AS = {False: "policy", True: "policy-adapter"}
-# Boolean options of vLLM 0.32 that have no --no- flag. vLLM's default for each of them is false.
+# These boolean options of vLLM 0.32 have no --no- flag. vLLM's default for each of them is false.
 _ONLY_TRUE = {
     *("disable_log_stats", "aggregate_engine_logging", "data_parallel_multi_port_external_lb"),
     *("headless", "grpc"),
@@ -46,14 +46,14 @@ STARTED_BY_RUN = "OFFBYONE_VLLM"
 
 @dataclass(frozen=True)
 class AdapterLimits:
-    """The largest LoRA adapter that vLLM can load, for which vLLM reserves memory at the start."""
+    """The largest LoRA adapter that vLLM can load. vLLM reserves memory for it at the start."""
 
     rank: int
     layers: list[str]  # layers that may have an adapter, such as q_proj
 
 
 def adapter_limits(rank: int, targets: str | Sequence[str], model: Path) -> AdapterLimits:
-    """Return the smallest limits of vLLM that admit an adapter of this rank on these modules.
+    """Return the smallest limits with which vLLM loads an adapter of this rank on these modules.
 
     Each layer that may have an adapter costs time at every token. The output head must not have
     one, because vLLM would then return no prompt logprobs (vllm-project/vllm#51594).
@@ -86,7 +86,7 @@ class VLLMServer:
     args: dict[str, Any]
 
     def command(self, model: Path, address: Address, policy: ServedPolicy) -> list[str]:
-        """Return the command that starts vLLM as a module, because CPU builds lack `vllm serve`."""
+        """Return the command that starts vLLM as a module. CPU builds of vLLM lack `vllm serve`."""
         adapter, head = policy.adapter, policy.head_dtype
         options: dict[str, Any] = {
             "model": model,
@@ -135,7 +135,7 @@ class VLLMServer:
 
 
 def _flag(key: str, value: Any) -> list[str]:
-    """Return the arguments that set one option of vLLM; [] if the value is None."""
+    """Return the arguments that set one option of vLLM, or [] if the value is None."""
     option, *inner = key.split(".")  # names after a dot are JSON keys, as in vLLM's own syntax
     name = ".".join([f"--{option.replace('_', '-')}", *inner])
     if inner and isinstance(value, bool | list | Mapping):
@@ -152,7 +152,7 @@ def _flag(key: str, value: Any) -> list[str]:
 
 
 def _thread_limit() -> dict[str, str]:
-    """Return an OMP_NUM_THREADS that leaves one core free; {} with GPUs or if the user set it."""
+    """Return {"OMP_NUM_THREADS": all cores but one}, or {} with GPUs or if the user set it."""
     if visible_gpus() or os.environ.get("OMP_NUM_THREADS"):
         return {}
     num_cores = len({core_of(cpu) for cpu in visible_cpus()})
@@ -200,7 +200,7 @@ def served_policy(run: Run, run_folder: RunFolder, seed: int) -> ServedPolicy:
 def replica_command(
     run: Run, run_folder: RunFolder, replica: Replica, device_env: Mapping[str, str] | None = None
 ) -> tuple[list[str], dict[str, str]]:
-    # Each replica and each restart gets another seed, so that no two sample the same tokens.
+    # Give each replica and each restart another seed, so that no two sample the same tokens.
     seed = run.seed + run.inference.names.index(replica.name) + 1000 * replica.incarnation
     policy = served_policy(run, run_folder, seed)
     return vllm_command(build(run.inference)(), run_folder, replica, policy, device_env)

@@ -1,1 +1,1 @@
-"""Training: policy, objective, critic, references and optimizers."""
+"""Package that trains the policy: objective, critic, references and optimizers."""

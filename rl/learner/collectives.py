@@ -26,15 +26,15 @@ def gather_bytes(own: bytes) -> list[bytes]:
     return [each.cpu().numpy().tobytes()[: int(length)] for each, length in pairs]
 
 
-def create_store(host: str, port: int, world: int | None, timeout: timedelta) -> dist.TCPStore:
-    """Create a TCPStore that listens only on `host`. PyTorch's default is all addresses."""
+def create_store(host: str, port: int, world_size: int | None, timeout: timedelta) -> dist.TCPStore:
+    """Create a TCPStore that listens only on `host`. PyTorch would listen on all addresses."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     with socket.create_server((host, port), family=family, backlog=4096) as listener:
         port = listener.getsockname()[1]
         return dist.TCPStore(
             host,
             port,
-            world,
+            world_size,
             is_master=True,
             timeout=timeout,
             wait_for_workers=False,

@@ -8,8 +8,8 @@ critic's values. After the policy's last update, the critic is trained towards t
 
     sum over the states of the global batch of  loss(V, return) / number of states
 
-A state is the first token of each turn, or every token (option `over`), of a trained rollout that
-has a reward. The token weights of the aggregation do not apply to the critic.
+With the option over=tokens, every token of a trained rollout that has a reward is a state. With
+over=turns, only the first token of each turn is one. The critic ignores the token weights.
 
 B: rows, T: padded length, N: completion tokens of a micro-batch, H: hidden size. R: rollouts of the
 global batch, L: maximum completion tokens per rollout, K: maximum turns per rollout.
@@ -76,7 +76,7 @@ class ValueModel:
 
 
 class ValueModule(nn.Module):
-    """A causal language model whose output head is replaced by a scalar head."""
+    """A causal language model with a scalar head in place of its output head."""
 
     def __init__(self, model: PreTrainedModel) -> None:
         super().__init__()
@@ -130,22 +130,22 @@ class Critic:
         return values
 
     def credit(
-        self, batch: RankBatch, batches: Sequence[Batch], penalties: Sequence[Tensor]
+        self, batch: RankBatch, batches: Sequence[Batch], kl_penalties: Sequence[Tensor]
     ) -> tuple[list[Batch], dict[str, float]]:
-        """Return the micro-batches with advantages and value targets, and metrics. Collective."""
+        """Return (micro-batches with advantages and value targets, metrics). Collective."""
         own, table = self.values(batches), TokenTable(batch, batches)
-        columns = [own, [b.turns for b in batches], *([penalties] if penalties else [])]
-        values, turns, *lost = table.gather(*columns)  # [R, L] each
-        # [R, L] True for the trained tokens of rollouts that have a reward
-        counts = table.exists & torch.tensor(batch.rewards).isfinite()[:, None]
+        columns = [own, [b.turns for b in batches], *([kl_penalties] if kl_penalties else [])]
+        values, turns, *penalties = table.gather(*columns)  # [R, L] each
+        # `trained` [R, L] is True for the trained tokens of rollouts that have a reward.
+        trained = table.exists & torch.tensor(batch.rewards).isfinite()[:, None]
         turn_rewards = torch.tensor(batch.turn_rewards, dtype=torch.float64)  # [R, K]
         turn_rewards[turn_rewards.isnan()] = 0.0  # NaN pads rollouts with fewer turns
         rewards = rewards_at_tokens(turn_rewards, turns, table.exists)
         result = credit(
             values,
             turns,
-            counts,
-            rewards - lost[0] if lost else rewards,
+            trained,
+            rewards - penalties[0] if penalties else rewards,
             estimator=self._options.estimator,
             over=self._options.over,
             whiten=self._options.whiten,
@@ -157,13 +157,13 @@ class Critic:
             for b, v, a, r, w in zip(batches, own, *parts, strict=True)
         ]
         metrics = _metrics(values, result)
-        if lost:
-            total, num_rollouts = (lost[0] * counts).sum(), counts.any(1).sum()
+        if penalties:
+            total, num_rollouts = (penalties[0] * trained).sum(), trained.any(1).sum()
             metrics["train/kl_penalty"] = float(total / num_rollouts.clamp(min=1))
         return credited, metrics
 
     def update(self, step: int, batches: Sequence[Batch], updates: int) -> dict[str, float]:
-        """Take `updates` optimizer steps towards the returns, and return the mean metrics."""
+        """Take `updates` steps towards the returns. Return mean metrics, {} if no return exists."""
         pairs = [(batch, cast("ValueTargets", batch.value_targets)) for batch in batches]
         if not self._ranks.any(any(bool(targets.weights.any()) for _, targets in pairs)):
             return {}
@@ -202,12 +202,12 @@ class Critic:
 
 
 def _metrics(values: Tensor, result: ValueCredit) -> dict[str, float]:
-    known, returns = values[result.states], result.returns[result.states]
-    if not len(known):
+    predicted, returns = values[result.states], result.returns[result.states]
+    if not len(predicted):
         return {}
-    spread, left = (float(each.var(correction=0)) for each in (returns, returns - known))
+    variance, residual = (float(x.var(correction=0)) for x in (returns, returns - predicted))
     return {
-        "train/value_mean": float(known.mean()),
+        "train/value_mean": float(predicted.mean()),
         "train/return_mean": float(returns.mean()),
-        "train/explained_variance": 1 - left / spread if spread > 0 else math.nan,
+        "train/explained_variance": 1 - residual / variance if variance > 0 else math.nan,
     }

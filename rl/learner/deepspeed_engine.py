@@ -23,26 +23,26 @@ from rl.learner.weight_gradients import use_float32_gradients
 from rl.runtime.folder import UnusableFile, naming_damage
 
 _TAG = "deepspeed"  # name of the checkpoint subfolder with an engine's files
-# The classes that a checkpoint may contain besides tensors, numbers, strings and collections.
+# A checkpoint may contain these classes, besides tensors, numbers, strings and collections.
 _STATE_CLASSES = [DynamicLossScaler, LossScaler, ZeroStageEnum, fragment_address]
 
 
 class SafeCheckpointEngine(TorchCheckpointEngine):
-    """DeepSpeed's checkpoint engine, but it never runs code that a loaded file may contain."""
+    """DeepSpeed's checkpoint engine, except that `load` never runs code from a file."""
 
     def load(self, path: str, map_location: Any = None) -> Any:
-        """Return a file's state. Raise ValueError if the file is damaged or may contain code."""
+        """Return a file's content. Raise ValueError if the file is damaged or may contain code."""
         with safe_globals(_STATE_CLASSES), naming_damage(Path(path)):
             try:
                 return torch.load(path, map_location=map_location, weights_only=True)
             except (UnpicklingError, OSError) as error:
-                # PyTorch seeks to a wrong place of some damaged files, which raises EINVAL.
+                # In some damaged files PyTorch seeks to an invalid offset, which raises EINVAL.
                 if isinstance(error, OSError) and error.errno != errno.EINVAL:
                     raise
-                # Omit PyTorch's message. It advises to allow an unknown class, which may be unsafe.
+                # Omit PyTorch's message, because it advises users to allow an unsafe class.
                 raise UnusableFile(
                     f"{path} is not loaded, because it is damaged, comes from an older DeepSpeed, "
-                    "or may run another person's code: resume from another checkpoint"
+                    "or contains code that could be harmful: resume from another checkpoint"
                 ) from error
 
 
@@ -55,10 +55,10 @@ def start_engine(
     half: bool,  # train bfloat16 weights with float32 master copies
     external: Iterable[nn.Parameter] = (),  # parameters that are also used outside of their module
 ) -> Any:
-    """Return a DeepSpeed engine around `module`. DeepSpeed's types are incomplete, hence Any."""
+    """Return a DeepSpeed engine around `module` (Any, because DeepSpeed's types are incomplete)."""
     if not all(parameter.requires_grad for parameter in module.parameters()):
-        module.register_state_dict_post_hook(_drop_frozen)
-        module.register_load_state_dict_post_hook(_ignore_missing_frozen)
+        module.register_state_dict_post_hook(_drop_frozen_weights)
+        module.register_load_state_dict_post_hook(_ignore_missing_frozen_weights)
     fixed_keys = {
         "train_micro_batch_size_per_gpu": 1,  # DeepSpeed requires this key, but does not use it
         "gradient_accumulation_steps": 1,
@@ -71,7 +71,7 @@ def start_engine(
     if half:
         use_float32_gradients(module)
     sent = {"communication_data_type": "fp32"} if half else {}
-    # In stage 0 DeepSpeed refuses data_types, which only the other stages need.
+    # Set data_types only in ZeRO stages 1 to 3, because DeepSpeed refuses this key in stage 0.
     is_split = config.get("zero_optimization", {}).get("stage", 0) > 0
     sums = {"data_types": {"grad_accum_dtype": "fp32"}} if half and is_split else {}
     # `deepspeed.initialize` may take an optimizer step to allocate the optimizer's state. With
@@ -92,16 +92,16 @@ def start_engine(
         for parameter in external:  # make ZeRO-3 gather it before each pass of `module`
             deepspeed.zero.register_external_parameter(module, parameter)
     if stage == 0 and half:
-        # `deepspeed.initialize` took an optimizer step. Adam's bias correction must not count it.
+        # Adam's bias correction must not count the step that `deepspeed.initialize` has taken.
         engine.optimizer.state.clear()
     elif stage == 0:
-        # Replace DeepSpeed's function, which reports no norm and keeps non-finite gradients.
-        engine.clip_fp32_gradients = partial(_clip, engine, max_grad_norm)
+        # Replace DeepSpeed's clipping, because it reports no norm and keeps non-finite gradients.
+        engine.clip_fp32_gradients = partial(_clip_gradients, engine, max_grad_norm)
     return engine
 
 
 def gather(engine: Any, parameters: Sequence[nn.Parameter]) -> AbstractContextManager[object]:
-    """Gather parameters on every rank inside the block. Collective under ZeRO-3."""
+    """Return a context in which every rank has the whole parameters. Collective under ZeRO-3."""
     if engine.zero_optimization_stage() == 3:
         return deepspeed.zero.GatheredParameters(list(parameters))
     return nullcontext()
@@ -116,9 +116,9 @@ def set_rate(optimizer: Any, rate: float) -> None:
 def take_step(engine: Any, rate: float) -> float:
     """Take an optimizer step and return the gradient's norm, or NaN if the step was skipped."""
     set_rate(engine.optimizer, rate)
-    # In stages 1 to 3 DeepSpeed has already moved the gradients out of the parameters.
+    # Skip ZeRO stages 1 to 3, in which DeepSpeed has already moved the gradients to its buffers.
     for parameter in engine.module.parameters() if engine.zero_optimization_stage() == 0 else ():
-        # Create a missing gradient in grad_dtype. DeepSpeed would use the parameter's dtype.
+        # Create missing gradients in grad_dtype, because DeepSpeed would use the parameter's dtype.
         if parameter.grad is None and parameter.grad_dtype not in (None, parameter.dtype):
             parameter.grad = torch.zeros_like(parameter, dtype=parameter.grad_dtype)
     engine.step()
@@ -131,36 +131,36 @@ def save_engine(engine: Any, folder: Path, *, partly_frozen: bool) -> None:
 
 
 def load_engine(engine: Any, folder: Path) -> None:
-    """Load the state that `save_engine` wrote, which has no frozen weights. Collective."""
+    """Load the state that `save_engine` wrote. It contains no frozen weights. Collective."""
     if not engine._get_all_ckpt_names(str(folder), _TAG):  # else DeepSpeed's error has no text
         raise ValueError(f"{folder} lacks DeepSpeed's files: restore them, or start a new run")
     engine.load_checkpoint(str(folder), tag=_TAG)
 
 
 def linearise(value: Tensor, gradients: Sequence[Tensor], outputs: Sequence[Tensor]) -> Tensor:
-    """Return the sum of gradients * outputs, whose gradient for each weight is that of `value`.
+    """Return the sum of gradients * outputs, where `gradients` are d value / d outputs.
 
-    `gradients` are d value / d outputs. If `value` is not finite, return NaN, because NaN gradients
-    make DeepSpeed skip the step and empty all gradient buffers on every rank.
+    The sum has the same gradient for each weight as `value`. If `value` is not finite, return NaN,
+    because NaN gradients make DeepSpeed skip the step and empty all gradient buffers on every rank.
     """
     terms = ((g * o).sum() for g, o in zip(gradients, outputs, strict=True))
     total = sum(terms, value.new_zeros(()))
     return total if value.isfinite() else total * float("nan")
 
 
-def _clip(engine: Any, max_grad_norm: float) -> None:
+def _clip_gradients(engine: Any, max_grad_norm: float) -> None:
     norm = clip_grad_norm_(engine.module.parameters(), max_grad_norm)
     engine._global_grad_norm = norm  # get_global_grad_norm returns this attribute
     if not norm.isfinite():
         engine.zero_grad()
 
 
-def _drop_frozen(module: nn.Module, state: dict[str, Any], *_: object) -> None:
+def _drop_frozen_weights(module: nn.Module, state: dict[str, Any], *_: object) -> None:
     for name in state.keys() - _trained_names(module):
         del state[name]
 
 
-def _ignore_missing_frozen(module: nn.Module, keys: Any) -> None:
+def _ignore_missing_frozen_weights(module: nn.Module, keys: Any) -> None:
     keys.missing_keys[:] = _trained_names(module) & {*keys.missing_keys}
 
 

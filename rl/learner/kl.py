@@ -1,11 +1,11 @@
 """The penalty for a divergence of the policy from the reference (conf/kl).
 
     place=loss      adds token_weight * beta * estimator(log pi, log ref) to the objective
-    place=reward    subtracts p from an advantage without baseline, else p - (mean p of the group)
+    place=reward    subtracts p - (mean p of the group), or p without a baseline, from the advantage
                     p = beta * sum over the rollout's tokens of (log pi - log ref), without gradient
 
 pi: policy in training, ref: reference. With a critic, place=reward subtracts the penalty of each
-token from the reward at this token. If `target_kl` is set, beta is adapted after every step:
+token from the reward at this token. If `target_kl` is set, the learner adapts beta after each step:
 
     beta *= 1 + 0.1 * clip(kl / target_kl - 1, -0.2, 0.2)            Ziegler 2019, arXiv:1909.08593
 """
@@ -27,7 +27,7 @@ _GAIN, _LARGEST_ERROR = 0.1, 0.2
 
 @dataclass(frozen=True, kw_only=True)
 class KLPenalty:
-    """A KL estimator (losses/kl.py) with the weight beta. If beta is 0, it needs no reference."""
+    """A KL estimator (losses/kl.py) and its weight. With beta=0 the penalty needs no reference."""
 
     estimator: Estimator
     beta: NonNegativeFloat  # initial value if `target_kl` is set
@@ -39,7 +39,7 @@ class KLPenalty:
         return self.beta > 0
 
     def next_beta(self, beta: float, kl: float) -> float:
-        """Return beta for the next step, unchanged after a skipped step (`kl` is NaN)."""
+        """Return beta for the next step. `kl`: mean divergence, NaN if this step was skipped."""
         if self.target_kl is None or math.isnan(kl):
             return beta
         error = min(max(kl / self.target_kl - 1, -_LARGEST_ERROR), _LARGEST_ERROR)

@@ -1,4 +1,4 @@
-"""Policy, objective, reference and critic of a run, and one training step with them."""
+"""Combine policy, objective, reference and critic of a run into one training step."""
 
 import json
 import logging
@@ -84,7 +84,7 @@ class Learner:
             self.policy.load(self._model_folder.parent)  # the checkpoint that contains this model
         self._reference = self._load_reference()
         self._critic = self._load_critic()
-        # The plan of a batch counts a shared prefix once if every model computes it once.
+        # The plan of micro-batches counts a shared prefix once only if all models compute it once.
         self.shares_prefixes = shares_prefixes(model) and all(
             part.shares_prefixes for part in (self._reference, self._critic) if part
         )
@@ -154,7 +154,7 @@ class Learner:
         )
         if self._critic:
             learned = self._critic.update(batch.step, batches, updates)
-            # Count a step that only the critic skipped as skipped, so a broken critic ends the run.
+            # Also count updates that only the critic skipped, so that a broken critic ends the run.
             skipped = max(stats["train/skipped"], learned.get("train/critic_skipped", 0.0))
             stats |= {**learned, "train/skipped": skipped}
         if "train/kl_divergence" in stats:

@@ -1,7 +1,7 @@
 """A module around the policy that returns logprobs of completion tokens instead of logits.
 
 With sampler.top_p, top_k or min_p, vLLM samples each token from a set, the kept tokens.
-The logprobs are then those of the policy within this set, as vLLM's logprobs are:
+The logprobs are then renormalised over this set, because vLLM's logprobs are, too:
 
     log pi(a) = logit(a) - logsumexp of the logits of the kept tokens
 
@@ -39,7 +39,7 @@ class Logprobs:
     """The logprobs of the N tokens at which `Rows.mask` is True, row by row, without gradient."""
 
     logprobs: Tensor  # [N]
-    # The K most likely tokens at each of the N positions, or None if K is 0:
+    # These are the K most likely tokens at each of the N positions, or None if K is 0:
     candidates: Tensor | None = None  # [N, K] token ids
     candidate_logprobs: Tensor | None = None  # [N, K] in descending order
 
@@ -72,7 +72,7 @@ class PolicyModule(nn.Module):
 
     @property
     def head(self) -> nn.Linear:
-        """The linear layer that computes the logits: peft's trained copy of the head, if any."""
+        """The linear layer that computes the logits, or peft's trained copy of it if one exists."""
         return cast("nn.Linear", active_module(self.output_embeddings))
 
     @property
@@ -88,14 +88,14 @@ class PolicyModule(nn.Module):
         entropies: bool = False,  # return entropies, at the cost of another pass over the logits
         candidates: Tensor | None = None,  # [N, K] additional tokens to score at each position
         top_k: tuple[int, int] | None = None,  # (K, V): also find the K likeliest token ids below V
-        kept: Tensor | None = None,  # [N, S] renormalise logprobs [N] over these tokens, -1 is none
+        kept: Tensor | None = None,  # [N, S] renormalise logprobs [N] over these tokens; -1 pads
     ) -> tuple[Tensor | None, ...]:
-        """Return logprobs [N] and entropies [N] of tokens at which `mask` is True, row by row.
+        """Return (logprobs [N], entropies [N] or None, ...) of tokens where `mask` is True.
 
-        After the entropies, return KL(uniform || pi) [N] if the module computes it.
-        With `candidates`, also return their logprobs [N, K]. With `top_k`, also return the K most
-        likely tokens [N, K] and their logprobs [N, K]. Only the logprobs [N] depend on `kept`;
-        all other numbers are those of the full distribution.
+        If the module computes KL(uniform || pi) [N], it follows the entropies. With `candidates`,
+        their logprobs [N, K] come next. With `top_k`, the K most likely tokens [N, K] and their
+        logprobs [N, K] come next. Only the logprobs [N] depend on `kept`. All other numbers are
+        those of the full distribution.
         """
         with without_gradients(self) if self._compiled else nullcontext():
             before = states_before(self.model.base_model, token_ids, mask)  # [N, H]
@@ -105,7 +105,7 @@ class PolicyModule(nn.Module):
         also = [each for each in (kept, candidates) if each is not None]
         if also:  # [N, 1+S+K]; score any token in place of -1
             targets = torch.cat([targets.unsqueeze(-1), *also], -1).clamp(min=0)
-        # Never call `head`: under ZeRO-3 a call is collective, but ranks have unequal chunk counts.
+        # Never call `head`, because ZeRO-3 makes calls collective and ranks differ in chunk counts.
         head, dtype = self.head, self._head_dtype or before.dtype
         logprobs, *others = OutputHead.apply(
             before,
@@ -139,7 +139,7 @@ class PolicyModule(nn.Module):
 def log_probability(kept: Tensor, logprobs: Tensor) -> Tensor:
     """Return the log of the total probability [N] of the kept tokens, from their logprobs [N, S].
 
-    It is 0, without gradient, for a token that was sampled from all tokens and has only -1.
+    Where a row of `kept` has only -1 (sampling was not limited), return 0 without gradient.
     """
     filled = torch.full_like(logprobs, -torch.inf)
     filled[:, 0].masked_fill_(kept[:, 0] < 0, 0.0)

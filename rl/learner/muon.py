@@ -18,7 +18,7 @@ from torch.optim import AdamW, Muon, Optimizer
 
 
 class MuonAndAdamW(Optimizer):
-    """Muon and AdamW as one optimizer with one state, as DeepSpeed and checkpoints require."""
+    """Muon and AdamW as one optimizer with one state, which DeepSpeed and checkpoints require."""
 
     def __init__(self, muon: Muon, adamw: AdamW | None) -> None:
         self._parts: dict[str, Optimizer] = {"muon": muon}
@@ -33,7 +33,7 @@ class MuonAndAdamW(Optimizer):
     def step(self, closure: Any = None) -> Any:
         assert closure is None, "closures are not supported"
         for name, part in self._parts.items():
-            # Assign groups and state at each step, because DeepSpeed and checkpoints replace them.
+            # Assign groups and state at each step, because DeepSpeed and a resume replace them.
             part.param_groups = [group for group in self.param_groups if group["part"] == name]
             part.state = self.state
             part.step()

@@ -27,7 +27,7 @@ TokenLossFunction = Callable[[Tokens], TokenLoss]
 CorrectionFunction = Callable[[Tensor, Tensor, Tensor, int], Any]
 """(old_logprobs [N], rollout_logprobs [N], sequence_ids [N], number of sequences)
 
-It returns `weights`, the factor [N] of each token's loss, and `metrics` [N] (losses/correction.py).
+The result has `weights` [N], factors of the tokens' losses, and `metrics` (losses/correction.py).
 """
 
 
@@ -43,7 +43,7 @@ class Batch(Tokens):
     mask: Tensor  # [B, T] bool, True at the N completion tokens
     token_weights: Tensor  # [N] weight of each token in the objective
     envs: tuple[str, ...]  # [B] name of each row's environment
-    # The same N completion tokens after prompts with hints, if the reference sees hints:
+    # These contain the same completion tokens after prompts with hints, if the reference sees any:
     hinted_token_ids: Tensor | None = None  # [B, H] int64
     hinted_mask: Tensor | None = None  # [B, H] bool, True at the N completion tokens
     temperatures: Tensor | None = None  # [N, 1], or None if the run has only one temperature
@@ -55,7 +55,7 @@ class Batch(Tokens):
     @staticmethod
     def of(micro: MicroBatch, device: torch.device, step: int) -> "Batch":
         """Return a micro-batch on `device`, with its completion tokens flattened row by row."""
-        # Flatten on the CPU, because a GPU would synchronise at every boolean index.
+        # Flatten on the CPU, because on a GPU every boolean index would synchronise with the CPU.
         mask = torch.tensor(micro.completion_mask)
         rows = mask.nonzero()[:, 0]  # [N]
         positions = micro.first_positions[:, None] + micro.completion_mask.cumsum(1) - 1  # [B, T]
@@ -88,7 +88,7 @@ class Batch(Tokens):
 def with_outputs(
     tokens: Tokens, logprobs: Tensor, entropies: Tensor, candidate_logprobs: Tensor | None = None
 ) -> Tokens:
-    """Return the tokens with the outputs of a forward pass. Detach the entropies."""
+    """Return the tokens with the outputs of a forward pass. The entropies are detached."""
     return replace(
         tokens,
         logprobs=logprobs,
@@ -99,7 +99,7 @@ def with_outputs(
     )
 
 
-# The columns of MicroBatch that Batch flattens to the N completion tokens.
+# `Batch.of` flattens these columns of MicroBatch to the N completion tokens.
 _FLAT = (columns_of(MicroBatch).keys() & {field.name for field in fields(Batch)}) - {"token_ids"}
 
 

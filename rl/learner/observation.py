@@ -24,12 +24,12 @@ def observation(
     batch: Batch,
     logprobs: Tensor,  # [N] log pi
     loss: Tensor,  # [N] unweighted loss of each token
-    # Gradients of the objective with respect to logprobs [N], entropies [N] and, if there are
-    # candidates, their logprobs [N, K]:
+    # These are the gradients of the objective with respect to logprobs [N], entropies [N] and, if
+    # there are candidates, their logprobs [N, K]:
     grads: Sequence[Tensor],
     metrics: Mapping[str, Tensor],  # metrics of the objective, [N] or one number each
 ) -> dict[str, Tensor]:
-    """Return the numbers [N] by name, without those that the run does not compute."""
+    """Return {name: numbers [N]}, without the numbers that the run does not compute."""
     correction = metrics.get("correction")
     weight = batch.token_weights if correction is None else batch.token_weights * correction
     values = {

@@ -67,7 +67,7 @@ class AdamW:
 
 @dataclass(frozen=True, kw_only=True)
 class Muon(AdamW):
-    """Muon (muon.py) for matrices of hidden layers, AdamW for the rest (conf/optim/muon)."""
+    """Muon (muon.py) for matrices of hidden layers, AdamW for all other parameters."""
 
     whole_matrices: ClassVar[bool] = True  # makes rl/config refuse ZeRO, which splits matrices
 

@@ -50,15 +50,12 @@ class OutputHead(torch.autograd.Function):
         """
         ctx.settings = temperature, chunk, dtype, compiled
         ctx.entropy_gradient = with_entropies and entropy_gradient
-        # `detach`, because torch.compile refuses a bfloat16 weight that has a float32 gradient.
+        # Detach the weight, because torch.compile refuses a bfloat16 weight with float32 gradient.
         cast, also = weight.detach().to(dtype), (with_entropies, with_kl_from_uniform)
-        parts = [  # `strict=False`, because `_split` repeats a single temperature without end
-            _maybe_compiled(_chunk_scores, compiled)(
-                (h, cast, bias, divisor), _as_columns(t), *also
-            )
-            for h, t, divisor in zip(
-                hidden.split(chunk), targets.split(chunk), _split(temperature, chunk), strict=False
-            )
+        divisors = _chunk_temperatures(temperature, chunk)
+        parts = [  # `strict=False`, because `divisors` may repeat one temperature without end
+            _maybe_compiled(_chunk_scores, compiled)((h, cast, bias, d), _as_columns(t), *also)
+            for h, t, d in zip(hidden.split(chunk), targets.split(chunk), divisors, strict=False)
         ]
         normalisers, logprobs, entropies, divergences = zip(*parts, strict=True)
         entropy = torch.cat(entropies) if with_entropies else None
@@ -84,7 +81,7 @@ class OutputHead(torch.autograd.Function):
         weight_grad = torch.zeros_like(weight, dtype=exact) if of_weight else None
         bias_grad = torch.zeros_like(bias, dtype=exact) if of_bias else None
         rounds = weight.is_cuda and not of_bias  # weight_gradient also rounds the gradients there
-        divisors = _split(temperature, chunk)
+        divisors = _chunk_temperatures(temperature, chunk)
         for begin, divisor in zip(range(0, len(targets), chunk), divisors, strict=False):
             part = slice(begin, begin + chunk)
             of_entropy = (entropies[part], entropy_grads[part]) if ctx.entropy_gradient else None
@@ -125,7 +122,7 @@ def _logit_gradients(
     of_entropy: tuple[Tensor, Tensor] | None,  # entropies [C] and their gradients [C]
     rounds: bool,  # whether only gradients in the weight's dtype are needed
 ) -> tuple[Tensor, Tensor]:
-    """Return the gradient [C, V] of a chunk's logits, and the same in the weight's dtype."""
+    """Return (gradients [C, V] of a chunk's logits, the same gradients in the weight's dtype)."""
     log_p = chunk_logits(*factors).sub_(normaliser.unsqueeze(-1))  # [C, V]
     p = log_p.exp()
     grads = p * -logprob_grads.sum(-1, keepdim=True)
@@ -147,11 +144,11 @@ def _maybe_compiled(function: Callable[..., Any], compiled: bool) -> Callable[..
     if not compiled:
         return function
     made = torch.compile(function, dynamic=True)
-    # Copy slices, because torch.compile compiles again for another ratio of slice and whole tensor.
-    return lambda *given: made(*tree_map_only(Tensor, _copy_of_slice, given))
+    # Copy slices, because torch.compile recompiles for each new ratio of a slice to its tensor.
+    return lambda *given: made(*tree_map_only(Tensor, _copy_if_slice, given))
 
 
-def _copy_of_slice(tensor: Tensor) -> Tensor:
+def _copy_if_slice(tensor: Tensor) -> Tensor:
     return tensor if tensor._base is None else tensor.clone()
 
 
@@ -159,8 +156,8 @@ def _as_columns(tensor: Tensor) -> Tensor:
     return tensor if tensor.dim() == 2 else tensor.unsqueeze(-1)
 
 
-def _split(temperature: float | Tensor, chunk: int) -> Iterable[float | Tensor]:
-    return temperature.split(chunk) if isinstance(temperature, Tensor) else repeat(temperature)
+def _chunk_temperatures(value: float | Tensor, chunk: int) -> Iterable[float | Tensor]:
+    return value.split(chunk) if isinstance(value, Tensor) else repeat(value)
 
 
 def chunk_logits(
@@ -187,8 +184,9 @@ def most_likely(
     Leave out ids >= `vocabulary`, the policy's number of tokens, because a teacher may have more.
     """
     weight = head.weight.to(dtype)
+    divisors = _chunk_temperatures(temperature, chunk)
     best = [
         chunk_logits(part, weight, head.bias, divisor).log_softmax(-1)[:, :vocabulary].topk(top_k)
-        for part, divisor in zip(hidden.split(chunk), _split(temperature, chunk), strict=False)
+        for part, divisor in zip(hidden.split(chunk), divisors, strict=False)
     ]
     return torch.cat([part.indices for part in best]), torch.cat([part.values for part in best])

@@ -38,7 +38,7 @@ from rl.model.lora import (
 )
 from rl.records import Ints, RankBatch
 
-# Metrics of an update in which all token weights are 0, so that no optimizer step is taken.
+# `Policy` returns these metrics if it takes no optimizer step because all token weights are 0.
 _EMPTY = {"train/loss": 0.0, "train/grad_norm": 0.0, "train/skipped": 0.0, "train/empty": 1.0}
 
 
@@ -71,7 +71,7 @@ class Policy:
             head_dtype=head_dtype,
             compiled=compiled,
         )
-        # The outputs of the module, without `candidate_logprobs` if a batch has no candidates.
+        # `_outputs` names the module's outputs. The last one exists only if a batch has candidates.
         own = ("logprobs", "entropies", *["kl_from_uniform"] * kl_from_uniform)
         self._outputs = (*own, "candidate_logprobs")
         self.has_adapter = has_adapter(model)
@@ -99,7 +99,7 @@ class Policy:
     ) -> dict[str, float]:
         """Take `updates` optimizer steps, and return metrics of the global batch on every rank.
 
-        `train/skipped`: fraction of updates that DeepSpeed skips because of a non-finite gradient.
+        `train/skipped`: fraction of updates that DeepSpeed skipped because of non-finite gradients.
         """
         batches = batches or [
             Batch.of(micro, self.ranks.device, batch.step) for micro in batch.micro_batches
@@ -117,7 +117,7 @@ class Policy:
         # A metric counts as 0 in the updates in which the loss omits it.
         names = dict.fromkeys(name for one in metrics for name in one)
         means = {name: sum(one.get(name, 0.0) for one in metrics) / updates for name in names}
-        # Take `mismatch/` metrics from the first update: later the weights differ from vLLM's.
+        # Take `mismatch/` metrics from the first update, because later the weights are not vLLM's.
         compared = {name: v for name, v in metrics[0].items() if name.startswith("mismatch/")}
         return {**means, **compared}
 
@@ -146,8 +146,8 @@ class Policy:
             if "kl_from_uniform" in self._outputs:  # it has no gradient
                 batch = replace(batch, kl_from_uniform=outputs[2])
                 outputs = (*outputs[:2], *outputs[3:])
-            # First differentiate with respect to the outputs only, which is cheap. If the result is
-            # zero on all ranks, skip the backward pass through the model.
+            # First differentiate with respect to the outputs only, which is cheap. If the gradients
+            # are zero on all ranks, skip the backward pass through the model.
             leaves = [output.detach().requires_grad_() for output in outputs]
             logprobs, entropies, *candidates = leaves
             # With one micro-batch per rank, compute the batch's statistics from these outputs.
@@ -158,8 +158,8 @@ class Policy:
             gradients = torch.autograd.grad(value, leaves, materialize_grads=True)
             if observer:
                 observer(number, observation(batch, logprobs, loss, gradients, metrics))
-            # Never skip the first micro-batch, because DeepSpeed needs a backward pass per update,
-            # nor a `value` that is not finite, because NaN gradients make DeepSpeed skip the step.
+            # Never skip the first micro-batch, because each update needs a backward pass. Never
+            # skip a non-finite `value`, because its NaN gradients make DeepSpeed skip the step.
             idle = number > 0 and not self.ranks.any(
                 not value.isfinite() or any(bool(each.any()) for each in gradients)
             )
@@ -197,7 +197,7 @@ class Policy:
 
     @torch.no_grad()
     def base_scores(self, rows: Rows, top_k: int = 0) -> Logprobs:
-        """Return base model logprobs of `rows` and of the `top_k` likeliest tokens. Collective."""
+        """Return the base model's logprobs of `rows` and of `top_k` likely tokens. Collective."""
         likeliest = (top_k, self.vocabulary) if top_k else None
         with without_adapter(self.engine.module.model):
             temperature = self._temperature_of(rows)
@@ -222,29 +222,29 @@ class Policy:
         self.engine.train()
         return outputs
 
-    def weights(self, places: Mapping[str, Tensor] | None = None) -> dict[str, Tensor]:
-        """Return all weights, with the adapter merged, by Hugging Face name.
+    def weights(self, buffers: Mapping[str, Tensor] | None = None) -> dict[str, Tensor]:
+        """On rank 0, return all weights by Hugging Face name, with the adapter merged into them.
 
-        A weight on a GPU is copied to `places[name]` if shape and dtype are equal, else to the CPU.
-        Ranks other than 0 return {}. Collective.
+        Copy each weight of a GPU into `buffers[name]` if shape and dtype are equal, else to the
+        CPU. Other ranks return {}. Collective.
         """
-        return self._collect(full_recipes(self.engine.module.model), places)
+        return self._collect(full_recipes(self.engine.module.model), buffers)
 
     def adapter_weights(self) -> dict[str, Tensor]:
-        """Return the adapter's weights by peft's names; {} on ranks other than 0. Collective."""
+        """On rank 0, return the adapter's weights by peft's names, elsewhere {}. Collective."""
         return self._collect(adapter_recipes(self.engine.module.model))
 
     def _collect(
-        self, recipes: Iterable[Recipe], places: Mapping[str, Tensor] | None = None
+        self, recipes: Iterable[Recipe], buffers: Mapping[str, Tensor] | None = None
     ) -> dict[str, Tensor]:
         collected: dict[str, Tensor] = {}
         for recipe in recipes:
             with gather(self.engine, recipe.parts):
                 if self.ranks.first:
                     made = recipe.make(*recipe.parts)
-                    place = (places or {}).get(recipe.name) if made.is_cuda else None
-                    if place is not None and (place.shape, place.dtype) == (made.shape, made.dtype):
-                        collected[recipe.name] = place.copy_(made)
+                    old = (buffers or {}).get(recipe.name) if made.is_cuda else None
+                    if old is not None and (old.shape, old.dtype) == (made.shape, made.dtype):
+                        collected[recipe.name] = old.copy_(made)
                         continue
                     tensor = made.cpu()
                     # At the end of the block ZeRO-3 frees the gathered weights, so copy the tensor.

@@ -65,7 +65,7 @@ class Preparation:
         old = [b.logprobs if b.scored else self.policy.score(b) for b in batches if needs_old]
         metrics = self.reference.metrics() if self.reference else {}
         pairs = zip(batches, old, strict=True) if penalised else ()
-        penalties = [self._penalty(*each, beta) for each in pairs]
+        penalties = [self._kl_penalty(*each, beta) for each in pairs]
         if self.critic:
             batches, credit = self.critic.credit(batch, batches, penalties)
             metrics |= credit
@@ -76,7 +76,7 @@ class Preparation:
             batches = [replace(b, old_logprobs=o) for b, o in zip(batches, old, strict=True)]
         return batches, metrics
 
-    def _penalty(self, batch: Batch, old_logprobs: Tensor, beta: float) -> Tensor:
+    def _kl_penalty(self, batch: Batch, old_logprobs: Tensor, beta: float) -> Tensor:
         assert batch.ref_logprobs is not None
         return beta * self.kl.estimator(old_logprobs, batch.ref_logprobs).double()
 

@@ -40,7 +40,7 @@ class Ranks:
         cuda = os.environ.get("DS_ACCELERATOR", default) == "cuda"
         if cuda:
             _use_gpu(int(os.environ["LOCAL_RANK"]))
-        # DeepSpeed would compile this op at the first start, but training does not use the op.
+        # Keep DeepSpeed from compiling this op at the first start, because training never uses it.
         deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
         file = rendezvous and f"file://{rendezvous.resolve()}"
         deepspeed.init_distributed(
@@ -74,12 +74,12 @@ class Ranks:
 
     @property
     def first(self) -> bool:
-        """True on rank 0, the only rank that calls the run's vLLM and writes metrics and hf/."""
+        """Whether this is rank 0. Only rank 0 calls vLLM and writes metrics and exported models."""
         return self.rank == 0
 
 
 def num_resumed_steps(run_folder: RunFolder, ranks: Ranks) -> int:
-    """Return on all ranks the step of rank 0's newest checkpoint, 0 without one. Collective."""
+    """Return on all ranks the number of steps of rank 0's newest checkpoint, or 0. Collective."""
     return int(ranks.from_first(str(run_folder.num_saved_steps())))
 
 
@@ -102,7 +102,7 @@ def init_method(rank: int) -> str:
     """Return PyTorch's `init_method` to connect the ranks through MASTER_ADDR and MASTER_PORT.
 
     If MASTER_ADDR is an IP address, rank 0 listens only at this address. If it is a host name, rank
-    0 listens on all addresses, because on its own host the name may resolve to loopback.
+    0 listens on all addresses, because on rank 0's host the name may resolve to loopback.
     """
     address, port = os.environ["MASTER_ADDR"], os.environ["MASTER_PORT"]
     torchrun_listens = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
@@ -115,7 +115,7 @@ def init_method(rank: int) -> str:
 
 
 def _listen(url: str, timeout: timedelta, **_: Any) -> Iterator[tuple[dist.Store, int, int]]:
-    """Yield (store, rank, world size). The store listens only at `url`, unlike PyTorch's store."""
+    """Yield (store, rank, world size). Unlike PyTorch's, the store listens only at `url`'s host."""
     parsed = urlparse(url)
     query = parse_qs(parsed.query)
     rank, world = int(query["rank"][0]), int(query["world_size"][0])

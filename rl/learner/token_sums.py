@@ -21,7 +21,7 @@ from torch import Tensor
 from losses.tokens import log_ratio
 from rl.learner.collectives import gather_bytes
 
-# Decodes one rank's sums and its largest |log pi - log mu|.
+# Each rank sends its sums and its largest |log pi - log mu|.
 _RANK_DECODER = msgspec.msgpack.Decoder(tuple[dict[str, float], float])
 
 
@@ -30,7 +30,7 @@ class TokenSums:
 
     def __init__(self) -> None:
         self._sums: dict[str, Tensor] = {}
-        self._largest = torch.zeros((), dtype=torch.float64)
+        self._max_gap = torch.zeros((), dtype=torch.float64)
 
     def add(
         self,
@@ -54,7 +54,7 @@ class TokenSums:
         self._add("w", w.sum())
         self._add("w squared", w.square().sum())
         if len(gap):
-            self._largest = torch.maximum(self._largest, gap.max().cpu())
+            self._max_gap = torch.maximum(self._max_gap, gap.max().cpu())
 
     def _add(self, name: str, value: Tensor) -> None:
         self._sums[name] = self._sums[name] + value if name in self._sums else value
@@ -63,7 +63,7 @@ class TokenSums:
         """Return the metrics of the global batch, the same on every rank. Collective."""
         own = {name: float(value.double()) for name, value in self._sums.items()}
         # Send names with the sums, because a loss may return a metric for some micro-batches only.
-        sent = msgspec.msgpack.encode((own, float(self._largest)))
+        sent = msgspec.msgpack.encode((own, float(self._max_gap)))
         ranks = [_RANK_DECODER.decode(each) for each in gather_bytes(sent)]
         totals: dict[str, float] = defaultdict(float)
         for sums, _ in ranks:
@@ -76,8 +76,8 @@ class TokenSums:
             if name.startswith("mean/")
         }
         # Use torch's maximum, because Python's may drop a NaN.
-        largest = float(torch.tensor([each for _, each in ranks], dtype=torch.float64).max())
-        return {**metrics, "train/loss": totals["loss"], **_mismatch(totals, largest)}
+        max_gap = float(torch.tensor([each for _, each in ranks], dtype=torch.float64).max())
+        return {**metrics, "train/loss": totals["loss"], **_mismatch(totals, max_gap)}
 
 
 def _mismatch(totals: Mapping[str, float], max_gap: float) -> dict[str, float]:

@@ -18,7 +18,7 @@ from rl.records import RankBatch
 
 
 class TokenTable:
-    """A mapping between the tokens of this rank's micro-batches and tables [R, L]."""
+    """Copies values of tokens between this rank's micro-batches [N] and tables [R, L]."""
 
     def __init__(self, batch: RankBatch, batches: Sequence[Batch]) -> None:
         lengths = torch.tensor(batch.lengths, dtype=torch.int64)  # [R]

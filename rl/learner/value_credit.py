@@ -80,9 +80,9 @@ def rewards_at_tokens(turn_rewards: Tensor, turns: Tensor, exists: Tensor) -> Te
 
 
 def _whiten(advantages: Tensor, trained: Tensor) -> Tensor:
-    known = advantages[trained]  # [number of trained tokens]
-    if not len(known):
+    chosen = advantages[trained]  # [number of trained tokens]
+    if not len(chosen):
         return advantages
-    centred = (advantages - known.mean()) * trained
-    std = known.std(correction=0)
+    centred = (advantages - chosen.mean()) * trained
+    std = chosen.std(correction=0)
     return torch.zeros_like(centred) if std <= _MIN_STD else centred / std

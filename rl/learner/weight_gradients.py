@@ -45,7 +45,7 @@ def weight_gradient(grads: Tensor, inputs: Tensor, total: Tensor | None = None) 
 def without_gradients(module: nn.Module) -> Iterator[None]:
     """Hide the gradients of earlier micro-batches from torch.compile during a forward pass.
 
-    It would split a layer's graph at each bfloat16 weight that has a float32 gradient.
+    torch.compile would split a layer's graph at each bfloat16 weight that has a float32 gradient.
     """
     found = [(p, p.grad) for p in module.parameters() if p.grad is not None]
     for parameter, _ in found:
@@ -66,9 +66,9 @@ class _LinearFunction(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, inputs: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         of_inputs, of_weight, _ = ctx.needs_input_grad
-        # Do not keep the inputs for a frozen weight (LoRA), because it needs no gradient.
+        # Do not save the inputs if the weight is frozen (LoRA), because it needs no gradient.
         ctx.save_for_backward(inputs if of_weight else None, weight if of_inputs else None)
-        # Cast here: if the caller cast the weights, autograd would round their gradients.
+        # Cast here, because autograd would round the gradients of weights that the caller casts.
         bias = None if bias is None else bias.to(inputs.dtype)
         return nn.functional.linear(inputs, weight.to(inputs.dtype), bias)
 

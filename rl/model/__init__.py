@@ -1,1 +1,1 @@
-"""Models on disk and in memory: pretrained and tiny models, tokenizers, LoRA."""
+"""Package that inspects, builds and loads models, their tokenizers and LoRA adapters."""

@@ -16,7 +16,7 @@ _HASHED = (
     *("chat_template.jinja", "special_tokens_map.json"),
     *("added_tokens.json", "tokenizer.model", "generation_config.json"),
 )
-# Suffixes of architectures that are not causal language models.
+# Architectures with these suffixes are not causal language models.
 _OTHER_HEADS = (
     *("ForMaskedLM", "ForSequenceClassification", "ForTokenClassification"),
     *("ForQuestionAnswering", "ForSpeechSeq2Seq", "ForImageClassification"),
@@ -65,7 +65,7 @@ def damaged_weight_file(folder: Path) -> str | None:
 
 
 def fingerprint(folder: Path) -> str:
-    """Return a hash of weights, config, tokenizer and chat template, which a resume compares."""
+    """Return a hash of weights, config, tokenizer and chat template. A resume compares the hash."""
     total = xxhash.xxh3_128()
     for name in sorted([*(path.name for path in weight_files(folder)), *_HASHED]):
         path = folder / name
@@ -81,7 +81,7 @@ def copy_tokenizer(source: Path, folder: Path) -> None:
     for path in source.iterdir():
         of_weights = path.name == "config.json" or path.name.endswith(".index.json")
         copied = path.suffix in _TOKENIZER_FILES and not of_weights
-        # A file outside `source` could be private, and users publish checkpoints.
+        # Skip files outside `source`, because they may be private and users publish checkpoints.
         if copied and not links_outside(path) and not (folder / path.name).exists():
             shutil.copy2(path, folder)
 
@@ -95,7 +95,7 @@ def links_outside(path: Path) -> bool:
 
 
 def linear_layers(model: Path) -> list[str]:
-    """Return names of linear layers, e.g. q_proj. Leave out embedding, head, experts and router."""
+    """Return names of linear layers, e.g. q_proj, without embedding, head, experts and router."""
     tensors = [
         tensor.removesuffix(".weight").split(".")
         for path in weight_files(model)
@@ -109,7 +109,7 @@ def linear_layers(model: Path) -> list[str]:
 
 
 def json_of(path: Path) -> dict[str, Any]:
-    """Return the JSON object in a model's file. Raise ValueError if there is none."""
+    """Return the JSON object in a file. Raise ValueError if the file contains none."""
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
     except (ValueError, RecursionError) as error:
@@ -146,7 +146,7 @@ def check_trainable(folder: Path) -> None:
 
 
 def vocabulary_of(folder: Path) -> int | None:
-    """Return the model's number of logits, or None if config.json has no vocab_size."""
+    """Return the model's number of logits (vocab_size), or None if config.json has none."""
     config = json_of(folder / "config.json")
     size = {**config, **(config.get("text_config") or {})}.get("vocab_size")
     return size if isinstance(size, int) else None
@@ -160,8 +160,8 @@ def _tokens_with_ids_from(folder: Path, first: int) -> list[str]:
     """
     paths = [folder / name for name in ("tokenizer.json", "tokenizer_config.json")]
     tokenizer, config = (json_of(path) if path.is_file() else {} for path in paths)
-    known = tokenizer.get("model", {}).get("vocab") or {}
-    ids = dict(known) if isinstance(known, dict) else {t[0]: i for i, t in enumerate(known)}
+    vocab = tokenizer.get("model", {}).get("vocab") or {}
+    ids = dict(vocab) if isinstance(vocab, dict) else {t[0]: i for i, t in enumerate(vocab)}
     template = folder / "chat_template.jinja"
     used = template.read_text(encoding="utf-8") if template.is_file() else ""
     used += str(config.get("chat_template"))
@@ -189,11 +189,11 @@ def check_teacher(teacher: Path, policy: Path) -> None:
             "score the policy's tokens: choose a teacher of the policy's model family, or "
             "train on the teacher's text with loss=sft sampler=transcripts"
         )
-    # The teacher may lack logits of ids that have no token: the policy hardly ever samples them.
-    known = vocabulary_of(teacher)
-    if known and (missing := _tokens_with_ids_from(policy, known)):
+    # A teacher may lack logits of ids without a token, because the policy rarely samples these ids.
+    size = vocabulary_of(teacher)
+    if size and (missing := _tokens_with_ids_from(policy, size)):
         raise ValueError(
-            f"reference.path={teacher} has {known} logits, so it cannot score {len(missing)} "
+            f"reference.path={teacher} has {size} logits, so it cannot score {len(missing)} "
             f"tokens of the policy, such as {missing[0]!r}: choose a teacher with a larger "
             "vocab_size"
         )

@@ -20,7 +20,7 @@ from transformers.modeling_layers import GradientCheckpointingLayer
 from rl.model.folder import copy_tokenizer, holds_weights
 
 _NAME = "sdpa_float32"
-FLOAT32_ATTENTION_LEN = 512  # longest rows whose attention a CPU computes faster in float32
+FLOAT32_ATTENTION_LEN = 512  # up to this row length a CPU computes attention faster in float32
 
 
 def use_float32_attention(model: PreTrainedModel) -> None:
@@ -75,7 +75,7 @@ def compile_layers(model: PreTrainedModel, backend: str = "inductor") -> None:
         raise ValueError(f"{kind} has no layers that can be compiled: set trainer.compile=false")
     embedding = model.get_input_embeddings()
     if not any(parameter.requires_grad for parameter in embedding.parameters()):
-        # Make the first layer's inputs like those of the others, so that all share one graph.
+        # Let the first layer's inputs require gradients like the others', so all share one graph.
         embedding.register_forward_hook(
             lambda module, given, made: made.requires_grad_() if torch.is_grad_enabled() else made  # noqa: ARG005
         )

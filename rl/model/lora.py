@@ -5,8 +5,7 @@
 W is frozen. The run's seed initialises A randomly. B starts at zero, so the adapter changes nothing
 at first. The experts of a mixture-of-experts model get no adapter, because vLLM could not load it.
 
-torch and peft are imported inside functions, because the supervisor imports this module and must
-not import torch.
+Functions import torch and peft, because the supervisor imports this module without torch.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """A causal language model in Hugging Face format: a local folder, or a name on the hub.
 
-`prepare` downloads a model of the hub into huggingface_hub's cache and checks the model's files.
+`prepare` downloads a model from the hub into huggingface_hub's cache and checks the model's files.
 """
 
 import re
@@ -61,7 +61,7 @@ def check_length(local: Path, max_seq_len: int, group: str) -> None:
 def local_folder(path: str, revision: str | None, group: str, *, config_only: bool = False) -> Path:
     """Return the folder of the model `path`. Download the model if `path` is its hub name.
 
-    Raise ValueError if the model or a file is missing or damaged. Messages name the config `group`.
+    Raise ValueError if the model is missing or damaged. `group`: config group named in messages.
     """
     local = Path(path).expanduser()
     is_hub_name = HUB_NAME.fullmatch(path) and path[0] not in ".~"
@@ -108,7 +108,7 @@ def _download(path: str, revision: str | None, group: str, patterns: list[str]) 
 
 
 def check_files(folder: Path) -> None:
-    """Raise ValueError for a missing or damaged file, or a config or tokenizer linking outside."""
+    """Raise ValueError if files are missing or damaged, or config or tokenizer link elsewhere."""
     for name, remedy in (
         ("config.json", "save the model there with save_pretrained(folder)"),
         ("tokenizer.json", "save the fast tokenizer there with save_pretrained(folder)"),
@@ -118,7 +118,7 @@ def check_files(folder: Path) -> None:
         if links_outside(folder / name):
             raise ValueError(
                 f"{folder}/{name} is a link to {(folder / name).resolve()}, outside its folder: "
-                "replace the link by a copy if this file may be in checkpoints, which users publish"
+                "replace the link by a copy if users may publish this file with checkpoints"
             )
         json_of(folder / name)
     if missing := missing_weight_file(folder):

@@ -35,7 +35,7 @@ class Shape:
         return self.vocab * self.hidden
 
     @property
-    def largest(self) -> int:
+    def largest_weight(self) -> int:
         """The number of elements of vLLM's largest weight: embedding, or fused gate and up_proj."""
         return max(self.embedding, 2 * self.hidden * (self.expert * self.experts or self.inner))
 
@@ -43,11 +43,11 @@ class Shape:
         return 2 * self.layers * self.key * bytes_of(dtype) * max_seq_len
 
     def cache_gib(self, max_seq_len: int, dtype: str) -> int:
-        """Return the GiB, rounded up, of a key-value cache for one row, vLLM's minimum."""
+        """Return the GiB (rounded up) of vLLM's smallest key-value cache, which fits one row."""
         return max(math.ceil(self.row_cache_bytes(max_seq_len, dtype) / GIB), 1)
 
     def linear_layers(self) -> dict[str, tuple[int, int]]:
-        """Return {Llama's module name: (input width, output width)} of a layer, except experts."""
+        """Return {Llama's module name: (input width, output width)} of a layer, without experts."""
         attention = {
             "q_proj": (self.hidden, self.query),
             "k_proj": (self.hidden, self.key),
@@ -82,11 +82,10 @@ def read_sizes(folder: Path) -> Shape | None:
 
 
 def shape(config: Mapping[str, Any], parameters: int | None = None) -> Shape | None:
-    """Return the sizes in a config.json, or None if a size is missing or a list."""
+    """Return the sizes in a config.json, or None if a size is missing or a list (one per layer)."""
     config = {**config, **(config.get("text_config") or {})}
     if not all(isinstance(config.get(key), int) for key in _REQUIRED):
         return None
-    # Models whose config.json lists one value per layer are not supported.
     if not all(isinstance(config.get(key) or 0, int) for key in _OPTIONAL):
         return None
     hidden, layers, heads, vocab = (config[key] for key in _REQUIRED)

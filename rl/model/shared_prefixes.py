@@ -46,8 +46,8 @@ class PackedRows:
 
     token_ids: np.ndarray  # [P]
     positions: np.ndarray  # [P] position of each token in its rows
-    # For each block (leaves in one attention call): the packed index [S, W] of their tokens, 0 at
-    # padding, and the first column to compute. An earlier block computes the columns before it.
+    # Each block, the leaves of one attention call, has packed indices [S, W] of its tokens (0 at
+    # padding) and the first column to compute. An earlier block computes all columns before it.
     leaves: list[tuple[np.ndarray, int]]
     copies: np.ndarray  # [P] index of each packed token in the joined outputs of all blocks
     before: np.ndarray  # [N] index of the packed token before each completion token, row by row
@@ -56,8 +56,8 @@ class PackedRows:
 def pack(token_ids: np.ndarray, mask: np.ndarray) -> PackedRows:
     """Pack the rows `token_ids` [B, T]. `mask` [B, T] is True at completion tokens.
 
-    Cut each row before its last completion token: later states predict no completion token.
-    A row without completion tokens keeps its first token.
+    Cut each row before its last completion token, because later states predict no completion
+    token. A row without completion tokens keeps its first token.
     """
     columns = np.arange(token_ids.shape[1])
     lengths = np.maximum((mask * columns).max(1), 1)  # [B]
@@ -78,10 +78,10 @@ def pack(token_ids: np.ndarray, mask: np.ndarray) -> PackedRows:
     leaves, copies, start = [], np.empty(is_own.sum(), np.int64), 0
     for rows, first, width in _blocks(np.flatnonzero(is_leaf), lengths, shared):
         exists = columns[:width] < lengths[rows, None]  # [S, W]
-        places = np.where(exists, index[rows, :width], 0)
-        leaves.append((places, first))
+        of_leaves = np.where(exists, index[rows, :width], 0)
+        leaves.append((of_leaves, first))
         computed = exists[:, first:]
-        copies[places[:, first:][computed]] = start + np.flatnonzero(computed)
+        copies[of_leaves[:, first:][computed]] = start + np.flatnonzero(computed)
         start += computed.size
     by_row = np.empty_like(index)
     by_row[order] = index
@@ -102,7 +102,7 @@ def _blocks(
     If consecutive leaves share at least half of their tokens, and at least _MIN_SHARED_TOKENS, a
     separate block computes the shared tokens once for all these leaves.
     """
-    # Count the tokens that each leaf shares with the preceding leaf and with all rows in between.
+    # `common` counts tokens that a leaf shares with the preceding leaf and all rows in between.
     common = np.minimum.reduceat(shared, np.append(0, leaves[:-1] + 1))
     is_first = common < np.maximum(_MIN_SHARED_TOKENS, lengths[leaves] / 2)
     is_first[0] = True
@@ -115,7 +115,7 @@ def _blocks(
         rows = leaves[members]
         rows = rows[np.argsort(-lengths[rows], kind="stable")]
         while len(rows):
-            # A block's shortest leaf has at least three quarters of its longest leaf's length.
+            # Let a block's shortest leaf have at least three quarters of its longest leaf's length.
             number = int((lengths[rows] >= 0.75 * lengths[rows[0]]).sum())
             yield rows[:number], int(first), int(lengths[rows[0]])
             rows = rows[number:]
@@ -244,8 +244,8 @@ def _mask(first: int, width: int, window: int | None, device: torch.device) -> T
     window = window or width
     if first == 0 and window >= width:
         return None
-    places = torch.arange(width, device=device)
-    distance = places[first:, None] - places  # [W - first, W]
+    columns = torch.arange(width, device=device)
+    distance = columns[first:, None] - columns  # [W - first, W]
     return ((distance >= 0) & (distance < window))[None, None]
 
 

@@ -1,7 +1,7 @@
 """A Qwen3 model small enough to train on two cores, built locally without a download.
 
-By default its tokens are the 256 bytes and Qwen3's control and markup tokens, so it can write any
-text byte by byte. `prepare` writes no weights, because the trainer initialises them.
+By default its tokens are the 256 bytes and Qwen3's control and markup tokens, so the model can
+write any text. `prepare` writes no weights, because the trainer initialises them.
 """
 
 import json
@@ -84,8 +84,8 @@ class TinyModel:
             "head_dim": self.head_dim,
             "hidden_act": "silu",
             "rms_norm_eps": 1e-6,
-            # With the usual 0.02 and rope_theta=1e4, 150 supervised steps teach no word of
-            # reverse-text. With 0.08 and rope_theta=100, 120 steps teach 23-53 % of the words.
+            # With the usual 0.02 and rope_theta=1e4, the model learns no word of env=reverse-text
+            # in 150 supervised steps. With 0.08 and rope_theta=100, it learns 23-53 % in 120 steps.
             "initializer_range": 0.08,
             "rope_parameters": {"rope_type": "default", "rope_theta": self.rope_theta},
             "attention_bias": False,
@@ -103,7 +103,7 @@ class TinyModel:
             "pad_token": END_OF_TEXT,
             "clean_up_tokenization_spaces": False,
             "model_max_length": config["max_position_embeddings"],
-            # Qwen3's format without thinking. It renders the same text as the renderer "qwen3".
+            # Use Qwen3's format without thinking, which equals the format of the renderer "qwen3".
             "chat_template": json.loads(_TEMPLATE_FILE.read_text())["chat_template"],
         }
         # Omit temperature and top_p, because vLLM would use them as defaults for all requests.

@@ -19,12 +19,12 @@ from renderers import ParsedResponse, Renderer, config_from_name, create_rendere
 from renderers.base import MODEL_RENDERER_MAP
 
 Options = Mapping[str, Any]
-# The allowed values of model.renderer besides auto: the model families of `renderers`.
+# model.renderer is `auto` or one of these model families of the library `renderers`.
 RENDERERS = tuple(sorted(set(MODEL_RENDERER_MAP.values())))
 _CHOICES = ", ".join(RENDERERS)
 
-# model_type of config.json -> renderer, for models whose name `renderers` does not know. glm4_moe
-# and deepseek_v3 are missing: they have several chat formats, so users must set model.renderer.
+# This maps model_type of config.json to a renderer if `renderers` does not know a model's name.
+# glm4_moe and deepseek_v3 are missing, because each has several formats. Users must choose one.
 FAMILIES = {"qwen3": "qwen3", "qwen3_moe": "qwen3", "gpt_oss": "gpt-oss"}
 
 
@@ -83,7 +83,7 @@ def load_renderer(
     """
     tokenizer = Tokenizer(folder)
     if name == "auto":
-        name = _family(folder, tokenizer.name_or_path)
+        name = _find_renderer(folder, tokenizer.name_or_path)
     elif name not in RENDERERS:
         close = get_close_matches(name, RENDERERS, n=1)
         hint = f"did you mean {close[0]!r}? " if close else ""
@@ -114,7 +114,7 @@ def load_renderer(
     return renderer
 
 
-# A test conversation with every element of a chat format, but without special tokens in messages.
+# This test conversation has every element of a chat format, but no special token in a message.
 _CONVERSATION: Any = [
     {"role": "system", "content": "Be kind."},
     {"role": "user", "content": "How much is 2 + 3?"},
@@ -181,9 +181,9 @@ def chat_template(folder: Path) -> str | None:
     return template if isinstance(template, str) else None
 
 
-def _family(folder: Path, model: str) -> str:
-    if model in MODEL_RENDERER_MAP:
-        return MODEL_RENDERER_MAP[model]
+def _find_renderer(folder: Path, model_name: str) -> str:
+    if model_name in MODEL_RENDERER_MAP:
+        return MODEL_RENDERER_MAP[model_name]
     model_type = _read_json(folder / "config.json").get("model_type")
     family = FAMILIES.get(str(model_type))
     # Qwen3-Coder and some fine-tunes share Qwen3's model_type, but write tool calls as XML.
@@ -191,7 +191,7 @@ def _family(folder: Path, model: str) -> str:
         family = None
     if family is None:
         raise ValueError(
-            f"model.renderer=auto does not know the chat format of {model} (model_type "
+            f"model.renderer=auto does not know the chat format of {model_name} (model_type "
             f"{model_type!r}): use client=tokens, which takes the model's own chat template, or "
             f"set model.renderer to the family of the model: {_CHOICES}"
         )

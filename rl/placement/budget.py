@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from rl.config.schema import ConfigError, Run
 from rl.model.shape import GIB, Shape
-from rl.placement.memory import Bytes, Need, trainer_need, utilization, vllm_need
+from rl.placement.memory import Bytes, Need, gpu_utilization, trainer_need, vllm_need
 from rl.placement.placement import Place, Plan
 from rl.runtime.devices import Host
 
@@ -80,7 +80,7 @@ def gpu_excess(
             if process.place.host == host and device in process.place.devices
         }
         taken = sum(need.on_device for need in needs.values())
-        limit = size * utilization(run.inference.args) if set(needs) == {"vLLM"} else size
+        limit = size * gpu_utilization(run.inference.args) if set(needs) == {"vLLM"} else size
         if share * taken > limit:
             sums = "; ".join(format_sum(name, need.device) for name, need in needs.items())
             yield (
@@ -134,12 +134,12 @@ def _vllm_share(run: Run, plan: Plan, shape: Shape, hosts: Sequence[Host]) -> fl
     rank = trainer_need(run, shape, ranks=len(plan.ranks), first=True, on_gpu=True)
     vllm = vllm_need(run, shape, on_gpu=True).device
     push = vllm.pop("push")  # vLLM allocates copies of pushed weights outside its fraction
-    taken, given = rank.on_device + push, utilization(run.inference.args, 0.0)
+    taken, chosen = rank.on_device + push, gpu_utilization(run.inference.args, 0.0)
     share = 1 - taken / size - _LEFT_FREE
     share = min(round(max(share, sum(vllm.values()) / size + 0.01), 2), 1.0)
-    if given and _REFUSED_GPU_SHARE * taken > (1 - given) * size:
+    if chosen and _REFUSED_GPU_SHARE * taken > (1 - chosen) * size:
         problem = (
-            f"inference.args.gpu_memory_utilization={given:g} reserves {gib(given * size)} of "
+            f"inference.args.gpu_memory_utilization={chosen:g} reserves {gib(chosen * size)} of "
             f"{gib(size)} GiB for vLLM, but the trainer on the same GPU needs {gib(taken)} GiB: "
             f"remove this option, or set it to at most {share:g}"
         )
@@ -157,5 +157,5 @@ def format_terms(need: Bytes) -> list[str]:
     return [f"{key} {gib(value)}" for key, value in largest_first if value >= 0.05 * GIB]
 
 
-def gib(value: float) -> str:
-    return f"{value / GIB:.1f}"
+def gib(num_bytes: float) -> str:
+    return f"{num_bytes / GIB:.1f}"

@@ -20,7 +20,7 @@ def _version_of(package: str) -> str | None:
 
 
 def device_problem(host: Host, *, needs_vllm: bool, uses_nccl: bool) -> str | None:
-    """Return why GPUs, driver, packages or shared memory do not suit each other, else None."""
+    """Return why GPUs, driver, packages or shared memory do not suit each other, or None."""
     if not host.devices:
         if needs_vllm and (found := _version_of("vllm")):
             return (

@@ -28,8 +28,8 @@ _CUDA_RUNTIME = 1.0 * GIB  # GPU memory of a rank: CUDA context and NCCL buffers
 _CUDA_HOST = 3.0 * GIB  # host memory of a rank on a GPU: CUDA's libraries
 _FLOAT32_ATTENTION_LEN = 512  # maximum row length with float32 attention (rl/model/loading.py)
 _ALLOCATED_ON_CPU, _ALLOCATED_ON_GPU = 1.6, 1.15  # allocated bytes per byte of activations
-# (base frozen, shared prefixes) -> activations of compiled layers as a fraction of those of plain
-# layers: without shared prefixes measured on a GPU (docs/cuda.md), with them estimated.
+# Keys are (base frozen, shared prefixes). Values are the activations of compiled layers divided by
+# those of plain layers, measured on a GPU (docs/cuda.md) or, with shared prefixes, estimated.
 _COMPILED = {(True, False): 0.62, (False, False): 0.45, (True, True): 0.7, (False, True): 0.56}
 
 _VLLM_RUNTIME = 1.2 * GIB  # host memory of vLLM's API server and engine on a CPU
@@ -50,7 +50,7 @@ class _Stage:
     buffers: float = 0.0  # bytes per element of DeepSpeed's buffers (at most _BUCKET elements)
 
 
-# Measured with one rank. From stage 1 on, `step` includes AdamW's two copies of flattened weights.
+# These were measured with one rank. From stage 1 on, `step` includes AdamW's two weight copies.
 _STAGES = {
     0: _Stage(gradients=4, step=4),
     1: _Stage(gradients=9, step=8),
@@ -120,7 +120,8 @@ def vllm_need(run: Run, shape: Shape, *, on_gpu: bool) -> Need:
     if on_gpu:
         row = shape.row_cache_bytes(run.max_seq_len, run.model.dtype) / group  # a cache for one row
         # A push loads a new copy of a layer beside the one in use. vllm_proof.py adds a third copy.
-        push = 0.0 if run.pushes_adapter else 2.0 * shape.largest * bytes_per_number(run) / group
+        copies = 2.0 * shape.largest_weight * bytes_per_number(run) / group
+        push = 0.0 if run.pushes_adapter else copies
         if run.transport.has("on_gpus") and run.transport.has("reader_copy"):
             push += weights  # each worker receives all weights
         device = {"runtime": _VLLM_CUDA_RUNTIME, "weights": weights / group, "key-values": row}
@@ -136,7 +137,7 @@ def vllm_need(run: Run, shape: Shape, *, on_gpu: bool) -> Need:
     )
 
 
-def utilization(args: Mapping[str, Any] | None, default: float = _VLLM_UTILIZATION) -> float:
+def gpu_utilization(args: Mapping[str, Any] | None, default: float = _VLLM_UTILIZATION) -> float:
     return float((args or {}).get("gpu_memory_utilization", default))
 
 
@@ -173,7 +174,7 @@ def _state_bytes(run: Run, parameters: int, trained: int, ranks: int) -> Bytes:
     }
 
 
-def _max_tokens(run: Run, ranks: int) -> int:
+def _max_micro_batch_tokens(run: Run, ranks: int) -> int:
     rows = -(-run.batch_size // ranks)
     limit = run.trainer.tokens_per_micro_batch
     return max(min(limit, rows * run.max_seq_len), run.max_seq_len)
@@ -181,7 +182,7 @@ def _max_tokens(run: Run, ranks: int) -> int:
 
 def _activation_bytes(run: Run, shape: Shape, ranks: int, on_gpu: bool) -> float:
     half, frozen = bytes_per_number(run) == 2, run.adapter.freezes_base
-    # (half precision, base frozen) -> factor of each size in `widths`: bytes per token and layer
+    # Keys are (half precision, base frozen). Values are bytes per token, layer and unit of a width.
     coefficients = {
         (True, False): (16.0, 8.0, 10.5, 10.25),
         (True, True): (12.0, 8.0, 8.5, 8.25),
@@ -200,7 +201,7 @@ def _activation_bytes(run: Run, shape: Shape, ranks: int, on_gpu: bool) -> float
     if run.trainer.gradient_checkpointing:  # autograd keeps every layer's input and one full layer
         kept = shape.layers * shape.hidden * bytes_per_number(run) + layer
     allocated = _ALLOCATED_ON_GPU if on_gpu else _ALLOCATED_ON_CPU
-    return _max_tokens(run, ranks) * (kept + 8 * shape.hidden) * allocated
+    return _max_micro_batch_tokens(run, ranks) * (kept + 8 * shape.hidden) * allocated
 
 
 def _compiles(run: Run, on_gpu: bool) -> bool:
@@ -208,7 +209,7 @@ def _compiles(run: Run, on_gpu: bool) -> bool:
 
 
 def _logit_bytes(run: Run, shape: Shape, ranks: int, on_gpu: bool) -> float:
-    chunk = min(run.trainer.logprob_chunk, _max_tokens(run, ranks))
+    chunk = min(run.trainer.logprob_chunk, _max_micro_batch_tokens(run, ranks))
     is_trained, in_float32 = not run.adapter.freezes_base, run.model.head_dtype is not None
     logit = 6.0 if _compiles(run, on_gpu) and not in_float32 else 14.0
     return logit * chunk * shape.vocab + 4.0 * shape.embedding * (is_trained + in_float32)
@@ -219,7 +220,7 @@ def _num_references(run: Run) -> int:
     config = run.plain()
     if not needs_reference(config):
         return 0
-    # With adapter=lora the base weights are the initial policy: reference=initial needs no copy.
+    # With adapter=lora, reference=initial needs no copy, because the base model is that reference.
     is_copied = not run.adapter.freezes_base
     nodes = references(config).values()
     return sum("path" in node or ("url" not in node and is_copied) for node in nodes)
@@ -234,14 +235,14 @@ def _push_bytes(run: Run, shape: Shape) -> float:
     return whole + (whole if run.adapter.freezes_base else 0.0)
 
 
-def _offloaded_bytes(run: Run, compute: Bytes) -> Bytes:
+def _offloaded_bytes(run: Run, by_purpose: Bytes) -> Bytes:
     moved: Bytes = {}
     for key, purposes in (
         ("offload_optimizer", ("optimizer", "gradients", "step")),
         ("offload_param", ("weights",)),
     ):
         if _is_on_host(run, key):
-            moved |= {purpose: compute[purpose] for purpose in purposes}
+            moved |= {purpose: by_purpose[purpose] for purpose in purposes}
     return moved
 
 

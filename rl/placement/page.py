@@ -24,7 +24,7 @@ def plan_page(plan: Plan, processes: Sequence[ProcessMemory] | None, hosts: Sequ
         at = f"host {host}, " * (len(hosts) > 1) + (f"GPU {devices}" if devices else where)
         label = f"{name} x{len(places)}" if len(places) > 1 else name
         lines.append((label, at, *size))
-    # On GPUs the GiB column shows only GPU memory. Supervisor and rollouts process use none.
+    # On GPUs the GiB column shows only GPU memory, which supervisor and rollouts process never use.
     if processes is not None and not plan.on_gpus:
         where = "host 0" if len(hosts) > 1 else ""
         lines.append(("others", where, gib(OTHER_PROCESSES), "rollouts process, supervisor"))

@@ -24,11 +24,13 @@ _REMEDY = (
 
 @dataclass(frozen=True, kw_only=True)
 class Place:
+    """The host, GPUs and CPU threads of one process."""
+
     host: int  # number of the host, from 0
     devices: tuple[str, ...]  # names of the GPUs that the process uses, or empty on a CPU
     threads: int | None  # number of CPU threads, or None for no limit
-    # GPUs that the process can see; () stands for `devices`. For NCCL, a rank sees the GPUs of all
-    # ranks of its host. It computes on the GPU at position `local_rank`.
+    # `visible` has the GPUs that the process can see, or is () if these are `devices`. For NCCL, a
+    # rank must see the GPUs of all ranks of its host. It computes on the GPU number `local_rank`.
     visible: tuple[str, ...] = ()
     local_rank: int | None = None  # number of the rank on its host, from 0; None for vLLM
 
@@ -36,7 +38,7 @@ class Place:
         visible = self.visible or self.devices
         variables = {
             "CUDA_VISIBLE_DEVICES": ",".join(visible) or None,
-            # Make CUDA number the GPUs like nvidia-smi, from which their names come.
+            # Make CUDA number the GPUs like nvidia-smi, because `devices` has nvidia-smi's numbers.
             "CUDA_DEVICE_ORDER": "PCI_BUS_ID" if visible else None,
             "OMP_NUM_THREADS": self.threads,
             "LOCAL_RANK": self.local_rank,
@@ -64,7 +66,7 @@ class Plan:
 
 
 def placement(run: Run, hosts: Sequence[Host]) -> Plan:
-    """Return the places of replicas and ranks. `hosts[0]` is the supervisor's machine."""
+    """Return a plan with the `Place` of each process. `hosts[0]` is the supervisor's machine."""
     if any(host.devices for host in hosts):
         return _place_on_gpus(run, hosts)
     for key, node in (("inference", run.inference), ("trainer", run.trainer)):
@@ -95,7 +97,7 @@ def _place_on_cores(run: Run, hosts: Sequence[Host]) -> Plan:
 
 
 def _rank_places(run: Run, devices: Sequence[Device], hosts: Sequence[Host]) -> tuple[Place, ...]:
-    """Return the places of ranks, one rank per device. The device name "" means the host's CPU."""
+    """Return one `Place` per device, for one rank each. The device name "" means the host's CPU."""
     places: list[Place] = []
     for host, name in devices:
         visible = tuple(other for where, other in devices if where == host and other)
@@ -114,11 +116,11 @@ def _rank_places(run: Run, devices: Sequence[Device], hosts: Sequence[Host]) -> 
 
 
 def _place_on_gpus(run: Run, hosts: Sequence[Host]) -> Plan:
-    known = [(number, name) for number, host in enumerate(hosts) for name in host.devices]
-    to_train, to_sample = _split_gpus(run, known)
+    gpus = [(number, name) for number, host in enumerate(hosts) for name in host.devices]
+    to_train, to_sample = _split_gpus(run, gpus)
     if not to_train or (run.starts_vllm and not to_sample):
         _refuse(
-            f"{len(to_train)} of {len(known)} GPUs are for training and {len(to_sample)} for vLLM, "
+            f"{len(to_train)} of {len(gpus)} GPUs are for training and {len(to_sample)} for vLLM, "
             f"but both need one: {_REMEDY}"
         )
     # With more ranks than batch_size, some rank would have no rollout to train on.
@@ -126,7 +128,7 @@ def _place_on_gpus(run: Run, hosts: Sequence[Host]) -> Plan:
     if num_ranks > len(to_train):
         _refuse(
             f"trainer.ranks={num_ranks} needs {num_ranks} GPUs, but only {len(to_train)} of "
-            f"{len(known)} are for training: {_REMEDY}"
+            f"{len(gpus)} are for training: {_REMEDY}"
         )
     to_train = to_train[:num_ranks]
     inference = _replica_places(run, to_sample) if run.starts_vllm else ()
@@ -134,35 +136,36 @@ def _place_on_gpus(run: Run, hosts: Sequence[Host]) -> Plan:
     return Plan(
         inference=inference,
         ranks=_rank_places(run, to_train, hosts),
-        idle=tuple(device for device in known if device not in used),
+        idle=tuple(gpu for gpu in gpus if gpu not in used),
     )
 
 
-def _split_gpus(run: Run, known: list[Device]) -> tuple[list[Device], list[Device]]:
-    train = _find_gpus("trainer", run.trainer.devices, known)
+def _split_gpus(run: Run, gpus: list[Device]) -> tuple[list[Device], list[Device]]:
+    """Return (GPUs of the trainer, GPUs of vLLM)."""
+    train = _find_gpus("trainer", run.trainer.devices, gpus)
     if not run.starts_vllm:
-        return (known if train is None else train), []
-    sample = _find_gpus("inference", run.inference.devices, known)
+        return (gpus if train is None else train), []
+    sample = _find_gpus("inference", run.inference.devices, gpus)
     if train is None and sample is None:
-        return (known, known) if len(known) == 1 else _default_split(run, known)
+        return (gpus, gpus) if len(gpus) == 1 else _default_split(run, gpus)
     if train is None or sample is None:
-        rest = [device for device in known if device not in (train or sample or ())]
-        rest = rest or (known if len(known) == 1 else [])
-        return (rest if train is None else train), (rest if sample is None else sample)
+        others = [gpu for gpu in gpus if gpu not in (train or sample or ())]
+        others = others or (gpus if len(gpus) == 1 else [])
+        return (others if train is None else train), (others if sample is None else sample)
     return train, sample
 
 
-def _default_split(run: Run, known: list[Device]) -> tuple[list[Device], list[Device]]:
+def _default_split(run: Run, gpus: list[Device]) -> tuple[list[Device], list[Device]]:
     ranks, group = run.trainer.ranks, run.inference.tensor_parallel_size
     if ranks:
-        return known[:ranks], known[ranks:]
-    half = len(known) - len(known) // 2
+        return gpus[:ranks], gpus[ranks:]
+    half = len(gpus) - len(gpus) // 2
     count = run.inference.replicas or max(half // group, 1)
-    groups = list(_groups_on_one_host(known, group))[-count:]
+    groups = list(_groups_on_one_host(gpus, group))[-count:]
     if not groups:  # no host has enough GPUs for a replica: `_replica_places` raises the error
-        return known, known
-    sample = [device for group in groups for device in group]
-    return [device for device in known if device not in sample], sample
+        return gpus, gpus
+    sample = [gpu for group in groups for gpu in group]
+    return [gpu for gpu in gpus if gpu not in sample], sample
 
 
 def _replica_places(run: Run, devices: list[Device]) -> tuple[Place, ...]:
@@ -188,18 +191,18 @@ def _groups_on_one_host(devices: Sequence[Device], size: int) -> Iterator[list[D
 
 
 def _find_gpus(
-    group: str, devices: Sequence[int | str] | None, known: list[Device]
+    key: str, devices: Sequence[int | str] | None, gpus: list[Device]
 ) -> list[Device] | None:
     if devices is None:
         return None
     names = list(map(str, devices))
-    available = list(dict.fromkeys(name for _, name in known))
+    available = list(dict.fromkeys(name for _, name in gpus))
     if missing := [name for name in names if name not in available]:
         _refuse(
-            f"{group}.devices={names}, but no GPU {', '.join(missing)} is visible: choose from "
+            f"{key}.devices={names}, but no GPU {', '.join(missing)} is visible: choose from "
             f"{available}, or change the variable CUDA_VISIBLE_DEVICES"
         )
-    return [(host, name) for host, name in known if name in names]
+    return [(host, name) for host, name in gpus if name in names]
 
 
 def _refuse(problem: str) -> NoReturn:

@@ -7,7 +7,7 @@ from rl.config.facts import fact
 from rl.config.schema import Run
 from rl.placement.placement import Plan
 
-# A CPU has no CUDA graphs. vLLM's default there, 128 parallel sequences, is half a default batch.
+# CPUs have no CUDA graphs. vLLM's CPU default of 128 parallel sequences is half a default batch.
 _CPU_ARGS = {"enforce_eager": True, "max_num_seqs": 256}
 # On a CPU vLLM 0.32 fails with "CPU Generator does not use offset" when it splits the prompt of a
 # request with a seed. Equal requests may also be split differently, which changes the rounding.
@@ -15,6 +15,7 @@ _SEEDED_CPU_ARGS = {"no_enable_chunked_prefill": True}
 
 
 def with_plan(run: Run, plan: Plan) -> Run:
+    """Return the run with the plan's numbers of ranks and replicas, and with vLLM flags."""
     inference = with_device_flags(run.inference, run.sampler, plan.on_gpus)
     if "replicas" in inference and plan.inference:
         inference["replicas"] = len(plan.inference)
@@ -31,7 +32,7 @@ def with_device_flags(
     # inference=external has no `args`, because the run cannot set flags of external servers.
     if not isinstance(inference.get("args"), Mapping):
         return dict(inference)
-    given = {_option(k): value for k, value in inference["args"].items() if value is not None}
+    given = {_option_name(k): value for k, value in inference["args"].items() if value is not None}
     names = {_flag_name(key) for key in given}
     seeded = sampler.get("seeded", fact(sampler["_target_"], "seeded", False))
     suitable = {} if on_gpus else _CPU_ARGS | (_SEEDED_CPU_ARGS if seeded else {})
@@ -39,11 +40,11 @@ def with_device_flags(
     return {**inference, "args": {**added, **given}}
 
 
-def _option(key: object) -> str:
+def _option_name(key: object) -> str:
     name, dot, inner = str(key).removeprefix("--").partition(".")
     return f"{name.replace('-', '_')}{dot}{inner}"
 
 
 def _flag_name(option: str) -> str:
-    """Return `name` if the option is `name.key`, `name+` or `no_name`."""
+    """Return `name`, the flag that the option `name`, `name.key`, `name+` or `no_name` sets."""
     return option.partition(".")[0].rstrip("+").removeprefix("no_")

@@ -1,4 +1,4 @@
-"""Warnings of rank 0 about common problems of training. Each is logged once, with a remedy."""
+"""Log warnings about common problems of training, on rank 0, each once and with a remedy."""
 
 import logging
 import resource
@@ -33,14 +33,14 @@ _MESSAGES = {  # heading of docs/troubleshooting.md -> message
 }
 
 
-def peak_gib() -> float:
+def peak_memory_gib() -> float:
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
 
 
 class Alarms:
-    """Checks of the metrics of the last ten steps. Each check logs its warning once per run."""
+    """Checks the metrics of the last ten steps. Each check logs its warning once per run."""
 
-    def __init__(self, learned: Learned, memory: Callable[[], float] = peak_gib) -> None:
+    def __init__(self, learned: Learned, memory: Callable[[], float] = peak_memory_gib) -> None:
         self._memory, self._early = memory, 0.0  # _early: GiB of memory after the first steps
         self._num_steps = 0  # number of steps with a reward since this process started
         self._needs_spread = learned.advantage_compares and learned.reads_advantages

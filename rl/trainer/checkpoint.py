@@ -114,7 +114,7 @@ def _flush_to_disk(path: Path) -> None:
 
 
 def _delete_incomplete(folder: Path) -> None:
-    """Delete a folder. Truncate its files first, so that even files still open use no space."""
+    """Delete a folder. Truncate its files first, because a deleted open file still uses space."""
     with suppress(FileNotFoundError):  # another rank may clear the folder at the same time
         for path in folder.rglob("*"):
             if path.is_file():

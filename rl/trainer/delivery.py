@@ -50,7 +50,7 @@ class Receivers:
         while len(started := self._started()) < len(self._inference.names):
             if time.monotonic() > began + timeout:
                 limit = f"inference.startup_timeout={timeout:g} s"
-                raise RunFailed(f"not every vLLM has started within {limit}: raise this limit")
+                raise RunFailed(f"not every vLLM has started within {limit}: raise the limit")
             time.sleep(_POLL_S)
         for replica in started:
             wait_until_healthy(replica, timeout, began=began)
@@ -116,7 +116,7 @@ class Delivery:
         return True
 
     def push_again(self) -> dict[str, int]:
-        """Push to restarted vLLMs. Return `updated_replicas()`; {} if no vLLM has restarted."""
+        """Push to restarted vLLMs. Return `updated_replicas()`, or {} if no vLLM has restarted."""
         if not self._include_new_replicas():
             return {}
         with suppress(NoReceiver):  # `updated_replicas` then requests another restart
@@ -124,7 +124,7 @@ class Delivery:
         return self.updated_replicas()
 
     def updated_replicas(self) -> dict[str, int]:
-        """Request restarts of the replicas whose push or probe failed, and return the others."""
+        """Request restarts of replicas that failed a push or probe. Return the working replicas."""
         for name, reason in self._pusher.take_lost().items():
             request_restart(self._run_folder, name, self._receivers.updated.pop(name), reason)
         return self._receivers.updated

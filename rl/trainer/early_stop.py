@@ -15,7 +15,7 @@ log = logging.getLogger(__name__)
 
 
 def warn_of_missing_metric(run: Run, run_folder: RunFolder) -> None:
-    """Warn, but do not fail, if stop_when names an unknown metric: a later step may log it."""
+    """Warn if stop_when names an unknown metric. Do not fail, because a later step may log it."""
     if run.stop_when is None:
         return
     metric = StopWhen.of(run.stop_when).metric

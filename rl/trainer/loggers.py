@@ -26,9 +26,9 @@ log = logging.getLogger(__name__)
 
 @dataclass
 class Logger:
-    """The base class of loggers, whose methods the trainer calls on rank 0. They do nothing.
+    """The base class of loggers. Its methods, which the trainer calls on rank 0, do nothing.
 
-    conf/logger/console.yaml uses this class: the metrics are in metrics.jsonl and on the screen.
+    conf/logger/console.yaml uses this class, because the metrics are also in metrics.jsonl.
     """
 
     is_off = False  # True if disabled, after an error, or after `finish`

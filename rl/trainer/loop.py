@@ -69,8 +69,8 @@ class TrainingRun:
         self.metrics = MetricsFile(run_folder) if self.ranks.first else None
         self.logger = build(self.run.logger)()
         self.alarms = Alarms.of(self.run, run_folder, self.start)
-        most = self.settings.max_nonfinite_steps
-        self.nonfinite = NonFiniteSteps(run_folder, self.ranks, most)
+        limit = self.settings.max_nonfinite_steps
+        self.nonfinite = NonFiniteSteps(run_folder, self.ranks, limit)
         self.profiler = start_profiler(run_folder, rank, self.settings.profile)
         self.delivery = self._build_delivery()
 
@@ -98,8 +98,8 @@ class TrainingRun:
             delivered = not self.delivery or self.delivery.deliver(
                 step + 1, batch.micro_batches[0], stats, watch.phase
             )
-            # Get the state before groups of the next version start. A resumed run plays them again.
-            state = self._state(rollouts) if self._checkpoint_is_due(step + 1) else None
+            # Get the state before new groups start, because a resumed run samples them again.
+            state = self._rollouts_state(rollouts) if self._checkpoint_is_due(step + 1) else None
             if delivered:  # after the probe, because new rollouts would delay the probe
                 self._publish(rollouts, step + 1)
             if batch.record_ids:
@@ -168,7 +168,7 @@ class TrainingRun:
         every = self.settings.checkpoint_every
         return step == self.run.max_steps or (every > 0 and step % every == 0)
 
-    def _state(self, rollouts: RolloutsLink) -> dict[str, Any]:
+    def _rollouts_state(self, rollouts: RolloutsLink) -> dict[str, Any]:
         return rollouts.state() if self.ranks.first else {}
 
     def _save(self, step: int, state: dict[str, Any] | None) -> None:
@@ -186,7 +186,7 @@ class TrainingRun:
         # Compare step numbers, not files, because other hosts may not see a new checkpoint yet.
         if step > max(self.start, self.num_saved):
             self.status.set(f"writing {self._checkpoint_name(step)}")
-            self._save(step, self._state(rollouts))
+            self._save(step, self._rollouts_state(rollouts))
         if not end.stopped:
             raise RunFailed(str(end))
         self._finish(f"done: {end}")  # the supervisor prints this status at the end

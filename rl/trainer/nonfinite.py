@@ -9,16 +9,15 @@ from rl.runtime.start_record import program
 from rl.trainer.rollouts_link import RolloutsLink
 from rl.trainer.trained_tokens import StepRecord
 
-_MOST_KEPT = 5  # to save disk space, record only this many batches and the one that ends the run
+_MAX_RECORDED = 5  # to save disk space, record only these batches and the one that ends the run
 
 log = logging.getLogger(__name__)
 
 
 class NonFiniteSteps:
-    def __init__(self, run_folder: RunFolder, ranks: Ranks, most: int) -> None:
-        """`most`: this many non-finite steps in a row end the run (trainer.max_nonfinite_steps)."""
-        self._run_folder, self._ranks, self._most = run_folder, ranks, most
-        self._in_a_row = self._num_kept = 0
+    def __init__(self, run_folder: RunFolder, ranks: Ranks, max_nonfinite_steps: int) -> None:
+        self._run_folder, self._ranks, self._limit = run_folder, ranks, max_nonfinite_steps
+        self._in_a_row = self._num_recorded = 0
 
     def check(self, step: int, skipped: float, record: StepRecord, rollouts: RolloutsLink) -> None:
         """Record all tokens of the batch if an update was skipped, even with record=none.
@@ -29,16 +28,16 @@ class NonFiniteSteps:
         self._in_a_row = self._in_a_row + 1 if skipped else 0
         if not skipped:
             return
-        is_last = self._in_a_row >= self._most
-        if self._num_kept >= _MOST_KEPT and not is_last:
+        is_last = self._in_a_row >= self._limit
+        if self._num_recorded >= _MAX_RECORDED and not is_last:
             return
-        self._num_kept += 1
+        self._num_recorded += 1
         record.write_all(self._run_folder, self._ranks.rank, rollouts.record_all(step))
         # Wait until all ranks have written, because the supervisor ends all ranks if one fails.
         self._ranks.any(True)
         message = (
             f"the loss or the gradient was NaN or infinite, {self._in_a_row} times in a row. The "
-            f"limit is trainer.max_nonfinite_steps={self._most}. Lower optim.learning_rate. In a "
+            f"limit is trainer.max_nonfinite_steps={self._limit}. Lower optim.learning_rate. In a "
             "custom loss, check divisors and arguments of logarithms (docs/troubleshooting.md, "
             f"instability). To try another loss on step {step}: "
             f"{' '.join(program('compare_losses'))} {self._run_folder} steps={step} loss=<another>"

@@ -1,4 +1,4 @@
-"""Requests from a trainer rank to the rollouts process."""
+"""Send requests from a trainer rank to the rollouts process."""
 
 import select
 import socket
@@ -72,9 +72,9 @@ class RolloutsLink:
         self._call(call, dict, self._no_answer)
 
     def evaluation(self, version: int) -> dict[str, float]:
-        """Wait for the evaluation of a version. Return its metrics; {} if none is due or it fails.
+        """Wait for the evaluation of a version. Return its metrics, {} if it fails or none is due.
 
-        All ranks must call this. A rank that did not would wait for the others and time out.
+        All ranks must call this, because the next collective waits for all ranks and may time out.
         """
         late = (
             f"the evaluation of version {version} took longer than trainer.wait_timeout="
@@ -83,7 +83,7 @@ class RolloutsLink:
         return self._call(Call(what="evaluation", version=version), dict, late)
 
     def record_all(self, step: int) -> tuple[str, ...]:
-        """Make the rollouts process record all tokens of a step's batch. Return its rollout ids."""
+        """Make the rollouts process record all tokens of a step's batch. Return the rollout ids."""
         call = Call(what="record_all", rank=self._rank, step=step)
         return tuple(self._call(call, list, self._no_answer))
 
@@ -95,25 +95,25 @@ class RolloutsLink:
         limit = f"trainer.wait_timeout={self._socket.gettimeout():g} s"
         return f"the rollouts process did not answer within {limit}: see logs/rollouts.log"
 
-    def _call(self, call: Call, kind: type[T], late: str) -> T:
+    def _call(self, call: Call, kind: type[T], timeout_text: str) -> T:
         data = pack(call)
         try:
             self._socket.sendall(HEADER.pack(len(data)) + data)
             self._wait_for_answer()
             answer = unpack(self._read(HEADER.unpack(self._read(HEADER.size))[0]), Answer)
         except TimeoutError as error:
-            raise RunFailed(late) from error
+            raise RunFailed(timeout_text) from error
         except ConnectionError as error:
             time.sleep(_REPORT_DELAY_S)
             raise RunFailed(
-                "the rollouts process closed its connection; see logs/rollouts.log"
+                "the rollouts process closed its connection: see logs/rollouts.log"
             ) from error
         if answer.over:
             raise NoMoreBatches(answer.over, stopped=answer.stopped)
         return unpack(answer.value, kind)
 
     def _wait_for_answer(self) -> None:
-        """Await an answer. Meanwhile push weights to restarted vLLMs, or sampling may stall."""
+        """Wait for an answer. Meanwhile push weights to restarted vLLMs, which then sample."""
         timeout, poll = self._socket.gettimeout() or 0.0, select.poll()
         poll.register(self._socket, select.POLLIN)
         deadline = time.monotonic() + timeout
@@ -127,12 +127,13 @@ class RolloutsLink:
                 with link._socket:
                     link.publish(self._version, replicas)
 
-    def _read(self, count: int) -> memoryview:
+    def _read(self, num_bytes: int) -> memoryview:
         try:  # use np.empty, because bytearray would first fill the memory with zeros
-            view, offset = np.empty(count, np.uint8).data, 0
+            view, offset = np.empty(num_bytes, np.uint8).data, 0
         except (MemoryError, ValueError) as error:
-            raise RunFailed(f"a message of {count:,} bytes does not fit into memory") from error
-        while offset < count:
+            text = f"a message of {num_bytes:,} bytes does not fit into memory: lower batch_size"
+            raise RunFailed(text) from error
+        while offset < num_bytes:
             received = self._socket.recv_into(view[offset:])
             if received == 0:  # the rollouts process closed the connection
                 raise ConnectionError("end of file")

@@ -32,22 +32,22 @@ class StepRecord:
 
     def __init__(self, batch: RankBatch) -> None:
         self._batch = batch
-        # (update, micro-batch, values) of the newest update. `_copy` copies the values to the CPU.
+        # Each entry is (update, micro-batch, values on the device) of the newest update.
         self._observed: list[tuple[int, int, dict[str, Tensor]]] = []
         self._recorded: list[_RecordedRows] = []
 
     def observe(self, update: int, number: int, tokens: Mapping[str, Tensor]) -> None:
         """Store the values of micro-batch `number`. The learner calls this as its `Observer`."""
         if self._observed and self._observed[-1][0] != update:
-            self._copy()
+            self._copy_to_cpu()
         # Keep the tensors on the GPU, because copying them would stall the GPU during the update.
         # Also keep the rows without a record id, because `write_all` writes all rows.
         self._observed.append((update, number, dict(tokens)))
 
-    def _copy(self) -> None:
+    def _copy_to_cpu(self) -> None:
         for update, number, tokens in self._observed:
-            micro, known = self._batch.micro_batches[number], self._batch.record_ids
-            ids = [known[i] if known and i >= 0 else "" for i in micro.rollout_ids]
+            micro, all_ids = self._batch.micro_batches[number], self._batch.record_ids
+            ids = [all_ids[i] if all_ids and i >= 0 else "" for i in micro.rollout_ids]
             if not any(ids):
                 continue
             is_recorded = np.array(list(map(bool, ids)))  # [B]
@@ -66,7 +66,7 @@ class StepRecord:
         self._observed.clear()
 
     def write(self, run_folder: RunFolder, rank: int) -> None:
-        self._copy()
+        self._copy_to_cpu()
         names = dict.fromkeys(name for each in self._recorded for name in each.columns)
         lines = Lines(
             [id for each in self._recorded for id in each.ids],
@@ -81,6 +81,6 @@ class StepRecord:
         write_lines(run_folder.tokens_of(self._batch.step, f"trainer.rank{rank}"), lines)
 
     def write_all(self, run_folder: RunFolder, rank: int, ids: tuple[str, ...]) -> None:
-        """Write all rows of the last update, and rows with a record id of earlier updates."""
+        """Write all rows of the last update, and of earlier updates the rows with a record id."""
         self._batch = replace(self._batch, record_ids=ids)
         self.write(run_folder, rank)

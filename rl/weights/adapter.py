@@ -42,11 +42,11 @@ class AdapterReader(Reader):
         fingerprint: str,
         source: dict[str, str],
     ) -> None:
-        """In worker 0, write an adapter (matrices of `source`, config `form`) to `folder`."""
+        """In worker 0, write an adapter (config `form`, matrices of `source`) to `folder`."""
         self.form, self._folder = form, Path(folder)
         self._has_folder = worker == 0
         if self._has_folder:
-            content = _bytes_of(**source)
+            content = _matrix_bytes(**source)
             require_fingerprint(load(content), fingerprint)
             self._folder.mkdir(mode=0o700)
             (self._folder / _CONFIG).write_text(json.dumps(form))
@@ -60,7 +60,7 @@ class AdapterReader(Reader):
             self._has_folder = False
         if path := source.get("path"):
             return read_weights(path, fingerprint)
-        return require_fingerprint(load(_bytes_of(**source)), fingerprint)
+        return require_fingerprint(load(_matrix_bytes(**source)), fingerprint)
 
 
 @dataclass(kw_only=True)
@@ -79,7 +79,7 @@ class AdapterSender(Sender):
         socket = vllm.replica.address.path
         # The name is random, so that no other user can have created the folder before.
         folder = (socket.parent if socket else Path("/tmp")) / f"offbyone-adapter-{uuid4().hex}"
-        # Never finish this update, because vLLM drops all adapters when an update finishes.
+        # Never finish this update, because vLLM drops all adapters at the end of an update.
         vllm.start_update()
         self.open_readers(vllm, {"form": self._form, "folder": str(folder), **self.push_info(vllm)})
         vllm.load_adapter(SERVED_AS[True], folder)
@@ -94,5 +94,5 @@ class AdapterSender(Sender):
         vllm.set_version(version)
 
 
-def _bytes_of(*, path: str = "", content: str = "") -> bytes:
+def _matrix_bytes(*, path: str = "", content: str = "") -> bytes:
     return Path(path).read_bytes() if path else b64decode(content)

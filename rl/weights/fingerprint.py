@@ -10,7 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 import torch
 import xxhash
 
-_MOST_THREADS = 8
+_MAX_THREADS = 8
 
 
 def tensor_hash(tensor: torch.Tensor) -> int:
@@ -21,7 +21,7 @@ def tensor_hash(tensor: torch.Tensor) -> int:
 def combine_hashes(weights: Mapping[str, torch.Tensor], hash_of: Callable[[str], int]) -> str:
     """Return one hash of all weights, as 16 hex digits. Several threads call `hash_of(name)`."""
     names = sorted(weights)
-    with ThreadPoolExecutor(min(len(os.sched_getaffinity(0)), _MOST_THREADS)) as pool:
+    with ThreadPoolExecutor(min(len(os.sched_getaffinity(0)), _MAX_THREADS)) as pool:
         hashes: Iterable[int] = pool.map(hash_of, names)
         parts = [
             f"{name}:{tuple(weights[name].shape)}:{weights[name].dtype}:{found:016x};"

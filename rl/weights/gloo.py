@@ -18,8 +18,8 @@ from rl.weights.group import GroupSender
 from rl.weights.memory_file import MemoryFile, read_weights
 from rl.weights.transport import Reader
 
-# Bytes per broadcast. The operating system copies each piece twice, so pieces should fit into the
-# CPU cache.
+# A broadcast sends this many bytes. They should fit into the CPU cache, because the operating
+# system copies them twice.
 _PIECE_BYTES = 1 << 24
 
 
@@ -59,7 +59,7 @@ class GlooSender(GroupSender):
         return {"num_bytes": len(self._file.content)}
 
     def broadcast_to(self, name: str) -> None:
-        # Keep only the group's id: a reference would keep the connections open after `del`.
+        # Keep only the group's id, because a reference would keep connections open after `del`.
         error, group_id = "", id(self._groups[name])
         try:
             broadcast(self._groups[name], torch.frombuffer(self._file.content, dtype=torch.uint8))

@@ -2,8 +2,8 @@
 
 A dead replica therefore affects no other replica. A restarted replica gets a new group.
 
-The trainer broadcasts in a thread while its request makes vLLM receive the weights. It waits for
-thread and request at most trainer.wait_timeout each, so neither can block the trainer forever.
+The trainer broadcasts in a thread while its request makes vLLM receive the weights. The trainer
+waits for thread and request at most trainer.wait_timeout each, so neither can block it forever.
 """
 
 from collections.abc import Callable
@@ -30,7 +30,7 @@ class GroupSender(Sender):
         self._groups: dict[str, Any] = {}
 
     def rendezvous(self, vllm: VLLMRoutes, size: int) -> tuple[dict[str, Any], Callable[[], Any]]:
-        """Return the readers' arguments, and a function by which rank 0 joins a group of `size`."""
+        """Return (readers' arguments, function by which rank 0 joins a group of `size` ranks)."""
         raise NotImplementedError
 
     def broadcast_to(self, name: str) -> None:
@@ -42,7 +42,7 @@ class GroupSender(Sender):
         self._groups.pop(name, None)
 
     def connect(self, vllm: VLLMRoutes) -> None:
-        """Form a group with all workers of a vLLM. Replace its group after a restart."""
+        """Form a group with all workers of a vLLM. If vLLM has restarted, drop its old group."""
         name = vllm.replica.name
         self.leave(name)
         facts, join = self.rendezvous(vllm, 1 + vllm.num_workers())
@@ -87,5 +87,5 @@ def wait_for(future: Future[T], timeout: float, awaited: str) -> T:
     try:
         return future.result(timeout)
     except TimeoutError as error:
-        waited = f"trainer.wait_timeout={timeout:g} s"
-        raise RuntimeError(f"waited {waited} in vain for {awaited}") from error
+        limit = f"trainer.wait_timeout={timeout:g} s"
+        raise RuntimeError(f"waited longer than {limit} for {awaited}") from error

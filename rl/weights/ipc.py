@@ -1,4 +1,4 @@
-"""Push all weights to vLLM on the same host by CUDA IPC. No GPU has run this code yet.
+"""Push all weights to vLLM on the same host by CUDA IPC. Tests on one GPU passed, without vLLM.
 
 The trainer packs the weights into a buffer on its GPU. Each worker of vLLM opens the handle of the
 buffer once, and reads later pushes through it. vLLM 0.32's IPCWeightTransferEngine is not
@@ -19,16 +19,16 @@ from rl.inference.routes import VLLMRoutes
 from rl.weights.packed import PackedSender, unpack
 from rl.weights.transport import Reader
 
-# Types of the values of torch.UntypedStorage._share_cuda_: GPU, memory handle, size and offset in
-# bytes, handle and offset of a reference counter, event handle, whether to wait for the event.
-# Handles are sent as base64 strings, because JSON cannot contain bytes.
+# torch.UntypedStorage._share_cuda_ returns values of these types: GPU, memory handle, size and
+# offset in bytes, handle and offset of a reference counter, event handle, whether to wait for the
+# event. The trainer sends handles as base64 strings, because JSON cannot contain bytes.
 _HANDLE_TYPES = (int, str, int, int, str, int, str, bool)
 
 
 def decode(handle: list[Any]) -> tuple[Any, ...]:
     """Return the values of a handle from a request. Raise RuntimeError if a type is wrong."""
     if tuple(map(type, handle)) != _HANDLE_TYPES:
-        raise RuntimeError(f"sync=ipc: {handle} is no CUDA memory handle")
+        raise RuntimeError(f"sync=ipc: {handle} is not a CUDA memory handle")
     return tuple(b64decode(one) if isinstance(one, str) else one for one in handle)
 
 
@@ -62,7 +62,7 @@ class IpcSender(PackedSender):
     one_host: ClassVar[bool] = True
 
     def allocate(self, num_bytes: int) -> torch.Tensor:
-        # Use no expandable segment. Opening one needs pidfd_getfd, which containers often forbid.
+        # Use no expandable segment, because containers often forbid pidfd_getfd, which opens one.
         use: Any = torch._C._accelerator_setAllocatorSettings
         use("expandable_segments:False")
         try:

@@ -36,7 +36,7 @@ class MemoryFile:
         self._memory: mmap.mmap | None = None
         self._registered = 0  # address of the memory registered with CUDA, or 0
         self._header = b""  # header of the last write, or b"" if the memory is new
-        self.places: dict[str, torch.Tensor] = {}  # views of the written weights
+        self.views: dict[str, torch.Tensor] = {}  # the written weights, as views of the memory
 
     def close(self) -> None:
         self._unmap()
@@ -65,7 +65,7 @@ class MemoryFile:
         start = 8 + len(text)
         if text != self._header:  # other names, shapes or dtypes than in the last write
             # Clone weights that are views of the file, because the new layout overwrites them.
-            old = {place.data_ptr() for place in self.places.values() if place.numel()}
+            old = {view.data_ptr() for view in self.views.values() if view.numel()}
             weights = {
                 name: tensor.clone() if tensor.data_ptr() in old else tensor
                 for name, tensor in weights.items()
@@ -73,16 +73,16 @@ class MemoryFile:
             memory = self.resize(start + end)
             self._register()
             memory[:start] = len(text).to_bytes(8, "little") + text
-            self._header, self.places = text, {}
+            self._header, self.views = text, {}
             for name, entry in header.items():
                 offset = start + entry["data_offsets"][0]
-                self.places[name] = _view(memory, weights[name], offset)
+                self.views[name] = _view(memory, weights[name], offset)
 
         def copy_and_hash(name: str) -> int:
-            place, tensor = self.places[name], weights[name].detach()
-            if place.data_ptr() != tensor.data_ptr():
-                place.copy_(tensor)
-            return tensor_hash(place)
+            view, tensor = self.views[name], weights[name].detach()
+            if view.data_ptr() != tensor.data_ptr():
+                view.copy_(tensor)
+            return tensor_hash(view)
 
         return combine_hashes(weights, copy_and_hash)
 
@@ -109,7 +109,7 @@ class MemoryFile:
 
     def _unmap(self) -> None:
         # Drop the views, because no tensor may use the memory after it is unmapped.
-        self._header, self.places = b"", {}
+        self._header, self.views = b"", {}
         if self._registered:
             runtime: Any = torch.cuda.cudart()
             runtime.cudaHostUnregister(self._registered)

@@ -1,10 +1,10 @@
 """Push all weights between GPUs with NCCL, on one host or several. No GPU has run this code yet.
 
-Trainer and workers call NCCL themselves, as vLLM's PyNcclCommunicator does. vLLM 0.32's
-NCCLWeightTransferEngine drops each buffer after loading it, so nothing is left to compare the model
-with. Importing NCCLTrainerWeightTransferEngine takes 3 to 12 s, and would disable cuDNN's attention
-and patch inductor on rank 0 only. StatelessProcessGroup unpickles what it reads from a port. The
-trainer's request to vLLM contains the id of the group.
+Trainer and workers call NCCL themselves, as vLLM's PyNcclCommunicator does. Three parts of vLLM
+0.32 are not used. NCCLWeightTransferEngine drops the weights before the plugin can compare the
+model with them. Importing NCCLTrainerWeightTransferEngine takes 3 to 12 s, disables cuDNN's
+attention and patches inductor on rank 0 only. StatelessProcessGroup unpickles data from a port,
+so the trainer's request to vLLM contains the id of the group instead.
 """
 
 import ctypes
@@ -54,7 +54,7 @@ def _raise_on_error(status: int, function: Any, _: Any) -> None:
 
 
 class NcclGroup:
-    """One rank of a group. Blocking methods select its GPU, because new threads use GPU 0."""
+    """One rank of an NCCL group. Blocking calls select its GPU, because new threads use GPU 0."""
 
     new_id = staticmethod(nccl.unique_id)
 

@@ -1,8 +1,8 @@
 """Pack all weights into one buffer on the GPU, and compare checksums that the GPU computes.
 
-The checksum of a tensor is the sum, modulo 2**64, of its 64-bit words, each mixed with its position
-by a bijection (splitmix64). One changed word always changes the sum. Other changes leave the sum
-equal with a probability of about 2**-64. The checksum finds faults, but not forgeries.
+The checksum of a tensor is the sum, modulo 2**64, of its 64-bit words. First, a bijection
+(splitmix64) mixes each word with its position. One changed word always changes the sum. Other
+changes keep the sum with a probability of about 2**-64. The checksum finds faults, not forgeries.
 """
 
 from collections.abc import Mapping
@@ -35,25 +35,25 @@ class PackedSender(Sender):
 
     def open(self, timeout: float) -> None:
         self._timeout, self._header = timeout, dict[str, Any]()
-        self._places: Weights = {}  # weights of the last push, as views of the buffer
+        self._packed: Weights = {}  # weights of the last push, as views of the buffer
 
     def allocate(self, num_bytes: int) -> torch.Tensor:
         return torch.zeros(num_bytes, dtype=torch.uint8, device=self.device)
 
     def collect(self, policy: "Policy") -> Weights:
-        return policy.weights(self._places)
+        return policy.weights(self._packed)
 
     def pack(self, weights: Weights) -> str:
         """Write the weights into the buffer. Return their fingerprint when the GPU is done."""
         header, end = layout(weights, _ALIGNMENT)
         if header != self._header:
             self._header, self.buffer = header, self.allocate(-(-end // _ALIGNMENT) * _ALIGNMENT)
-            self._places = _views(self.buffer, header)
-        for name, place in self._places.items():
-            if place.data_ptr() != weights[name].data_ptr():
-                place.copy_(weights[name].detach())
+            self._packed = _views(self.buffer, header)
+        for name, view in self._packed.items():
+            if view.data_ptr() != weights[name].data_ptr():
+                view.copy_(weights[name].detach())
         self._checksums = _checksums(self.buffer, header)
-        self._fingerprint = combine_hashes(self._places, self._checksums.__getitem__)
+        self._fingerprint = combine_hashes(self._packed, self._checksums.__getitem__)
         return self._fingerprint
 
     def source(self, vllm: VLLMRoutes) -> dict[str, Any]:  # noqa: ARG002 the same for every vLLM
@@ -63,7 +63,7 @@ class PackedSender(Sender):
 def unpack(
     buffer: torch.Tensor, header: Mapping[str, Any], checksums: Mapping[str, int], fingerprint: str
 ) -> dict[str, torch.Tensor]:
-    """Return the weights as views of `buffer`. Raise RuntimeError if they are not those sent."""
+    """Return the weights as views of `buffer`. Raise RuntimeError if they are not the trainer's."""
     weights, found = _views(buffer, header), _checksums(buffer, header)
     wrong = [name for name in {**found, **checksums} if found.get(name) != checksums.get(name)]
     if wrong:

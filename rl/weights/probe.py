@@ -30,7 +30,7 @@ class ProbedRows:
 
     @classmethod
     def of(cls, policy: Policy, batch: MicroBatch, num_rows: int) -> "ProbedRows":
-        """Compute the trainer's logprobs of the first `num_rows` rows. All ranks must call it."""
+        """Compute the trainer's logprobs of the first `num_rows` rows. All ranks must call this."""
         # Drop the last token, so that the context has room for the token that vLLM samples.
         lengths = _lengths(batch)[:num_rows] - 1
         token_ids = batch.token_ids[:num_rows, : lengths.max()]
@@ -77,5 +77,5 @@ def _lengths(batch: MicroBatch) -> np.ndarray:
     """Return the number of tokens [B] of each row up to its last completion token."""
     width = batch.completion_mask.shape[1]
     from_the_end = batch.completion_mask[:, ::-1].argmax(axis=1)  # [B]
-    # A row without completion tokens gets 2: `ProbedRows.of` keeps one token and scores none.
+    # Return 2 for a row without completion tokens, so that `of` keeps one token and scores none.
     return np.where(batch.completion_mask.any(axis=1), width - from_the_end, 2)

@@ -4,9 +4,9 @@
     adapter         pause(keep) -> update -> version -> resume
 
 Running requests continue after the pause. Every replica has a separate thread, so no replica waits
-for another. Three faults that would otherwise stay hidden raise an error: the optimizer step
-changed no weight, vLLM loaded other weights (our plugin compares fingerprints and every layer), or
-trainer and vLLM compute different logprobs with the same weights (the probe).
+for another. A push raises an error if the optimizer step changed no weight, or if vLLM loaded other
+weights (our plugin compares fingerprints and every layer). The probe raises an error if trainer and
+vLLM compute different logprobs with the same weights.
 """
 
 from collections.abc import Sequence
@@ -26,7 +26,7 @@ class NoReceiver(RunFailed):
 
 
 class WeightPusher:
-    """The object that pushes and probes weights. All ranks call it. Only rank 0 contacts vLLM."""
+    """Pushes and probes weights. All ranks call its methods, but only rank 0 contacts vLLM."""
 
     def __init__(
         self, sender: Sender, receivers: Sequence[VLLMRoutes] = (), *, resumed: bool = False

@@ -28,12 +28,12 @@ Weights = Mapping[str, torch.Tensor]
 
 
 class Reader:
-    """The receiver in one vLLM worker. It gets the worker's number and the Sender's `facts`."""
+    """The receiver in one vLLM worker. The plugin creates it as Reader(worker number, **facts)."""
 
     def read(self, *fingerprint: Any, **source: Any) -> dict[str, torch.Tensor]:
         """Return the weights of one push. `source` is the dict that `Sender.source` returned.
 
-        Raise RuntimeError if the received weights have another fingerprint than the given one.
+        Raise RuntimeError if the received weights do not have this fingerprint.
         """
         raise NotImplementedError
 
@@ -57,8 +57,7 @@ class Sender:
     """The base class of senders (conf/sync). It pushes all weights through a memory file.
 
     All ranks call `open` and `collect`. Only rank 0 calls the other methods. Class variables except
-    `reader` must be literals, because rl/config reads them from the source code without importing
-    the class.
+    `reader` must be literals, because rl/config reads the source code and does not import it.
     """
 
     reader: ClassVar[type[Reader]]
@@ -74,15 +73,15 @@ class Sender:
     max_mismatch: PositiveFloat
 
     def open(self, timeout: float) -> None:
-        """Create the memory file. `timeout` (trainer.wait_timeout) is the limit of every wait."""
+        """Create the memory file. `timeout`: limit in s of every wait (trainer.wait_timeout)."""
         self._timeout, self._file, self._fingerprint = timeout, MemoryFile(), ""
 
     def collect(self, policy: "Policy") -> Weights:
         """On rank 0, return the weights to push. All ranks must call this method.
 
-        The next call overwrites weights that came from a GPU. Clone weights to keep them.
+        The next call overwrites weights that came from a GPU, so clone weights to keep them.
         """
-        return policy.weights(self._file.places)
+        return policy.weights(self._file.views)
 
     def pack(self, weights: Weights) -> str:
         """Write the weights into the memory file for all replicas. Return their fingerprint."""

@@ -120,7 +120,7 @@ class WholeWeightsEngine(_Engine):
         finalize_layerwise_reload(self.model, self.model_config)
         for layer in self.model.modules():
             weight = getattr(layer, "weight", None)
-            # The reload has emptied the weights that it repacked. Repack the others.
+            # Repack the weights that the reload skipped. The reload has emptied those it repacked.
             if hasattr(layer, "cpu_linear") and weight is not None and weight.numel() > 0:
                 dispatch_cpu_unquantized_gemm(layer, remove_weight=False)
             # vLLM 0.32 repacks experts only at its start, so repack them after each reload.
@@ -135,11 +135,11 @@ class WholeWeightsEngine(_Engine):
             )
         if self.parallel_config.tensor_parallel_size == 1:
             sent = as_vllm_names(self.model, self._received)
-            proof = dict(compare_parameters(self.model, sent))
-            _log_once(coverage_line(proof))
-            wrong = {name for name, equal in proof.items() if equal is False}
+            found = dict(compare_parameters(self.model, sent))
+            _log_once(coverage_line(found))
+            wrong = {name for name, equal in found.items() if equal is False}
             if self._loaded:  # a parameter that is neither compared nor loaded keeps old weights
-                wrong |= {name for name, equal in proof.items() if equal is None} - {*self._loaded}
+                wrong |= {name for name, equal in found.items() if equal is None} - {*self._loaded}
             if wrong:
                 raise RuntimeError(
                     f"weight push: vLLM does not use the pushed weights in {sorted(wrong)}"

@@ -28,9 +28,8 @@ def compare_parameters(
 ) -> Iterator[tuple[str, bool | None]]:
     """Yield each parameter's name, and whether vLLM computes with exactly its value in `weights`.
 
-    Yield None instead of a bool if no comparison is possible, for example if the parameter is
-    quantised or not sent.
-    vLLM fuses layers, for example q, k and v. The model's `packed_modules_mapping` lists these.
+    Yield None if no comparison is possible, for example if the parameter is quantised or not sent.
+    vLLM fuses layers, for example q, k and v. The model's `packed_modules_mapping` lists them.
     """
     packed: Mapping[str, list[str]] = getattr(model, "packed_modules_mapping", {})
     first_names: dict[int, str] = {}  # id(parameter) -> first of its names, the one that is sent
@@ -38,27 +37,27 @@ def compare_parameters(
         if isinstance(getattr(layer, "w13_weight", None), torch.nn.Parameter):
             yield from _compare_experts(owner, layer, weights)
             continue
-        for leaf, held in layer.named_parameters(recurse=False):
+        for leaf, value in layer.named_parameters(recurse=False):
             name = f"{owner}.{leaf}".lstrip(".")
-            sent = _find_sent(first_names.setdefault(id(held), name), packed, weights)
-            if sent is None or held.dtype not in _UNQUANTISED:
+            sent = _find_sent(first_names.setdefault(id(value), name), packed, weights)
+            if sent is None or value.dtype not in _UNQUANTISED:
                 yield name, None
             else:
-                yield name, _is_equal(layer, leaf, held, sent.to(held))
+                yield name, _is_equal(layer, leaf, value, sent.to(value))
 
 
 def _find_sent(name: str, packed: Mapping[str, list[str]], weights: Weights) -> torch.Tensor | None:
     owner, _, leaf = name.rpartition(".")
     prefix, _, last = owner.rpartition(".")
     sources = [f"{prefix}.{source}.{leaf}".lstrip(".") for source in packed.get(last, [last])]
-    known = [weights[source] for source in sources if source in weights]
-    return _stack_rows(known) if len(known) == len(sources) else None
+    found = [weights[source] for source in sources if source in weights]
+    return _stack_rows(found) if len(found) == len(sources) else None
 
 
-def _is_equal(layer: Any, leaf: str, held: torch.Tensor, sent: torch.Tensor) -> bool | None:
-    # Rows beyond those of `sent` pad the vocabulary. A repacked layer has no rows to read.
-    can_be_read = held.shape[1:] == sent.shape[1:] and len(held) >= len(sent)
-    equal = torch.equal(held[: len(sent)], sent) if can_be_read else None
+def _is_equal(layer: Any, leaf: str, value: torch.Tensor, sent: torch.Tensor) -> bool | None:
+    # Ignore rows beyond those of `sent`, which pad the vocabulary. A repacked layer has no rows.
+    can_be_read = value.shape[1:] == sent.shape[1:] and len(value) >= len(sent)
+    equal = torch.equal(value[: len(sent)], sent) if can_be_read else None
     if equal is not False and leaf == "weight" and hasattr(layer, "cpu_linear"):
         equal = computes_with(layer, sent)
     return equal
@@ -70,13 +69,13 @@ def _compare_experts(owner: str, layer: Any, weights: Weights) -> Iterator[tuple
     is_known = sent[0] is not None and sent[1] is not None
     is_plain = layer.w13_weight.dtype in _UNQUANTISED
     expected = _kernel_weights(layer, *sent) if is_known and is_plain else {}
-    for leaf, held in layer.named_parameters(recurse=False):
-        equal = torch.equal(held, expected[leaf]) if leaf in expected else None
+    for leaf, value in layer.named_parameters(recurse=False):
+        equal = torch.equal(value, expected[leaf]) if leaf in expected else None
         yield f"{owner}.{leaf}", equal
 
 
 def _kernel_weights(layer: Any, w13: Any, w2: Any) -> dict[str, torch.Tensor]:
-    # Copy the weights, because for some kernels the conversion changes them in place.
+    # Copy the weights, because the conversion for some kernels changes them in place.
     w13, w2 = (tensor.to(layer.w13_weight, copy=True) for tensor in (w13, w2))
     method, twin = layer.quant_method, torch.nn.Module()
     w13, w2 = convert_to_unquantized_kernel_format(
@@ -89,15 +88,16 @@ def _kernel_weights(layer: Any, w13: Any, w2: Any) -> dict[str, torch.Tensor]:
 
 
 def parameters_sharing_memory(model: torch.nn.Module, weights: Weights) -> Iterator[str]:
-    places = {tensor.untyped_storage().data_ptr() for tensor in weights.values() if tensor.numel()}
+    used = {tensor.untyped_storage().data_ptr() for tensor in weights.values() if tensor.numel()}
     for name, parameter in model.named_parameters():
-        if parameter.numel() and parameter.untyped_storage().data_ptr() in places:
+        if parameter.numel() and parameter.untyped_storage().data_ptr() in used:
             yield name
 
 
-def coverage_line(proof: Mapping[str, bool | None]) -> str:
-    unknown = [name for name, equal in proof.items() if equal is None]
-    text = f"{len(proof) - len(unknown)} of {len(proof)} parameters are compared with what was sent"
+def coverage_line(found: Mapping[str, bool | None]) -> str:
+    """Return a log line about the results `found` of `compare_parameters` (name -> result)."""
+    unknown = [name for name, equal in found.items() if equal is None]
+    text = f"{len(found) - len(unknown)} of {len(found)} parameters are compared with what was sent"
     if not unknown:
         return text
     shown = ", ".join(unknown[:_MAX_NAMES]) + (", ..." if len(unknown) > _MAX_NAMES else "")
@@ -105,7 +105,7 @@ def coverage_line(proof: Mapping[str, bool | None]) -> str:
 
 
 def computes_with(layer: Any, weight: torch.Tensor) -> bool:
-    """Return whether the layer computes with `weight`, also if its weights are repacked.
+    """Return whether the layer computes with `weight`, even if the layer's weights are repacked.
 
     Repack `weight` for the same kernel, and require equal outputs for all `probe_inputs`. Another
     kernel would need a tolerance, which would hide the change of one training step.
@@ -144,15 +144,15 @@ def adapted_layers_that_differ(
 
     A key of `sent` is (layer name, True for matrix A or False for matrix B).
     """
-    held: dict[tuple[str, bool], torch.Tensor] = {}
+    in_vllm: dict[tuple[str, bool], torch.Tensor] = {}
     for name, layer in manager.modules.items():
         for i, source in enumerate(manager.packed_modules.get(name, [name])):
             for is_a, stacks in ((True, "lora_a_stacked"), (False, "lora_b_stacked")):
                 stacked = getattr(layer, stacks)
                 matrices = stacked[i] if isinstance(stacked, tuple) else stacked
-                held[source, is_a] = matrices[slot, 0]
+                in_vllm[source, is_a] = matrices[slot, 0]
     for (name, is_a), tensor in sent.items():
-        matrix = held.get((name, is_a))
+        matrix = in_vllm.get((name, is_a))
         if matrix is None:
             yield name
             continue

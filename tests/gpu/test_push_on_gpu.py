@@ -34,7 +34,7 @@ def push(kind, num_workers):
             # Each worker has compared the fingerprint of what it received on its GPU.
             assert vllm.answers == [forms(weights)] * num_workers
             assert mark == sender.push_info(vllm)["fingerprint"]
-            assert {place.device.type for place in sender._places.values()} == {"cuda"}
+            assert {place.device.type for place in sender._packed.values()} == {"cuda"}
 
 
 def test_weights_reach_another_process_on_the_same_or_another_gpu_by_cuda_ipc():

@@ -120,10 +120,10 @@ def test_a_gpu_copies_weights_into_their_places_in_the_memory_file():
     weights = {"a": torch.randn(5, 7, device=CUDA), "b": torch.randn(1000, device=CUDA)}
     with closing(MemoryFile()) as file:
         before = file.write(weights)
-        assert all(place.is_pinned() for place in file.places.values())  # CUDA knows the memory
+        assert all(view.is_pinned() for view in file.views.values())  # CUDA knows the memory
         weights["b"][7] = 100
-        for name, place in file.places.items():
+        for name, place in file.views.items():
             place.copy_(weights[name])
-        after = file.write(file.places)
+        after = file.write(file.views)
         assert after != before
         assert float(read_weights(file.path, after)["b"][7]) == 100

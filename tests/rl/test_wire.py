@@ -181,7 +181,7 @@ def test_a_closed_connection_is_an_error_that_names_the_log(serve, behave, monke
     monkeypatch.setattr(rollouts_link, "_REPORT_DELAY_S", 0.0)
     link = serve(behave)
 
-    with pytest.raises(RunFailed, match=r"closed its connection; see logs/rollouts\.log"):
+    with pytest.raises(RunFailed, match=r"closed its connection: see logs/rollouts\.log"):
         link.next_batch(0, 2.0)
     with pytest.raises(RunFailed, match="closed its connection"):
         link.publish(1, {})

@@ -74,8 +74,8 @@ class _RemoteTeacher(Reference):
         body = {"model": self._endpoint.model, "prompt": _TEST_TEXT, "add_special_tokens": False}
         try:
             asked = self._client(max_retries=0).send_once("POST", f"{root}/tokenize", body)
-            known = json.loads(asyncio.run(asked))
-            tokens, longest = known.get("tokens"), known.get("max_model_len")
+            answer = json.loads(asyncio.run(asked))
+            tokens, longest = answer.get("tokens"), answer.get("max_model_len")
         except (HttpError, ValueError, AttributeError):
             return
         if tokens is not None and tokens != Tokenizer(policy_folder).encode(_TEST_TEXT):
@@ -110,9 +110,9 @@ class _RemoteTeacher(Reference):
             for rows in batches
         ]
 
-    async def _request_all(self, requests: Sequence[tuple[list[int], list[int]]]) -> list[Logprobs]:
+    async def _request_all(self, rows: Sequence[tuple[list[int], list[int]]]) -> list[Logprobs]:
         client = self._client(self._endpoint.max_retries)
-        tasks = [asyncio.create_task(self._request(client, *request)) for request in requests]
+        tasks = [asyncio.create_task(self._request(client, *row)) for row in rows]
         async with client:
             try:
                 return await asyncio.gather(*tasks)
@@ -123,12 +123,12 @@ class _RemoteTeacher(Reference):
                 await asyncio.gather(*tasks, return_exceptions=True)
 
     async def _request(
-        self, client: HttpClient, token_ids: list[int], scored: list[int]
+        self, client: HttpClient, token_ids: list[int], to_score: list[int]
     ) -> Logprobs:
-        if not scored:
+        if not to_score:
             return self._read([], [])
         # Cut the row after its last completion token, because later tokens need no score.
-        prompt = token_ids[: scored[-1] + 1]
+        prompt = token_ids[: to_score[-1] + 1]
         body = {"model": self._endpoint.model, "prompt": prompt, "max_tokens": 1}
         try:
             text = await client.post(self._url, {**body, "prompt_logprobs": self._top_k})
@@ -144,7 +144,7 @@ class _RemoteTeacher(Reference):
         try:
             entries = json.loads(text)["choices"][0].get("prompt_logprobs")
             if entries:
-                return self._read([entries[i] for i in scored], [token_ids[i] for i in scored])
+                return self._read([entries[i] for i in to_score], [token_ids[i] for i in to_score])
         except (LookupError, TypeError, AttributeError, ValueError) as error:
             raise RunFailed(
                 f"{self._where} did not send the prompt_logprobs of each token, but {text[:200]!r} "

@@ -34,10 +34,10 @@ class _Teachers(Reference):
         self.shares_prefixes = all(teacher.shares_prefixes for teacher in teachers.values())
 
     def score(self, batches: Sequence[Rows]) -> list[Logprobs]:
-        # Call each teacher for each micro-batch: under ZeRO-3 all ranks must make the same calls.
-        # A teacher without rows in a micro-batch gets one row without scored tokens.
+        # Call each teacher for each micro-batch, because ZeRO-3 needs equal calls on all ranks. A
+        # teacher without rows in a micro-batch gets one row without scored tokens.
         scored = {
-            name: teacher.score([_rows_of(name, rows) for rows in batches])
+            name: teacher.score([_rows_of_env(name, rows) for rows in batches])
             for name, teacher in self._teachers.items()
         }
         return [
@@ -71,7 +71,7 @@ def _folder_of(folder: Path, i: int) -> Path:
     return own
 
 
-def _rows_of(name: str, rows: Rows) -> Rows:
+def _rows_of_env(name: str, rows: Rows) -> Rows:
     own = [i for i, env in enumerate(rows.envs) if env == name]
     if own:
         is_own = torch.tensor([env == name for env in rows.envs], device=rows.mask.device)  # [B]

@@ -16,7 +16,7 @@ from rl.runtime.failure import RunFailed
 class Reference:
     """The base class of references. All ranks call every method together."""
 
-    # False if `score` runs a model on padded rows. The plan of micro-batches then counts padding.
+    # If False, `score` runs a model on padded rows, and the plan of micro-batches counts padding.
     shares_prefixes: bool = True
 
     def score(self, batches: Sequence[Rows]) -> list[Logprobs]:

@@ -56,7 +56,7 @@ def test_each_url_is_a_replica_with_the_key_of_the_variable(monkeypatch):
     assert "secret" not in repr(first)
 
 
-ONCE = "write the URL of each server once"
+ONCE = "write at least one URL, and each once"
 REFUSED = [
     *((url, "write http://host:port") for url in ("a:1", "https://a:1", "http://a", "unix:s", "")),
     *[("http://a:1/v1", "write http://host:port"), (None, ONCE)],

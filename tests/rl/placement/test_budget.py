@@ -256,7 +256,7 @@ def test_vllm_keeps_room_outside_of_its_share_for_copies_of_the_largest_layer():
     experts = {"num_experts": 128, "num_experts_per_tok": 8, "moe_intermediate_size": 768}
     mixture = shape(QWEN_4B | {"hidden_size": 2048} | experts)
     assert mixture is not None
-    assert mixture.largest == 128 * 2 * 768 * 2048  # gate and up of all experts of a layer
+    assert mixture.largest_weight == 128 * 2 * 768 * 2048  # gate and up of all experts of a layer
 
 
 def test_weights_that_stay_on_gpus_are_counted_once_more_there():
@@ -270,7 +270,7 @@ def test_weights_that_stay_on_gpus_are_counted_once_more_there():
         size = f"inference.tensor_parallel_size={group}"
         _, parts, _ = planned(gpus(4, 80), "adapter=lora", few, f"sync={sync}", size)
         needs = [(part.name, part.need.device.get("push", 0)) for part in parts]
-        each = 2 * 2 * SIZES.largest / group + at_vllm  # every GPU of a replica gets all weights
+        each = 2 * 2 * SIZES.largest_weight / group + at_vllm  # every GPU gets all weights
         assert [need for name, need in needs if name == "vLLM"] == [each] * (2 // group)
         first = 0 if sync == "shm" else whole
         assert [need for name, need in needs if name == "trainer"] == [first, 0]

@@ -55,6 +55,6 @@ def test_plans(config):
         {"tie_word_embeddings": True}, {"text_config": {"hidden_size": 32}}, {"head_dim": [1]},
     ):  # fmt: skip
         made = shape(SIZES | change)
-        more = made and [made.embedding, made.largest, made.row_cache_bytes(9, "bfloat16")]
+        more = made and [made.embedding, made.largest_weight, made.row_cache_bytes(9, "bfloat16")]
         found[str(change)] = made and [made, more, made.cache_gib(10**7, "x"), made.linear_layers()]
     stored.golden("placement/sizes", found)

@@ -10,7 +10,7 @@ from rl.dry_call.learn import run_with_facts
 from rl.runtime.failure import message_of
 from rl.runtime.folder import RunFolder
 from rl.runtime.metrics import MetricsFile
-from rl.trainer.alarms import WINDOW, Alarms, peak_gib
+from rl.trainer.alarms import WINDOW, Alarms, peak_memory_gib
 from tests.support.composing import composed, learned
 
 REPO = Path(__file__).parents[3]
@@ -85,7 +85,7 @@ def test_growing_memory_is_named_unless_it_grows_by_less_than_half_or_a_gib(
 
 
 def test_the_peak_memory_of_a_process_is_in_gib():
-    assert 0.01 < peak_gib() < 100
+    assert 0.01 < peak_memory_gib() < 100
 
 
 def test_a_loss_that_reads_no_advantages_needs_no_spread(caplog):

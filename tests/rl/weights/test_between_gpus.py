@@ -60,7 +60,7 @@ def test_a_tensor_that_is_held_back_is_named(sync, vllm):
     sender.pack(WEIGHTS)
     sender.connect(vllm)
     sender.pack({name: tensor + 1 for name, tensor in WEIGHTS.items()})
-    sender._places["odd.weight"].copy_(WEIGHTS["odd.weight"])  # as if the step had not reached it
+    sender._packed["odd.weight"].copy_(WEIGHTS["odd.weight"])  # as if the step had not reached it
     with pytest.raises(RunFailed, match=r"1 of 5 tensors .* trainer sent: odd\.weight"):
         sender.send(vllm, 1)
     sender.pack({name: tensor for name, tensor in WEIGHTS.items() if name != "odd.weight"})
@@ -148,14 +148,14 @@ def test_every_wait_ends_at_the_timeout_and_the_error_names_what_was_awaited():
     sender.pack(WEIGHTS)
     with replica(1) as workers:
         facts, _ = sender.rendezvous(workers, 2)
-        with pytest.raises(RunFailed, match="=1 s in vain for the trainer to join the group"):
+        with pytest.raises(RunFailed, match="=1 s for the trainer to join the group"):
             sender.open_readers(workers, facts)
         sender.connect(workers)
-        with pytest.raises(RunFailed, match="=1 s in vain for the weights of the trainer"):
+        with pytest.raises(RunFailed, match="=1 s for the weights of the trainer"):
             workers.update(sender.push_info(workers))  # and rank 0 broadcasts nothing
         sender.connect(workers)
         workers.update = lambda info: None  # answers that it has read, and has not
-        with pytest.raises(RunFailed, match=r"sync=nccl .* s in vain for inference to receive"):
+        with pytest.raises(RunFailed, match=r"sync=nccl .* s for inference to receive"):
             sender.send(workers, 3)
         workers.init_transfer = lambda info: None
         with pytest.raises(RunFailed, match=r"sync=nccl .* workers of inference to join the group"):
@@ -169,9 +169,9 @@ def test_only_plain_data_of_the_right_types_is_a_handle():
     right = [0, "AAEC", 8, 0, "bmFtZQ==", 1, "AA==", True]
     assert decode(right) == (0, b"\0\1\2", 8, 0, b"name", 1, b"\0", True)
     for position, value in ((0, True), (1, 5), (2, "8"), (7, 1), (3, None)):
-        with pytest.raises(RuntimeError, match="is no CUDA memory handle"):
+        with pytest.raises(RuntimeError, match="is not a CUDA memory handle"):
             decode([*right[:position], value, *right[position + 1 :]])
-    with pytest.raises(RuntimeError, match="is no CUDA memory handle"):
+    with pytest.raises(RuntimeError, match="is not a CUDA memory handle"):
         decode(right[:-1])
 
 

@@ -43,7 +43,7 @@ class OnePolicy:
         self.model = LoRA(**LORA, target_modules=["q_proj"]).attach(base, 0, "base")
         self.engine = SimpleNamespace(module=self)
 
-    def weights(self, places=None):
+    def weights(self, buffers=None):
         return {recipe.name: recipe.make(*recipe.parts) for recipe in full_recipes(self.model)}
 
     def adapter_weights(self):
