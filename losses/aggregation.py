@@ -11,9 +11,10 @@
 L counts completion tokens: L_i of rollout i, L_g of all rollouts of i's prompt, L_iu of i's turn u.
 S: rollouts, G: prompts, U: turns that have a token. All are counted in the *global* batch before it
 is split into micro-batches, so that the objective and its gradient do not depend on the split. A
-"sequence" of the papers is a whole rollout here. A rollout without tokens (for example after
+"sequence" in the papers is a whole rollout here. A rollout without tokens (for example after
 truncation=mask) has weight 0 and does not count in S, and a prompt without tokens does not count
-in G. A token masked by a correction or a loss still counts in L. Result: one w per rollout or turn.
+in G. A token masked by a correction or a loss still counts in L. Each function gets one length and
+one group id per rollout.
 """
 
 from collections import Counter
@@ -76,7 +77,7 @@ def turn_mean(
 ) -> list[list[float]]:
     """Return token weights [S][turns] that average over the tokens of each turn, then over turns.
 
-    `lengths` is the number of completion tokens of each turn of each rollout.
+    `lengths` [S][turns] contains the number of completion tokens of each turn of each rollout.
     """
     num_turns = sum(map(_num_with_tokens, lengths))
     return [[1 / (num_turns * length) if length else 0.0 for length in turns] for turns in lengths]
