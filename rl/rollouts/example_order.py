@@ -108,8 +108,7 @@ class ShuffledOrder(SequentialOrder):
 
     def begin(self, pools: Sequence[Pool], seed: int) -> None:
         super().begin(pools, seed)
-        # For each pool: the number of its current pass, and the order of positions in this pass.
-        self._passes: list[tuple[int, list[int]]] = [(-1, [])] * len(pools)
+        self._passes: list[tuple[int, list[int]]] = [(-1, [])] * len(pools)  # (pass, positions)
 
     def _positions_in_pass(self, pool: int, pass_number: int) -> Sequence[int]:
         size = len(self.pools[pool].examples)  # may grow, because an environment may add examples
