@@ -1,4 +1,4 @@
-"""Plays episodes with any agent program that talks to a chat endpoint (OpenAI API).
+"""Play episodes with any agent program that talks to a chat endpoint (OpenAI API).
 
     command: [python, agent.py, "{prompt}"]      one process per episode, in a folder of its own
     OPENAI_BASE_URL, OPENAI_API_KEY              an endpoint on 127.0.0.1, whose model is the policy
@@ -29,7 +29,7 @@ from envs.rewards import answers_of, exact
 
 _PROMPT = "{prompt}"
 _KEPT_BYTES = 1 << 16  # maximum bytes read from the end of the output, or from the start of a file
-_KILL_ROUNDS = 250  # times 0.02 s is 5 s: the kernel may need this long to end a process
+_KILL_ROUNDS = 250  # each takes 0.02 s; the kernel may need 5 s to end a process
 _INHERITED = ("PATH", "LANG", "TZ")  # the agent inherits only these; other variables may be secret
 
 
@@ -68,7 +68,7 @@ class Agent(Composed):
         super().check_machine()
         if shutil.which(name := self._command[0]) is None:
             raise ValueError(
-                f"command: there is no program {name!r}: install it or correct its name"
+                f"command starts {name!r}, which is not installed: install it or correct its name"
             )
 
     async def play(self, episode: Episode, speak: Speak) -> None:
@@ -117,7 +117,7 @@ class Agent(Composed):
         if self._url is None:
             serving = self._servers.enter_async_context(self._endpoint.serving())
             self._url = asyncio.ensure_future(serving)
-        # Without the shield, one cancelled episode would cancel the endpoint's start for others.
+        # Without the shield, one cancelled episode would cancel the endpoint's start for all.
         return await asyncio.shield(self._url)
 
 

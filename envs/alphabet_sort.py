@@ -49,7 +49,7 @@ class AlphabetSort(Environment):
         check_at_least(1, num_train=self.num_train, num_eval=self.num_eval)
         total = self._total_names(self.max_turns)
         capacity = sum(len(ascii_lowercase) ** n for n in range(min_length, max_length + 1))
-        if capacity < 4 * total:  # `_draw` would often draw a name again
+        if capacity < 4 * total:  # otherwise `_draw` would draw many names twice
             raise ValueError(
                 f"only {capacity} names of {min_length} to {max_length} letters exist, but "
                 f"{total} different names per episode need at least {4 * total}: raise max_length "
@@ -101,8 +101,8 @@ class AlphabetSort(Environment):
 
     def demonstrations(self, rng: Random) -> Iterator[list[Message]]:
         for names in self._train_draws(rng):
-            turns = enumerate(_answers(names))
-            pairs = [(_question(names, turn), assistant(" ".join(right))) for turn, right in turns]
+            answers = [assistant(" ".join(answer)) for answer in _answers(names)]
+            pairs = [(_question(names, turn), answer) for turn, answer in enumerate(answers)]
             yield [message for pair in pairs for message in pair]
 
     @cached_property

@@ -1,4 +1,4 @@
-"""Passes configured objects to tools and rewards, as arguments for parameters of the same name.
+"""Pass configured objects to tools and rewards, as arguments for parameters of the same name.
 
     def search(query: str, index: Index, *, limit: int) -> str: ...
                |           |               '- an option, from YAML
@@ -51,15 +51,15 @@ class Objects:
         """Return the object called `name`. A per-episode object is created at its first use."""
         if name in self._shared:
             return self.shared[name]
-        own: dict[str, Any] = episode.memory.setdefault(_MEMORY, {})
-        if name not in own:
+        created: dict[str, Any] = episode.memory.setdefault(_MEMORY, {})
+        if name not in created:
             value = self._per_episode[name]
             if isinstance(value, partial):
                 arguments = [episode] if EPISODE in call_parameters(value) else []
-                own[name] = await threads.call(value, *arguments)
+                created[name] = await threads.call(value, *arguments)
             else:
-                own[name] = deepcopy(value)
-        return own[name]
+                created[name] = deepcopy(value)
+        return created[name]
 
     def close(self, episode: Episode) -> None:
         """Close the episode's objects, newest first, even if the `close` of one object raises."""
@@ -77,8 +77,8 @@ class Binder:
 
     def _objects_of(self, name: str, function: Function) -> dict[str, str]:
         """Return parameter -> object name for those parameters of `function` that get an object."""
-        given = {p: self._bindings.get(f"{name}.{p}", p) for p in call_parameters(function)}
-        return {p: known for p, known in given.items() if known in self._objects.names}
+        names = {p: self._bindings.get(f"{name}.{p}", p) for p in call_parameters(function)}
+        return {p: object_ for p, object_ in names.items() if object_ in self._objects.names}
 
     def check(self, functions: Iterable[tuple[str, Function]]) -> None:
         """Raise ValueError if a binding is invalid or an object is unused."""
@@ -109,31 +109,31 @@ class Binder:
         inner = unwrap(function)
         if not inspect.isroutine(inner):
             raise ValueError(f"tools: {type(inner).__name__} is a class: list a function instead")
-        given = self._objects_of(inner.__name__, function)
-        shown = {name: p for name, p in call_parameters(function).items() if name not in given}
+        objects = self._objects_of(inner.__name__, function)
+        others = {name: p for name, p in call_parameters(function).items() if name not in objects}
 
         @wraps(inner)
         async def tool(episode: Episode, **arguments: Any) -> Any:
             with _wrap_errors(f"the tool {inner.__name__}", inner):
-                if EPISODE in shown:
+                if EPISODE in others:
                     arguments[EPISODE] = episode
-                for parameter, name in given.items():
+                for parameter, name in objects.items():
                     arguments[parameter] = await self._objects.get(name, episode)
                 return await threads.call(function, **arguments)
 
         # envs/tools.py builds the tool's schema from this signature and these annotations.
         episode = inspect.Parameter(EPISODE, inspect.Parameter.KEYWORD_ONLY)
-        seen = [p for name, p in shown.items() if name != EPISODE]
-        tool.__signature__ = inspect.Signature([*seen, episode])  # pyright: ignore
+        from_policy = [p for name, p in others.items() if name != EPISODE]
+        tool.__signature__ = inspect.Signature([*from_policy, episode])  # pyright: ignore
         hints = inspect.get_annotations(inner)
-        tool.__annotations__ = {name: hints[name] for name in shown if name in hints}
+        tool.__annotations__ = {name: hints[name] for name in others if name in hints}
         return tool
 
     def reward(self, name: str, function: Function) -> Reward:
         """Return a reward that takes only `episode`, and passes the objects to `function`."""
-        parameters, given = call_parameters(function), self._objects_of(name, function)
+        parameters, objects = call_parameters(function), self._objects_of(name, function)
         for parameter, declared in parameters.items():
-            if parameter not in (EPISODE, *given) and declared.default is declared.empty:
+            if parameter not in (EPISODE, *objects) and declared.default is declared.empty:
                 raise ValueError(
                     f"rewards.{name} has the parameter {parameter!r}, which is neither `episode` "
                     f"nor the name of an object ({', '.join(self._objects.names) or 'none'}): add "
@@ -142,20 +142,20 @@ class Binder:
 
         async def reward(episode: Episode) -> Any:
             with _wrap_errors(f"the reward {name}", unwrap(function)):
-                known = {p: await self._objects.get(v, episode) for p, v in given.items()}
+                values = {p: await self._objects.get(v, episode) for p, v in objects.items()}
                 if EPISODE in parameters:
-                    known[EPISODE] = episode
-                return await threads.call(function, **known)
+                    values[EPISODE] = episode
+                return await threads.call(function, **values)
 
         return reward
 
 
 @contextmanager
-def _wrap_errors(what: str, function: Function) -> Iterator[None]:
+def _wrap_errors(owner: str, function: Function) -> Iterator[None]:
     try:
         yield
     except ToolError:
         raise
     except Exception as error:  # User code may raise any exception.
-        place = format_location(error, function.__module__)
-        raise UserCodeError(f"{what}: {type(error).__name__}: {error}{place}") from error
+        location = format_location(error, function.__module__)
+        raise UserCodeError(f"{owner}: {type(error).__name__}: {error}{location}") from error

@@ -1,4 +1,4 @@
-"""Sends requests to /chat/completions of any OpenAI-compatible server."""
+"""Send requests to /chat/completions of any OpenAI-compatible server."""
 
 from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar
@@ -34,8 +34,8 @@ class Answer(msgspec.Struct):
 
 def is_context_full(status: int, text: str) -> bool:
     """Return whether an answer of an OpenAI-compatible server says that the prompt is too long."""
-    said = text.lower().replace("_", " ")
-    return status == 400 and any(words in said for words in ("context length", "context window"))
+    lower = text.lower().replace("_", " ")
+    return status == 400 and any(words in lower for words in ("context length", "context window"))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -88,10 +88,10 @@ class ChatEndpoint:
         try:
             return msgspec.convert(parse_json(text), Answer)
         except ValueError as error:  # The text is not JSON or lacks required fields.
-            shown = client.remove_key(text)[:200]
+            excerpt = client.remove_key(text)[:200]
             raise self.raises(
                 f"{self.option}={self.url} did not answer as the OpenAI API does, but with "
-                f"{shown!r}: correct {self.option}"
+                f"{excerpt!r}: correct {self.option}"
             ) from error
 
     def _exception_for(self, error: HttpError) -> Exception:

@@ -108,13 +108,13 @@ class Composed(Environment):
 
 
 def _functions_and_weights(
-    given: Mapping[str, Any], weights: Mapping[str, float]
+    rewards: Mapping[str, Any], weights: Mapping[str, float]
 ) -> tuple[dict[str, Function], dict[str, float]]:
-    """Return the reward functions and their weights, by name."""
-    if not given:
+    """Return (name -> reward function, name -> weight)."""
+    if not rewards:
         raise ValueError("rewards is empty: add one, such as envs.rewards.exact_match")
-    functions, own = {}, {}
-    for name, entry in given.items():
+    functions, own_weights = {}, {}
+    for name, entry in rewards.items():
         if isinstance(entry, Mapping):
             if set(entry) != {"fn", "weight"} or not callable(entry["fn"]):
                 raise ValueError(
@@ -123,7 +123,7 @@ def _functions_and_weights(
                 )
             if isinstance(entry["weight"], bool) or not isinstance(entry["weight"], int | float):
                 raise ValueError(f"rewards.{name}.weight={entry['weight']}: set it to a number")
-            functions[name], own[name] = entry["fn"], float(entry["weight"])
+            functions[name], own_weights[name] = entry["fn"], float(entry["weight"])
         else:
             functions[name] = entry
     if unknown := set(weights) - set(functions):
@@ -131,11 +131,11 @@ def _functions_and_weights(
             f"reward_weights contains {sorted(unknown)}, which are not in rewards: choose from "
             f"{', '.join(functions)}"
         )
-    if twice := sorted(own.keys() & weights.keys()):
+    if both := sorted(own_weights.keys() & weights.keys()):
         raise ValueError(
-            f"reward_weights.{twice[0]} and rewards.{twice[0]}.weight are both set: remove one"
+            f"reward_weights.{both[0]} and rewards.{both[0]}.weight are both set: remove one"
         )
-    return functions, {**weights, **own}
+    return functions, {**weights, **own_weights}
 
 
 def _check_unique_names(sets: Mapping[str, Toolset]) -> None:

@@ -146,7 +146,7 @@ class Files(JsonLines):
     format: Literal["parquet", "csv"]
 
     def check(self) -> None:
-        """Check nothing, because reading may take minutes: `datasets` first converts the files."""
+        """Check nothing, because `datasets` first converts the files, which may take minutes."""
 
     def load(self) -> dict[str, Rows]:
         files = {split: str(path) for split, path in self._paths.items()}
@@ -166,6 +166,6 @@ class Hub(Dataset):
         require_reachable(self.path)
 
     def load(self) -> dict[str, Rows]:
-        where = {"name": self.config, "revision": self.revision}
+        extra = {"name": self.config, "revision": self.revision}
         names = [(TRAIN, self.split), (EVAL, self.eval_split)]
-        return {split: load_rows(self.path, self.path, split=s, **where) for split, s in names if s}
+        return {split: load_rows(self.path, self.path, split=s, **extra) for split, s in names if s}

@@ -50,7 +50,7 @@ class HttpClient(AbstractAsyncContextManager["HttpClient"]):
     max_concurrent: int
     max_mib: int  # maximum size of an answer in MiB
     api_key_variable: str | None = None  # environment variable with the API key
-    retry_wait: float = 0.5  # seconds; the random wait is at most this, doubled with each retry
+    retry_wait: float = 0.5  # maximum seconds before the first retry, doubled with each retry
     num_retries: int = field(default=0, init=False)  # total number of retries
     _loop: asyncio.AbstractEventLoop | None = field(default=None, init=False)
 
@@ -103,7 +103,7 @@ class HttpClient(AbstractAsyncContextManager["HttpClient"]):
     async def _read_text(self, answer: httpx.Response) -> str:
         status = answer.status_code
         if "Content-Encoding" in answer.headers:  # a compressed answer could expand to gigabytes
-            problem = "compresses its answers, but the request forbids it: disable it on the server"
+            problem = "compresses its answers, which the request forbids: disable the compression"
             raise HttpError(problem, status)
         data = bytearray()
         async for chunk in answer.aiter_raw():

@@ -24,7 +24,7 @@ _NUMBER = re.compile(r"[-\u2212]?(?:\d+(?:\.\d+)?|\.\d+)")
 
 
 class JudgeError(RuntimeError):
-    """The judge gave no valid score."""
+    """The error raised if the judge gives no valid score."""
 
 
 @dataclass(frozen=True, kw_only=True)

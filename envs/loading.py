@@ -1,4 +1,4 @@
-"""Loads rows from JSON lines or with the library `datasets`. Unusable data raise ValueError."""
+"""Load rows from JSON lines or with the library `datasets`. Unusable data raise ValueError."""
 
 import json
 import os
@@ -97,8 +97,8 @@ def read_json_lines(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
             try:
                 row = json.loads(line)
             except json.JSONDecodeError as error:
-                place = f"line {number} is not JSON at character {error.colno}"
-                raise ValueError(f"{path}, {place}: {error.msg}: correct this line") from error
+                problem = f"line {number} is not JSON at character {error.colno} ({error.msg})"
+                raise ValueError(f"{path}, {problem}: correct this line") from error
             if not isinstance(row, dict):
                 raise ValueError(f"{path}, line {number} is not a JSON object: correct this line")
             yield number, row

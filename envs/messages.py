@@ -50,8 +50,8 @@ def to_api_format(message: Message, *dropped: str) -> Message:
     """Return a message as the OpenAI API expects it, without the keys `dropped`."""
     calls = []
     for call in message.get("tool_calls") or []:
-        name, given = call["function"]["name"], call["function"]["arguments"]
-        text = given if isinstance(given, str) else json.dumps(given, ensure_ascii=False)
+        name, value = call["function"]["name"], call["function"]["arguments"]
+        text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
         calls.append(tool_call_entry(name, text, call.get("id", "")))
     sent = {key: value for key, value in message.items() if key not in ("tool_calls", *dropped)}
     return sent | ({"tool_calls": calls} if calls else {})

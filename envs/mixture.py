@@ -31,8 +31,8 @@ class Mixture(Environment):
                 f"weights has {', '.join(weights) or 'nothing'}, but envs has {', '.join(envs)}: "
                 "set one weight for each environment"
             )
-        if bad := {name: weight for name, weight in weights.items() if weight <= 0}:
-            raise ValueError(f"weights={bad}: set weights above 0, or remove these environments")
+        if wrong := {name: weight for name, weight in weights.items() if weight <= 0}:
+            raise ValueError(f"weights={wrong}: set weights above 0, or remove these environments")
         if nested := [name for name, env in envs.items() if isinstance(env, Mixture)]:
             raise ValueError(
                 f"a mixture cannot contain another mixture (envs.{' and envs.'.join(nested)}): "

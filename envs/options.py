@@ -1,4 +1,4 @@
-"""Reads and checks options that all environments have.
+"""Read and check options that all environments have.
 
     system_prompt: Answer in one word.                   a text
     system_prompt: outputs/best/system_prompt.txt        a .txt or .md file that contains the text
@@ -18,11 +18,11 @@ _MAX_STOPS = 4  # maximum number of stop texts that the OpenAI API accepts
 _LIMITS = ("max_tokens", "stop", "rollout_timeout")
 
 
-def check_at_least(least: int, **values: float | None) -> None:
-    """Raise ValueError if a named value is below `least`. A value of None is accepted."""
+def check_at_least(minimum: int, **values: float | None) -> None:
+    """Raise ValueError if a named value is below `minimum`. A value of None is accepted."""
     for name, value in values.items():
-        if value is not None and value < least:
-            raise ValueError(f"{name}={value}: set it to at least {least}")
+        if value is not None and value < minimum:
+            raise ValueError(f"{name}={value}: set it to at least {minimum}")
 
 
 def check_range(**bounds: int) -> None:
@@ -35,17 +35,16 @@ def check_range(**bounds: int) -> None:
         )
 
 
-def read_system_prompt(given: str) -> str:
-    """Return `given`, or the text of the .txt or .md file with this path. Strip whitespace."""
-    if "\n" in given or not given.endswith((".txt", ".md")):
-        return given.strip()
+def read_system_prompt(text_or_path: str) -> str:
+    """Return the text, or the content of the .txt or .md file. Strip whitespace at both ends."""
+    if "\n" in text_or_path or not text_or_path.endswith((".txt", ".md")):
+        return text_or_path.strip()
     try:
-        return Path(given).expanduser().read_text(encoding="utf-8").strip()
+        return Path(text_or_path).expanduser().read_text(encoding="utf-8").strip()
     except (OSError, UnicodeDecodeError) as error:
         raise ValueError(
-            f"system_prompt={given}: cannot be read ({type(error).__name__}). A value that ends in "
-            ".txt or .md is the path of a file: correct the path. If the value is the prompt "
-            "itself, end it with a full stop"
+            f"system_prompt={text_or_path} is no readable file ({type(error).__name__}): correct "
+            "the path. If the value is not a path but the prompt itself, end it with a full stop"
         ) from error
 
 
@@ -56,8 +55,8 @@ def with_system_prompt(messages: Sequence[Message], text: str | None) -> list[Me
     """
     if text is None:
         return list(messages)
-    rest = messages[1:] if messages and messages[0].get("role") == "system" else messages
-    return [*([{"role": "system", "content": text}] if text else []), *rest]
+    others = messages[1:] if messages and messages[0].get("role") == "system" else messages
+    return [*([{"role": "system", "content": text}] if text else []), *others]
 
 
 def parse_stops(stop: Sequence[str], key: str) -> tuple[str, ...]:
@@ -74,14 +73,14 @@ def parse_stops(stop: Sequence[str], key: str) -> tuple[str, ...]:
     return tuple(stop)
 
 
-def parse_limits(given: Mapping[str, Any], key: str) -> dict[str, Any]:
+def parse_limits(options: Mapping[str, Any], key: str) -> dict[str, Any]:
     """Check the sampler options of one environment, and return them with `stop` as a tuple."""
-    if other := [name for name in given if name not in _LIMITS]:
+    if other := [name for name in options if name not in _LIMITS]:
         raise ValueError(
             f"{key}.{other[0]}: one environment may have its own {', '.join(_LIMITS)} and no other "
             f"sampler option: set sampler.{other[0]} for the whole run instead"
         )
-    limits = dict(given)
+    limits = dict(options)
     if "stop" in limits:
         limits["stop"] = parse_stops(limits["stop"], f"{key}.stop")
     for name, kind, expected in (

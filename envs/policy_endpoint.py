@@ -59,35 +59,35 @@ class PolicyEndpoint:
         except (ValueError, LookupError, TypeError, AttributeError) as error:
             return _error_response(400, "invalid_request", f"{type(error).__name__}: {error}")
         try:
-            spoken = await get_turn(messages, tools or None)
+            turn = await get_turn(messages, tools or None)
         except ContextFull as full:
             return _error_response(400, "context_length_exceeded", str(full))
         if body.get("stream"):
-            return web.Response(body=_stream_chunks(spoken), content_type="text/event-stream")
-        return web.json_response(completion(spoken))
+            return web.Response(body=_stream_chunks(turn), content_type="text/event-stream")
+        return web.json_response(completion(turn))
 
 
-def completion(spoken: PolicyTurn) -> dict[str, Any]:
+def completion(turn: PolicyTurn) -> dict[str, Any]:
     """Return a turn as a chat completion of the OpenAI API."""
-    message, reason = to_api_format(spoken.message), _finish_reason(spoken)
+    message, reason = to_api_format(turn.message), _finish_reason(turn)
     choice = {"index": 0, "message": message, "finish_reason": reason}
-    return _response("chat.completion", [choice], spoken)
+    return _response("chat.completion", [choice], turn)
 
 
-def _stream_chunks(spoken: PolicyTurn) -> bytes:
-    delta = to_api_format(spoken.message)
+def _stream_chunks(turn: PolicyTurn) -> bytes:
+    delta = to_api_format(turn.message)
     for index, call in enumerate(delta.get("tool_calls", [])):
         call["index"] = index
     content = {"index": 0, "delta": delta, "finish_reason": None}
-    ending = {"index": 0, "delta": {}, "finish_reason": _finish_reason(spoken)}
-    chunks = [_response("chat.completion.chunk", [choice], spoken) for choice in (content, ending)]
+    ending = {"index": 0, "delta": {}, "finish_reason": _finish_reason(turn)}
+    chunks = [_response("chat.completion.chunk", [choice], turn) for choice in (content, ending)]
     # Give both chunks the same id, by which clients join them.
     chunks[1]["id"] = chunks[0]["id"]
     lines = [f"data: {json.dumps(chunk)}\n\n" for chunk in chunks]
     return "".join([*lines, "data: [DONE]\n\n"]).encode()
 
 
-def _response(kind: str, choices: list[dict[str, Any]], spoken: PolicyTurn) -> dict[str, Any]:
+def _response(kind: str, choices: list[dict[str, Any]], turn: PolicyTurn) -> dict[str, Any]:
     return {
         "id": f"chatcmpl-{uuid.uuid4().hex}",
         "object": kind,
@@ -95,17 +95,17 @@ def _response(kind: str, choices: list[dict[str, Any]], spoken: PolicyTurn) -> d
         "model": MODEL,
         "choices": choices,
         "usage": {
-            "prompt_tokens": spoken.prompt_tokens,
-            "completion_tokens": spoken.completion_tokens,
-            "total_tokens": spoken.prompt_tokens + spoken.completion_tokens,
+            "prompt_tokens": turn.prompt_tokens,
+            "completion_tokens": turn.completion_tokens,
+            "total_tokens": turn.prompt_tokens + turn.completion_tokens,
         },
     }
 
 
-def _finish_reason(spoken: PolicyTurn) -> str:
-    if spoken.cut_off:
+def _finish_reason(turn: PolicyTurn) -> str:
+    if turn.cut_off:
         return "length"
-    return "tool_calls" if spoken.message.get("tool_calls") else "stop"
+    return "tool_calls" if turn.message.get("tool_calls") else "stop"
 
 
 def plain_text(content: Any) -> str:

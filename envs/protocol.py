@@ -128,8 +128,8 @@ class Environment:
             )
         if system_prompt is not None:
             self.system_prompt = read_system_prompt(system_prompt)
-        given = {"max_turns": max_turns, "tool_timeout": tool_timeout}
-        for name, value in {**given, "max_concurrent": max_concurrent}.items():
+        limits = {"max_turns": max_turns, "tool_timeout": tool_timeout}
+        for name, value in {**limits, "max_concurrent": max_concurrent}.items():
             if value is not None:
                 setattr(self, name, value)
 

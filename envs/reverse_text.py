@@ -20,7 +20,7 @@ from envs.rewards import final_text
 
 REWARDS = ("exact", "similarity")
 BASE = len(ascii_lowercase)
-_MAX_NUMBERED_LENGTH = 13  # longer words are drawn letter by letter: len(range(26**14)) overflows
+_MAX_NUMBERED_LENGTH = 13  # for longer words range(26**length) is too long for Python's len()
 
 
 @dataclass(kw_only=True, eq=False)
@@ -39,11 +39,11 @@ class ReverseText(Environment):
         check_range(min_length=self.min_length, max_length=self.max_length)
         check_at_least(1, num_train=self.num_train, num_eval=self.num_eval)
         self._lengths = range(self.min_length, self.max_length + 1)
-        capacity, wanted = sum(BASE**n for n in self._lengths), self.num_train + self.num_eval
-        if wanted > capacity:
+        capacity, needed = sum(BASE**n for n in self._lengths), self.num_train + self.num_eval
+        if needed > capacity:
             raise ValueError(
                 f"only {capacity} words have {self.min_length} to {self.max_length} letters, but "
-                f"num_train + num_eval = {wanted}: raise max_length, or lower num_train or num_eval"
+                f"num_train + num_eval = {needed}: raise max_length, or lower num_train or num_eval"
             )
         check_weights(self.reward_weights, REWARDS)
 

@@ -48,7 +48,7 @@ def exact(text: str, answers: Sequence[str]) -> float:
     punctuation or, if this leaves nothing, only spaces at both ends. Case is always ignored.
     """
     pairs = (_comparable(text, answer) for answer in _as_list(answers))
-    return float(any(ours == theirs for ours, theirs in pairs))
+    return float(any(said == expected for said, expected in pairs))
 
 
 def f1(text: str, answers: Sequence[str]) -> float:

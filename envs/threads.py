@@ -1,4 +1,4 @@
-"""Calls environment code without blocking the event loop.
+"""Call environment code without blocking the event loop.
 
 A coroutine function is awaited. A plain function runs in a new daemon thread. If the function
 hangs, the caller's timeout ends the wait, and the thread is abandoned. An abandoned thread does not
@@ -23,7 +23,7 @@ class _Threads:
     """The threads of one event loop. Event loops cannot share a semaphore."""
 
     free: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(MAX_THREADS))
-    hung: dict[int, str] = field(default_factory=dict)  # id of abandoned call -> function name
+    hung: dict[int, str] = field(default_factory=dict)  # id of abandoned call -> function's name
 
 
 _by_loop: dict[asyncio.AbstractEventLoop, _Threads] = {}
@@ -32,7 +32,7 @@ _by_loop: dict[asyncio.AbstractEventLoop, _Threads] = {}
 def _threads_of_loop() -> _Threads:
     loop = asyncio.get_running_loop()
     if loop not in _by_loop:
-        for closed in [known for known in _by_loop if known.is_closed()]:
+        for closed in [other for other in _by_loop if other.is_closed()]:
             del _by_loop[closed]
         _by_loop[loop] = _Threads()
     return _by_loop[loop]

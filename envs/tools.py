@@ -1,4 +1,4 @@
-"""Turns Python functions into tools: builds their schemas and answers the policy's calls.
+"""Turn Python functions into tools: build their schemas and answer the policy's calls.
 
     def search_pages(query: str, limit: int = 3) -> str:
         '''Find pages by title.
@@ -115,15 +115,15 @@ class Tool:
                 "int, float, bool, list, dict, Literal or a dataclass"
             ) from error
         definitions: dict[str, Any] = schema["$defs"]
-        own = definitions.pop(self.name)
-        del own["title"]
-        return own | ({"$defs": definitions} if definitions else {})
+        arguments = definitions.pop(self.name)
+        del arguments["title"]
+        return arguments | ({"$defs": definitions} if definitions else {})
 
     @property
     def usage(self) -> str:
         """The signature for error messages, such as `search(query: str, limit: int = 3)`."""
         signature = inspect.signature(self._function)
-        seen = [
+        seen = [  # by the policy
             parameter.replace(annotation=self._hints[name])
             for name, parameter in signature.parameters.items()
             if name != EPISODE
@@ -137,10 +137,10 @@ class Tool:
             parsed = msgspec.convert(arguments, self._arguments, strict=False)
         except msgspec.ValidationError as error:
             raise ToolError(f"{error}. Usage: {self.usage}") from error
-        given = {name: getattr(parsed, name) for name in self._arguments.__struct_fields__}
+        values = {name: getattr(parsed, name) for name in self._arguments.__struct_fields__}
         if self._wants_episode:
-            given[EPISODE] = episode
-        result = await call_function(self._function, **given)
+            values[EPISODE] = episode
+        result = await call_function(self._function, **values)
         if isinstance(result, str):
             return result
         return json.dumps(result, ensure_ascii=False, default=str)

@@ -42,10 +42,10 @@ class Trials(ReverseText):
             words = [self._uneven_word(index, word) for index, word in enumerate(words)]
         examples = []
         for index in range(len(words)):
-            of_episode = [words[(index + turn) % len(words)] for turn in range(self.turns)]
+            own_words = [words[(index + turn) % len(words)] for turn in range(self.turns)]
             is_copy = split == "eval" and self.copy_tasks > 0 and index % 2 == 1
-            info = {"words": of_episode, "is_copy": is_copy}
-            examples.append(Example(index, self.name, [_question(of_episode[0], is_copy)], info))
+            info = {"words": own_words, "is_copy": is_copy}
+            examples.append(Example(index, self.name, [_question(own_words[0], is_copy)], info))
         return examples
 
     def _uneven_word(self, index: int, word: str) -> str:

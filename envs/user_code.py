@@ -1,4 +1,4 @@
-"""Distinguishes user code from libraries, and finds the line of user code that raised an error."""
+"""Distinguish user code from libraries, and find the line of user code that raised an error."""
 
 import sys
 import sysconfig
@@ -41,8 +41,8 @@ def find_location(error: BaseException, file: str | None = None) -> tuple[str, i
         return str(error.filename), error.lineno or 1
     frames = extract_tb(error.__traceback__)
     inside = [frame for frame in frames if frame.filename == file]
-    own = inside or [frame for frame in frames if not is_library(frame.filename)] or frames
-    return (own[-1].filename, own[-1].lineno or 1) if own else None
+    chosen = inside or [frame for frame in frames if not is_library(frame.filename)] or frames
+    return (chosen[-1].filename, chosen[-1].lineno or 1) if chosen else None
 
 
 def format_location(error: BaseException, module: str | None = None) -> str:

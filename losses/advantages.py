@@ -6,7 +6,7 @@
     max_rl          A = (R - mean) / mean
     none            A = R
 
-Per turn, where r_t is the reward of turn t (rl/rollouts/credit.py):
+One advantage per turn t, where r_t is the reward of turn t (rl/rollouts/credit.py):
 
     turn_group_mean    A_t = G_t - mean of G_t over the rollouts that have a turn t
                        G_t = r_t + discount * G_{t+1}, the return from turn t on

@@ -11,9 +11,9 @@
 L counts completion tokens: L_i of rollout i, L_g of all rollouts of i's prompt, L_iu of i's turn u.
 S: rollouts, G: prompts, U: turns that have a token. All are counted in the *global* batch before it
 is split into micro-batches, so that the objective and its gradient do not depend on the split. A
-"sequence" of the papers is a whole rollout here. A rollout without tokens (for example after
+"sequence" in the papers is a whole rollout here. A rollout without tokens (for example after
 truncation=mask) has weight 0 and does not count in S, and a prompt without tokens does not count
-in G. A token masked by a correction or a loss still counts in L. Result: one w per rollout or turn.
+in G. A token masked by a correction or a loss still counts in L.
 """
 
 from collections import Counter
@@ -27,7 +27,7 @@ def token_mean(
     lengths: Sequence[int],
     group_ids: Sequence[int],  # noqa: ARG001 (all aggregations share one signature)
 ) -> list[float]:
-    """Return token weights [S] that average over all tokens. DAPO, arXiv:2503.14476."""
+    """Return token weights [rollouts] that average over all tokens. DAPO, arXiv:2503.14476."""
     num_tokens = sum(lengths)
     return [1 / num_tokens if length else 0.0 for length in lengths]
 
@@ -36,7 +36,7 @@ def sequence_mean(
     lengths: Sequence[int],
     group_ids: Sequence[int],  # noqa: ARG001 (all aggregations share one signature)
 ) -> list[float]:
-    """Return token weights [S] that average over each rollout's tokens, then over rollouts.
+    """Return token weights [rollouts] that average over each rollout's tokens, then over rollouts.
 
     GRPO, arXiv:2402.03300.
     """
@@ -50,7 +50,7 @@ def constant_length(
     *,
     length: Annotated[int, Meta(ge=1)],
 ) -> list[float]:
-    """Return token weights [S] that divide a rollout's total loss by `length` and average rollouts.
+    """Return token weights [rollouts] that average over rollouts the total loss / `length`.
 
     Dr.GRPO, arXiv:2503.20783.
     """
@@ -59,7 +59,7 @@ def constant_length(
 
 
 def prompt_mean(lengths: Sequence[int], group_ids: Sequence[int]) -> list[float]:
-    """Return token weights [S] that average over the tokens of each prompt, then over prompts."""
+    """Return token weights [rollouts] that average over each prompt's tokens, then over prompts."""
     tokens_of: Counter[int] = Counter()
     for length, group_id in zip(lengths, group_ids, strict=True):
         tokens_of[group_id] += length
@@ -74,9 +74,9 @@ def turn_mean(
     lengths: Sequence[Sequence[int]],
     group_ids: Sequence[int],  # noqa: ARG001 (all aggregations share one signature)
 ) -> list[list[float]]:
-    """Return token weights [S][turns] that average over the tokens of each turn, then over turns.
+    """Return token weights [rollouts][turns] that average over each turn's tokens, then over turns.
 
-    `lengths` is the number of completion tokens of each turn of each rollout.
+    `lengths` [rollouts][turns] contains the number of completion tokens of each turn.
     """
     num_turns = sum(map(_num_with_tokens, lengths))
     return [[1 / (num_turns * length) if length else 0.0 for length in turns] for turns in lengths]

@@ -20,12 +20,12 @@ from losses.tokens import TokenLoss, Tokens
 def by_source(
     tokens: Tokens, *, policy_loss: Callable[[Tokens], TokenLoss], demonstration_weight: float
 ) -> TokenLoss:
-    """Return the loss [N]."""
+    """Return `policy_loss`, but the weighted cross entropy at demonstrations [N]."""
     is_demonstration = tokens.source == Source.DEMONSTRATION  # [N]
     imitation = -demonstration_weight * tokens.logprobs  # [N]
 
-    def select(values: Tensor, imitated: Tensor | float = 0.0) -> Tensor:
-        return torch.where(is_demonstration, imitated, values)
+    def select(values: Tensor, at_demonstrations: Tensor | float = 0.0) -> Tensor:
+        return torch.where(is_demonstration, at_demonstrations, values)
 
     result = policy_loss(tokens)
     metrics = {name: select(values) for name, values in result.metrics.items()}

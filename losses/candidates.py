@@ -24,7 +24,7 @@ MIN_REST = 1e-6
 def candidate_distributions(tokens: Tokens) -> tuple[Tensor, Tensor]:
     """Return log p [N, K+1] with gradient, and log q [N, K+1]. Column K: all other tokens."""
     if tokens.candidate_logprobs is None or tokens.ref_candidate_logprobs is None:
-        raise ValueError("this loss needs a teacher's candidates: use reference=model or endpoint")
+        raise ValueError("this loss needs a teacher: use reference=model or reference=endpoint")
     return _add_rest(tokens.candidate_logprobs), _add_rest(tokens.ref_candidate_logprobs.detach())
 
 

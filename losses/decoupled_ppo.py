@@ -26,7 +26,7 @@ from losses.tokens import TokenLoss, Tokens, is_clamped, ratio_to
 def decoupled_ppo(
     tokens: Tokens, *, clip_low: float, clip_high: float, weight_cap: Annotated[float, Meta(gt=0)]
 ) -> TokenLoss:
-    """Return the loss [N]. Metrics: prox / mu, and where the ratio or the weight was bounded."""
+    """Return the loss [N]. Metrics: prox / mu, and masks of clipped ratios and capped weights."""
     mu, pi = tokens.rollout_logprobs, tokens.logprobs.detach()  # [N]
     proximal = tokens.old_logprobs  # [N]
     if proximal is None:

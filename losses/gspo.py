@@ -14,7 +14,7 @@ import torch
 
 from losses.tokens import MAX_LOG_RATIO, TokenLoss, Tokens, is_clamped, mean_per_sequence
 
-PER_SEQUENCE = True  # so rl/config/algorithm_rules.py refuses unequal weights of sequences
+PER_SEQUENCE = True  # makes rl/config/algorithm_rules.py require aggregation=sequence_mean
 
 
 def gspo(tokens: Tokens, *, clip_low: float, clip_high: float) -> TokenLoss:

@@ -31,15 +31,15 @@ class M2PO:
     def statistics(self, tokens: Tokens) -> Tensor:
         """Return [K]: the number of tokens in each bin, then the sum of m_t in each bin."""
         squares = log_ratio(tokens.anchor, tokens.logprobs).square().double()  # [N]
-        ones = torch.stack([torch.ones_like(squares), squares])  # [2, N]
-        return ones.new_zeros(2, _NUM_BINS).index_add(1, _bins(tokens), ones).flatten()
+        counted = torch.stack([torch.ones_like(squares), squares])  # [2, N]
+        return counted.new_zeros(2, _NUM_BINS).index_add(1, _bins(tokens), counted).flatten()
 
     def __call__(self, tokens: Tokens, statistics: Tensor) -> TokenLoss:
         """Return the masked surrogate [N]. `statistics` [K] are sums over the global batch."""
         counts, sums = statistics.view(2, _NUM_BINS).cumsum(1)
-        # The mean of m_t over the first k bins does not fall as k grows, so `sum` counts kept bins.
-        num_kept = (sums <= self.max_second_moment * counts).sum()
-        kept = (_bins(tokens) < num_kept).to(tokens.logprobs.dtype)  # [N]
+        # The mean of m_t over the first k bins never falls as k grows, so the kept bins come first.
+        num_kept_bins = (sums <= self.max_second_moment * counts).sum()
+        kept = (_bins(tokens) < num_kept_bins).to(tokens.logprobs.dtype)  # [N]
         ratio = log_ratio(tokens.anchor, tokens.logprobs).exp()  # [N]
         loss = -kept * ratio * tokens.advantages  # [N]
         return TokenLoss(loss, {"masked_fraction": 1 - kept}, tokens.ratio_clamped)
@@ -47,4 +47,4 @@ class M2PO:
 
 def _bins(tokens: Tokens) -> Tensor:
     distances = log_ratio(tokens.anchor, tokens.logprobs.detach()).abs()  # [N]
-    return (distances.nan_to_num(MAX_LOG_RATIO) / _WIDTH).long()  # count NaN in the last bin
+    return (distances.nan_to_num(MAX_LOG_RATIO) / _WIDTH).long()  # NaN counts in the last bin

@@ -81,7 +81,7 @@ class TokenLoss:
     """The loss and the metrics of each token, before they are weighted and summed."""
 
     loss: Tensor  # [N]
-    metrics: dict[str, Tensor]  # by name: [N] or one number for all tokens, without gradient
+    metrics: dict[str, Tensor]  # name -> [N] or one number for all tokens, without gradient
     # [N] 1.0 where the loss clamped its log ratio, or None if the loss uses no ratio. Most losses
     # set this field to Tokens.ratio_clamped.
     ratio_clamped: Tensor | None = None

@@ -2,10 +2,10 @@
 
     loss_t = ppo_clip_t * 1[entropy_t is among the `fraction` highest of its sequence]
 
-Training on the tokens with the highest entropy alone is at least as good as training on all, says
-"Beyond the 80/20 Rule", arXiv:2506.01939. The paper ranks all tokens of a batch together. This loss
-ranks each sequence alone, so the split into micro-batches has no effect. Tokens whose entropy
-equals the lowest kept one are kept, too. The aggregation also counts the tokens whose loss is 0.
+"Beyond the 80/20 Rule", arXiv:2506.01939, finds training on the tokens with the highest entropy
+alone at least as good as training on all tokens. The paper ranks all tokens of a batch together.
+This loss ranks each sequence alone, so the split into micro-batches has no effect. Ties with the
+lowest kept entropy are kept, too. The aggregation also counts the tokens whose loss is 0.
 """
 
 from typing import Annotated
@@ -37,7 +37,7 @@ def top_entropy(
 
 
 def is_highest(values: Tensor, sequence_ids: Tensor, num_sequences: int, fraction: float) -> Tensor:
-    """Return a mask [N] of the ceil(fraction * length) highest values per sequence, with ties."""
+    """Return a mask [N] of the ceil(fraction * length) highest values per sequence and ties."""
     if not len(values):
         return torch.zeros_like(values, dtype=torch.bool)
     lengths = torch.bincount(sequence_ids, minlength=num_sequences)  # [S]

@@ -1,4 +1,4 @@
-"""Generates calculations that are hard to do mentally but easy in Python.
+"""Generate calculations that are hard to do mentally but easy in Python.
 
 product   48213 * 90217         sum        of the squares of the numbers from a to b
 power     7^1234 mod 97         binomial   n choose k, modulo m

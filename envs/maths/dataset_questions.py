@@ -1,4 +1,4 @@
-"""Reads questions from a data set of envs/datasets.py, such as a local file or GSM8K on the hub.
+"""Read questions from a data set of envs/datasets.py, such as a local file or GSM8K on the hub.
 
 An answer in GSM8K's form (worked steps, then `#### 18`) is split into solution and answer.
 Training questions that also occur in the eval split are removed.

@@ -1,4 +1,4 @@
-r"""Compares answers by meaning: 1/2 = \frac{1}{2}, 1,234 = 1234.0, x+1 = 1+x.
+r"""Compare answers by meaning: 1/2 = \frac{1}{2}, 1,234 = 1234.0, x+1 = 1+x.
 
 This module compares numbers itself, as exact fractions. Other answers are compared with math-verify
 (a LaTeX grammar and sympy) in sandboxes (envs/sandbox/sandbox.py), because an expression that the

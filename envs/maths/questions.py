@@ -33,9 +33,9 @@ class QuestionSource:
 
     def sample_questions(self, rng: Random) -> Iterator[Question]:
         """Yield random training questions, without end. None of them is in the eval split."""
-        known = self.load("train")
+        questions = self.load("train")
         while True:
-            yield rng.choice(known)
+            yield rng.choice(questions)
 
 
 class GeneratedQuestions(QuestionSource):

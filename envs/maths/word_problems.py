@@ -1,4 +1,4 @@
-"""Generates word problems with worked solutions. They resemble GSM8K but need no download.
+"""Generate word problems with worked solutions. They resemble GSM8K but need no download.
 
     Fay has 12 shells. A friend gives Fay 6 more shells. Fay sorts the shells into 2 equal heaps and
     keeps one heap. How many shells does Fay have now?          12 + 6 = 18, 18 / 2 = 9
@@ -72,7 +72,7 @@ class WordProblems(GeneratedQuestions):
             if not (numbers := draw(total, rng)):
                 continue
             story.append(sentence.format(*numbers, name=name, things=things))
-            # The code contains all earlier steps, but a line of the solution only their result.
+            # The code contains all earlier steps, but a solution's line contains only their result.
             nested = f"({code})" if lines else code
             code = operation.replace("/", "//").format(*numbers, total=nested)
             before, total = total, eval(code)

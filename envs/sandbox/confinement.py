@@ -1,4 +1,4 @@
-"""Confines the calling process, so that it can only compute and read Python's library.
+"""Confine the calling process, so that it can only compute and read Python's library.
 
     out of memory     the kernel ends this process before all other processes
     resource limits   limit memory; forbid core dumps, writes to files and child processes
@@ -104,8 +104,8 @@ def readable_paths(packages: Sequence[str]) -> list[str]:
 def drop_capabilities() -> None:
     """Drop all capabilities irreversibly, and set no_new_privs."""
     _call("prctl", PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0)
-    header, none = struct.pack("Ii", 0x20080522, 0), bytes(24)
-    _call("capset", header, none)
+    header, no_capabilities = struct.pack("Ii", 0x20080522, 0), bytes(24)
+    _call("capset", header, no_capabilities)
 
 
 def apply_landlock(paths: Sequence[str]) -> bool:
@@ -117,13 +117,13 @@ def apply_landlock(paths: Sequence[str]) -> bool:
             return False
         raise
     # Forbid all file rights that this Landlock version knows. The loop then allows reading `paths`.
-    handled = struct.pack("Q", (1 << RIGHTS.get(version, 16)) - 1)
-    ruleset = _call("syscall", CREATE_RULESET, handled, ctypes.c_size_t(8), 0)
+    forbidden = struct.pack("Q", (1 << RIGHTS.get(version, 16)) - 1)
+    ruleset = _call("syscall", CREATE_RULESET, forbidden, ctypes.c_size_t(8), 0)
     for path in paths:
-        folder = os.open(path, os.O_PATH | os.O_CLOEXEC)
+        fd = os.open(path, os.O_PATH | os.O_CLOEXEC)
         rights = READ_FILE | READ_DIR if os.path.isdir(path) else READ_FILE
-        _call("syscall", ADD_RULE, ruleset, 1, struct.pack("=Qi", rights, folder), 0)
-        os.close(folder)
+        _call("syscall", ADD_RULE, ruleset, 1, struct.pack("=Qi", rights, fd), 0)
+        os.close(fd)
     _call("syscall", RESTRICT_SELF, ruleset, 0)
     os.close(ruleset)
     return True

@@ -49,8 +49,8 @@ class CappedOutput(io.TextIOBase):
     def text(self) -> str:
         tail = self._tail[-self._half :]
         missing = self._total - len(self._head) - len(tail)
-        between = f"\n... {missing} characters left out ...\n" if missing else ""
-        return self._head + between + tail
+        note = f"\n... {missing} characters left out ...\n" if missing else ""
+        return self._head + note + tail
 
 
 class Interpreter:

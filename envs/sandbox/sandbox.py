@@ -1,4 +1,4 @@
-r"""Runs the policy's Python code in a process that can only compute.
+r"""Run the policy's Python code in a process that can only compute.
 
     sandbox = Sandbox(limits)                 nothing starts yet
     await sandbox.run("x = 6 * 7")            ''     the process starts here
@@ -97,7 +97,7 @@ class Sandbox:
         """
         try:
             return await self._ask(code)
-        except BaseException:  # else the next call could read the answer to a cancelled call
+        except BaseException:  # otherwise the next call could read the answer to this call
             self.close()
             raise
 
@@ -124,13 +124,13 @@ class Sandbox:
                 await self._send(ticket, code)
                 return await self._receive(ticket)
         except TimeoutError:
-            what = f"took longer than {self._limits.call_timeout:g} s"
+            problem = f"took longer than {self._limits.call_timeout:g} s"
         except _InvalidAnswer as forged:
-            what = str(forged)
+            problem = str(forged)
         except OSError:  # The process has ended, or has closed its socket.
-            what = await self._kill_and_explain()
+            problem = await self._kill_and_explain()
         raise ToolError(
-            f"the code {what}; the interpreter was restarted and its variables are gone"
+            f"the code {problem}; the interpreter was restarted and its variables are gone"
         )
 
     def _limit_processor_time(self) -> None:
@@ -141,13 +141,13 @@ class Sandbox:
         """
         assert self._process
         process, loop = self._process, asyncio.get_running_loop()
-        until = _processor_time(process) + self._limits.cpu_seconds
+        end = _processor_time(process) + self._limits.cpu_seconds
 
         def check() -> None:
             with suppress(OSError):
-                left = until - _processor_time(process)
-                if left > 0:  # check after `left` s, because one thread cannot use them sooner
-                    self._cpu_timer = loop.call_later(left, check)
+                remaining = end - _processor_time(process)
+                if remaining > 0:  # in seconds; one thread cannot use them up sooner
+                    self._cpu_timer = loop.call_later(remaining, check)
                 else:
                     self._exceeded_cpu_time = True
                     process.kill()
@@ -226,10 +226,10 @@ class Sandbox:
         assert self._socket
         data = b""
         while len(data) < count:
-            part = await asyncio.get_running_loop().sock_recv(self._socket, count - len(data))
-            if not part:
+            chunk = await asyncio.get_running_loop().sock_recv(self._socket, count - len(data))
+            if not chunk:
                 raise ConnectionResetError("the process has closed its socket")
-            data += part
+            data += chunk
         return data
 
 

@@ -1,1 +1,1 @@
-"""Plays environments that were written for the classic API or the API v1 of `verifiers`."""
+"""Package that plays environments of the library `verifiers`, of its classic API or its API v1."""

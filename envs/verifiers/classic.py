@@ -38,8 +38,8 @@ class ClassicAdapter:
                 "env=verifiers scores each rollout alone: choose another environment"
             )
         rubric = self._env.rubric
-        listed = zip(rubric._get_reward_func_names(), rubric._get_reward_weights(), strict=True)
-        self.reward_weights = {name: float(weight) for name, weight in listed if weight}
+        pairs = zip(rubric._get_reward_func_names(), rubric._get_reward_weights(), strict=True)
+        self.reward_weights = {name: float(weight) for name, weight in pairs if weight}
 
     def rows(self, split: Split, limit: int | None) -> list[Row] | None:
         build = self._env.build_eval_dataset if split == "eval" else self._env.build_dataset
@@ -80,10 +80,10 @@ class PolicyClient(OpenAIChatCompletionsClient):
         **options: Any,  # noqa: ARG002
     ) -> Any:
         try:
-            spoken = await self.client(prompt, [t["function"] for t in tools] if tools else None)
+            turn = await self.client(prompt, [t["function"] for t in tools] if tools else None)
         except ContextFull as error:
             raise vf.OverlongPromptError(str(error)) from error
-        return ChatCompletion.model_validate(completion(spoken))
+        return ChatCompletion.model_validate(completion(turn))
 
     async def raise_from_native_response(self, response: object) -> None:
         """Accept every turn, because a turn of the policy is never an error."""
@@ -116,9 +116,9 @@ def _first_messages(prompt: Any) -> list[Message]:
 
 @contextmanager
 def _restore_signal_handlers() -> Iterator[None]:
-    kept = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
     try:
         yield
     finally:
-        for number, handler in kept.items():
+        for number, handler in handlers.items():
             signal.signal(number, handler)

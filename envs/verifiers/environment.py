@@ -70,8 +70,8 @@ class Verifiers(Environment):
             return dict.fromkeys(self.reward_weights, 0.0)
         episode.stop_reason = outcome.stop_reason or episode.stop_reason
         rewards = {**dict.fromkeys(self.reward_weights, 0.0), **outcome.rewards}
-        rest = outcome.reward - sum(w * rewards[name] for name, w in self.reward_weights.items())
-        return {**rewards, UNLISTED: 0.0 if abs(rest) < 1e-9 else rest}
+        other = outcome.reward - sum(w * rewards[name] for name, w in self.reward_weights.items())
+        return {**rewards, UNLISTED: 0.0 if abs(other) < 1e-9 else other}
 
     @cached_property
     def _adapter(self) -> Adapter:

@@ -2,7 +2,7 @@
 
 The harness, often a separate process, asks the endpoint in envs/policy_endpoint.py for every
 turn. Each request contains the id of a trace, the library's record of one run of an agent. An
-environment may run several agents, or one several times: each run is a role of the policy.
+environment may run several agents, or one agent several times. Each run is a role of the policy.
 """
 
 # pyright: reportAttributeAccessIssue=false
@@ -60,11 +60,11 @@ class TasksetAdapter:
         full = False
 
         async def get_turn(
-            messages: list[Message], tools: list[dict[str, Any]] | None, **given: Any
+            messages: list[Message], tools: list[dict[str, Any]] | None, **options: Any
         ) -> PolicyTurn:
             nonlocal full
             try:
-                return await speak(messages, tools, **given)
+                return await speak(messages, tools, **options)
             except ContextFull:
                 full = True
                 raise
@@ -81,8 +81,8 @@ class TasksetAdapter:
         try:
             episode = await self._env.run_episode(row.data, context, on_trace=register_session)
         finally:
-            for session in roles:
-                del self._endpoint.get_turn_by_key[session]
+            for trace_id in roles:
+                del self._endpoint.get_turn_by_key[trace_id]
         return _make_outcomes(episode, roles, full)
 
     async def _model_context(self) -> vf.ModelContext:
@@ -120,8 +120,8 @@ def env_config(name: str, args: dict[str, Any]) -> Any:
         harness = dict(agent.get("harness") or {})
         pinned = harness.get("id") or (declared.harness.id if declared.harness else None)
         harness_id = pinned or ("null" if default_id == "bash" else default_id)
-        own = declared.harness
-        inherited = own.env if own is not None and own.id == harness_id else {}
+        default = declared.harness
+        inherited = default.env if default is not None and default.id == harness_id else {}
         if not loaders.harness_class(harness_id).EXECUTES_CODE:
             agent.setdefault("runtime", {"type": "subprocess"})
         # A harness may be a script with its own packages, which our PYTHONPATH would hide. A
@@ -144,7 +144,7 @@ def _reward_weights(task: Any) -> dict[str, float]:
 
 
 def _make_outcomes(episode: Any, roles: dict[str, str], full: bool) -> dict[str, Outcome]:
-    """Return role -> outcome. If the context was `full`, ignore the episode's error."""
+    """Return role -> outcome. If the context was `full`, ignore the error that this causes."""
     if not episode.ok and not full:
         errors = [*episode.errors, *(e for trace in episode.traces for e in trace.errors)]
         why = f"{errors[-1].type}: {errors[-1].message}" if errors else "no error message"

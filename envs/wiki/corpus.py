@@ -1,4 +1,4 @@
-"""Loads the pages of a corpus and the questions about them.
+"""Load the pages of a corpus and the questions about them.
 
     {"title": "Paris", "sections": {"Overview": "Paris is the capital of France."}}      a page
     {"question": "...", "answer": "..."}                                                 a question
@@ -85,7 +85,7 @@ def _sections_of(markdown: str) -> Iterator[tuple[str, str]]:
     heading, lines, every = INTRODUCTION, list[str](), markdown.splitlines()
     fences = {number: match[1] for number, line in enumerate(every) if (match := FENCE.match(line))}
     closing = [number for number, mark in fences.items() if every[number].strip() == mark]
-    end = -1  # the number of the line that closes the newest code block
+    end = -1  # number of the line that closes the newest code block
     for number, line in enumerate(every):
         if number > end and (mark := fences.get(number)):
             # Without a closing line, the fence does not begin a code block.

@@ -1,4 +1,4 @@
-"""Makes the pages and questions of wiki-search from the tables in envs/wiki/data.
+"""Make the pages and questions of wiki-search from the tables in envs/wiki/data.
 
     countries.csv -> one page per country, one per capital      elements.csv -> one page per element
 
@@ -65,8 +65,8 @@ def made_up_corpus(rng: Random) -> tuple[list[Page], list[Question]]:
         columns = {name: [row[name] for row in real if row[name]] for name in real[0]}
         rows = [_invented_row(kind, columns, rng) for _ in range(NUM_INVENTED_ROWS)]
         tables[kind] = rows
-    found = [(kind, row) for kind, rows in tables.items() for row in rows]
-    names = Counter(name for kind, row in found for name in _identifiers(kind, row))
+    pairs = [(kind, row) for kind, rows in tables.items() for row in rows]
+    names = Counter(name for kind, row in pairs for name in _identifiers(kind, row))
     # Drop rows with a repeated identifier: titles must differ, and a question has one answer.
     unique = {
         kind: [row for row in rows if all(names[name] == 1 for name in _identifiers(kind, row))]

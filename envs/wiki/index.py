@@ -71,8 +71,8 @@ def _split_words(text: str) -> list[str]:
     return [word.lower() for word in _WORD.findall(text.replace("_", " "))]
 
 
-def _suggestion(word: str, known: list[str]) -> str:
-    close = get_close_matches(word, known, n=1)
+def _suggestion(word: str, ids: list[str]) -> str:
+    close = get_close_matches(word, ids, n=1)
     return f"; did you mean {close[0]!r}?" if close else "; use an id that a tool returned"
 
 
@@ -87,11 +87,11 @@ def share_found(messages: Sequence[Message], wanted: Sequence[str]) -> list[floa
     for i, message in enumerate(messages):
         if message["role"] != "assistant":
             continue
-        before = len(missing)
+        num_before = len(missing)
         calls = message.get("tool_calls") or []
         # The last calls have no answer if the episode ended before they ran.
         for call, answer in zip(calls, messages[i + 1 :], strict=False):
             if call["function"]["name"] == "search_pages" and answer["role"] == "tool":
                 missing -= set(str(answer["content"]).split("\n"))
-        found.append((before - len(missing)) / len(wanted) if wanted else 0.0)
+        found.append((num_before - len(missing)) / len(wanted) if wanted else 0.0)
     return found

@@ -29,7 +29,7 @@ from rl.sampling.strategy import Independent
 class NoEvaluation:
     evaluates: ClassVar[bool] = False
 
-    def is_due(self, version: int, last: int) -> bool:  # noqa: ARG002
+    def is_due(self, version: int, last_version: int) -> bool:  # noqa: ARG002
         return False
 
 
@@ -43,8 +43,8 @@ class PeriodicEvaluation:
     temperature: PositiveFloat
     pass_threshold: float
 
-    def is_due(self, version: int, last: int) -> bool:
-        return version % self.every == 0 or version == last
+    def is_due(self, version: int, last_version: int) -> bool:
+        return version % self.every == 0 or version == last_version
 
 
 @dataclass
@@ -99,8 +99,8 @@ class Evaluator:
         settings = player.schedules.apply(self.settings, "evaluation", version)
         sampler = player.sampler.for_evaluation(temperature=settings.temperature)
         chat = player.chat.with_cache_of(sampler, version)
-        plain = {"hinted_envs": frozenset(), "strategy": Independent()}
-        return replace(player, sampler=sampler, chat=chat, **plain)
+        without_hints = {"hinted_envs": frozenset(), "strategy": Independent()}
+        return replace(player, sampler=sampler, chat=chat, **without_hints)
 
 
 def evaluator_of(
@@ -116,8 +116,8 @@ def evaluator_of(
 def _assert_one_version(played: Sequence[PlayedExample], version: int) -> None:
     versions = {
         int(token_version)
-        for one in played
-        for rollout in one.rollouts
+        for example in played
+        for rollout in example.rollouts
         for row in rollout.rows
         for token_version in row.token_versions[row.completion_mask]
     }

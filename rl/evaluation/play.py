@@ -34,8 +34,8 @@ def choose_examples(env: Environment, split: Split, num_examples: int) -> list[E
 def _examples_per_pool(pools: Sequence[Pool], num_examples: int) -> list[int]:
     counts = [0] * len(pools)
     for _ in range(min(num_examples, sum(len(pool.examples) for pool in pools))):
-        open_ = [i for i, pool in enumerate(pools) if counts[i] < len(pool.examples)]
-        counts[min(open_, key=lambda i: (counts[i] + 1) / pools[i].weight)] += 1
+        not_full = [i for i, pool in enumerate(pools) if counts[i] < len(pool.examples)]
+        counts[min(not_full, key=lambda i: (counts[i] + 1) / pools[i].weight)] += 1
     return counts
 
 
@@ -49,14 +49,14 @@ async def play(
 ) -> list[PlayedExample]:
     """Sample `rollouts_per_example` rollouts of each example; return them in the examples' order.
 
-    At most max(`max_concurrent`, `rollouts_per_example`) rollouts run in parallel. `done` is called
-    with each finished example. An exception of `play_group` ends the evaluation.
+    At most max(`max_concurrent`, `rollouts_per_example`) rollouts run in parallel. `play` calls
+    `done` with each finished example. An exception of `play_group` ends the evaluation.
     """
     # At least one group may run, even if it has more than max_concurrent rollouts.
-    places = asyncio.Semaphore(max(1, max_concurrent // rollouts_per_example))
+    slots = asyncio.Semaphore(max(1, max_concurrent // rollouts_per_example))
 
     async def play_one(index: int, example: Example) -> PlayedExample:
-        async with places:
+        async with slots:
             rollouts = await play_group(index, example, rollouts_per_example)
         played = PlayedExample(example, rollouts)
         done(played)
@@ -70,7 +70,7 @@ async def play(
 def write_rollouts(
     path: Path, played: Sequence[PlayedExample], more: Callable[[Example], Any] = lambda _: {}
 ) -> None:
-    """Write a line per rollout. `more` returns further keys of the lines of an example."""
+    """Write a line per rollout. `more` returns further keys for the lines of an example."""
     pairs = ((one, more(one.example), r) for one in played for r in one.rollouts)
     path.write_text("".join(json_line(eval_line(one, r) | keys) for one, keys, r in pairs))
 

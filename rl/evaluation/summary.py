@@ -132,8 +132,8 @@ def finite_means(pairs: Iterable[tuple[str, float]]) -> dict[str, float]:
     for name, value in pairs:
         named[name].append(value)
     means = {name: average([*filter(math.isfinite, vs)]) for name, vs in named.items()}
-    lost = {name: sum(not math.isfinite(v) for v in vs) for name, vs in named.items()}
-    return means | {f"{name}/nonfinite": float(count) for name, count in lost.items() if count}
+    counts = {name: sum(not math.isfinite(v) for v in vs) for name, vs in named.items()}
+    return means | {f"{name}/nonfinite": float(count) for name, count in counts.items() if count}
 
 
 def stop_shares(rollouts: Sequence[Rollout]) -> dict[str, float]:
@@ -154,9 +154,9 @@ def standard_error(groups: RewardGroups) -> float:
     scored = [group for group in groups if group]
     if len(scored) < 2:
         return math.nan
-    middle, count = mean(scored), sum(map(len, scored))
+    mean_reward, count = mean(scored), sum(map(len, scored))
     # The rollouts of an example are not independent, so deviations are summed per example first.
-    squares = sum(sum(reward - middle for reward in group) ** 2 for group in scored)
+    squares = sum(sum(reward - mean_reward for reward in group) ** 2 for group in scored)
     return math.sqrt(len(scored) / (len(scored) - 1) * squares) / count
 
 
@@ -166,13 +166,13 @@ def pass_at_k(groups: RewardGroups, k: int, threshold: float) -> float:
     Groups with fewer than k rewards are left out.
     """
     # Unbiased estimator for k rollouts drawn without replacement (arXiv:2107.03374).
-    chances = [
+    probabilities = [
         1 - math.comb(len(group) - passed, k) / math.comb(len(group), k)
         for group in groups
         if len(group) >= k
         for passed in [sum(reward >= threshold for reward in group)]
     ]
-    return average(chances)
+    return average(probabilities)
 
 
 def powers_of_two(limit: int) -> list[int]:

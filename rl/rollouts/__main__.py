@@ -54,15 +54,15 @@ def _demonstrator(
         seed: str, example: Example, group_size: int = run.group_size
     ) -> tuple[Rollout, ...]:
         rng = random.Random(f"{run.seed}:{seed}")
-        own = env.environment_of(example)
-        return sampler.group(own, renderer, rng, group_size, run.max_seq_len)
+        own_env = env.environment_of(example)
+        return sampler.group(own_env, renderer, rng, group_size, run.max_seq_len)
 
     return demonstrate
 
 
-def _demonstration_player(expert: Callable[..., tuple[Rollout, ...]]) -> PlayGroupAt:
+def _demonstration_player(demonstrate: Callable[..., tuple[Rollout, ...]]) -> PlayGroupAt:
     async def play_group(index: int, example: Example, size: int, *_: int) -> tuple[Rollout, ...]:
-        return expert(str(index), example, size)
+        return demonstrate(str(index), example, size)
 
     return play_group
 
@@ -120,7 +120,7 @@ async def main(run_folder: RunFolder) -> None:
         attempts_per_rollout: float = 1
         if sampler.uses_vllm:
             num_seqs = (run.inference.args or {}).get("max_num_seqs")
-            setting = ChatSettings(
+            settings = ChatSettings(
                 sampler=sampler,
                 max_seq_len=run.max_seq_len,
                 is_multi_turn=env.is_multi_turn,
@@ -133,9 +133,9 @@ async def main(run_folder: RunFolder) -> None:
                 renderer_options=model.renderer_options,
                 tally=tally,
             )
-            chat = await stack.enter_async_context(build(run.client)().connect(setting))
-            # Check hints before the pools become FittingExamples, because the check reads every
-            # example, and FittingExamples render the prompt of each example that is read.
+            chat = await stack.enter_async_context(build(run.client)().connect(settings))
+            # Check hints before the pools become FittingExamples. The check reads every example,
+            # and FittingExamples would render the prompt of each.
             strategy: Strategy = build(run.strategy)()
             hinted = _hinted_envs(run, env, pools, strategy)
             limits = env, chat, run.max_seq_len, sampler.max_prompt_len

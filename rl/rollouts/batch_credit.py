@@ -48,8 +48,8 @@ def whiten(groups: Sequence[Group]) -> list[tuple[Credit, ...]]:
 def apply_batch_credit(groups: Sequence[Group], batch_credit: BatchCredit) -> list[Group]:
     credits = [tuple(each) for each in batch_credit(groups)]
     found, expected = (
-        [[len(credit.advantages) for credit in each] for each in rows]
-        for rows in (credits, [group.credits for group in groups])
+        [[len(credit.advantages) for credit in each] for each in credits_by_group]
+        for credits_by_group in (credits, [group.credits for group in groups])
     )
     if found != expected:
         raise RunFailed(

@@ -18,16 +18,16 @@ from rl.evaluation.summary import (
 from rl.records import Group, Rollout
 from rl.rollouts.compared import compared_columns, spread
 
-_MAX_TURN_METRICS = 8  # a rollout's later turns get no reward metrics
+_MAX_TURN_METRICS = 8  # only the first 8 turns of a rollout get reward metrics
 
 
 def batch_metrics(groups: Sequence[Group], step: int) -> dict[str, float]:
-    """Return the metrics of the batch that step number `step` trains.
+    """Return the metrics of the batch that step number `step` trains on.
 
     Most metrics describe only the new rollouts, if there are any. Staleness also includes replayed
     groups, and the `source/` metrics describe all groups by source.
     """
-    everything, groups = groups, [g for g in groups if not g.rollouts[0].source] or groups
+    all_groups, groups = groups, [g for g in groups if not g.rollouts[0].source] or groups
     rollouts = [rollout for group in groups for rollout in group.rollouts]
     credits = [credit for group in groups for credit in group.credits]
     compared = [columns for group in groups if (columns := compared_columns(group)) is not None]
@@ -68,16 +68,16 @@ def batch_metrics(groups: Sequence[Group], step: int) -> dict[str, float]:
     for role in {rollout.role for rollout in rollouts} - {""}:
         scored = [r.reward for r in rollouts if r.role == role and r.reward is not None]
         metrics[f"role/{role}/reward"] = average(scored)
-    if len(groups) < len(everything):
-        metrics |= _source_metrics(everything, step)
-    behind = _token_staleness(everything, step)
-    if behind.size:
+    if len(groups) < len(all_groups):
+        metrics |= _source_metrics(all_groups, step)
+    staleness = _token_staleness(all_groups, step)
+    if staleness.size:
         metrics |= {
-            "staleness/mean": float(behind.mean()),
-            "staleness/max": int(behind.max()),
+            "staleness/mean": float(staleness.mean()),
+            "staleness/max": int(staleness.max()),
             **{
-                f"staleness/share_{s}": float((behind == s).mean())
-                for s in range(int(behind.max()) + 1)
+                f"staleness/share_{s}": float((staleness == s).mean())
+                for s in range(int(staleness.max()) + 1)
             },
         }
     return {name: float(value) for name, value in metrics.items()}

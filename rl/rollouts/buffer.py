@@ -34,11 +34,11 @@ class FifoBuffer:
         self.rejected = Counter(state.get("rejected", {}))
 
     def metrics(self) -> dict[str, float]:
-        """Return metrics for each batch, logged as `buffer/<name>`."""
+        """Return the metrics that each step logs as `buffer/<name>`."""
         return {f"rejected_{reason}": float(count) for reason, count in self.rejected.items()}
 
     def num_new(self, count: int) -> int:
-        """Return how many of the `count` groups of a batch are sampled for this batch."""
+        """Return how many of a batch's `count` groups must be sampled for it, by default all."""
         return count
 
     def add(self, group: Group) -> bool:
@@ -63,8 +63,8 @@ class FifoBuffer:
         """Return the groups of this step, or None if the step must wait for unfinished groups.
 
         Args:
-            step: number of the step that trains the groups. Step k trains policy version k.
-            count: largest number of groups; `num_new(count)` of them must be new.
+            step: number of the step that trains on the groups. Step k updates policy version k.
+            count: maximum number of groups. `num_new(count)` of them must be new.
             max_staleness: largest allowed difference between `step` and a token's version.
             running: the policy versions under which the unfinished groups were started.
         """
@@ -73,13 +73,13 @@ class FifoBuffer:
         # Sort by start, because an order by finish would favour groups with short rollouts.
         self._groups.sort(key=lambda group: (group.version, group.index))
         drawn, kept = self._groups[:count], self._groups[count:]
-        left = sorted([*running, *(group.version for group in kept)])
+        remaining = sorted([*running, *(group.version for group in kept)])
         # The i-th remaining group is trained at step + 1 + i // count at the earliest. If that is
         # too late for any group, this batch must wait for a running group.
-        if any(step + 1 + i // count > v + max_staleness for i, v in enumerate(left)):
+        if any(step + 1 + i // count > v + max_staleness for i, v in enumerate(remaining)):
             return None
         self._groups = kept
         return drawn
 
     def undo_draw(self) -> None:
-        """Undo the newest `draw` in the state for checkpoints, because no step trains the batch."""
+        """Undo the newest `draw` in `state()`, if no step trained it. By default do nothing."""

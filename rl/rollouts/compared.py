@@ -43,5 +43,5 @@ def _columns(credits: Sequence[Credit]) -> list[list[float]] | None:
     ]
     if rows and not any(rows):
         return None
-    most = max(map(len, rows), default=1)
-    return [[row[i] for row in rows if i < len(row)] for i in range(most)]
+    num_columns = max(map(len, rows), default=1)
+    return [[row[i] for row in rows if i < len(row)] for i in range(num_columns)]

@@ -1,4 +1,4 @@
-"""Computes the credit of each rollout of a group: truncation, length penalty, advantage.
+"""Compute the credit of each rollout of a group: truncation, length penalty, advantage.
 
     rollouts -> truncation -> length penalty -> split by turn -> advantage -> Credit
 
@@ -59,7 +59,7 @@ class GroupCredit:
     weights_of: Callable[[Example], Mapping[str, float]]  # example -> {reward name: weight}
     per_turn: bool = False  # whether the advantage returns one number per turn
     compares: bool = True  # whether an advantage depends on the group's other rollouts
-    needs_score: bool = True  # whether the loss reads advantages, which need a score
+    needs_score: bool = True  # whether the loss reads advantages, so only scored rollouts train
     per_token: bool = False  # whether the advantage returns one number per completion token
 
     @staticmethod
@@ -126,12 +126,12 @@ class GroupCredit:
             return [(number,) for number in advantages]
         unit = "turn" if self.per_turn else "token"
         counts = group.lengths if self.per_token else [len(t or ()) for t in group.turn_rewards]
-        found = []
+        checked = []
         for numbers, count, reward in zip(advantages, counts, group.rewards, strict=True):
             if reward is not None:
                 _require_length(numbers, count, "the advantage", unit, "rollout")
-            found.append((0.0,) if reward is None else tuple(map(float, numbers)))
-        return found
+            checked.append((0.0,) if reward is None else tuple(map(float, numbers)))
+        return checked
 
     def _normalise_each(
         self, weights: Mapping[str, float], group: ScoredGroup, credits: Sequence[Credit]
@@ -142,23 +142,23 @@ class GroupCredit:
             [tuple(weights[name] * a for a in numbers) for numbers in self._advantages_of(column)]
             for name, column in columns.items()
         ] or [[(0.0,)] * len(credits)]
-        lost = [
+        penalties = [  # P_i, or None without a reward
             None
             if credit.reward is None
             else (0.0 if credit.is_zeroed else finite_float(rollout.reward) or 0.0) - credit.reward
             for rollout, credit in zip(group.rollouts, credits, strict=True)
         ]
-        known = [each for each in lost if each is not None]
-        mean = math.fsum(known) / len(known) if known and self.compares else 0.0
+        scored = [penalty for penalty in penalties if penalty is not None]
+        mean = math.fsum(scored) / len(scored) if scored and self.compares else 0.0
         credited = []
-        for i, (credit, penalty) in enumerate(zip(credits, lost, strict=True)):
+        for i, (credit, penalty) in enumerate(zip(credits, penalties, strict=True)):
             shares = zip(*(rows[i] for rows in advantages), strict=True)
-            relative = 0.0 if penalty is None else penalty - mean
+            subtracted = 0.0 if penalty is None else penalty - mean
             named = [weights[name] * (column.rewards[i] or 0.0) for name, column in columns.items()]
             credited.append(
                 replace(
                     credit,
-                    advantages=tuple(math.fsum(share) - relative for share in shares),
+                    advantages=tuple(math.fsum(share) - subtracted for share in shares),
                     compared=None if self.per_turn else (*named, -(penalty or 0.0)),
                 )
             )
@@ -170,7 +170,7 @@ class GroupCredit:
         `compared` is () if the advantage compares nothing. None stands for the rewards, or for the
         advantages per turn. An advantage may compare something else, such as lengths. Then equal
         rewards get advantages other than 0, or different rewards get only 0. In these cases, and
-        for advantages per token, `compared` is the rollout's smallest and largest advantage.
+        for advantages per token, `compared` is the rollout's (smallest, largest) advantage.
         """
         if not self.compares:
             return [replace(credit, compared=()) for credit in credits]
@@ -217,8 +217,8 @@ def scored_group(
 
 
 def _select_reward(group: ScoredGroup, name: str) -> ScoredGroup:
-    # A missing, NaN or infinite named reward counts as 0. It made the reward of the rollout None,
-    # and this None may have been replaced by a truncation function.
+    # A missing, NaN or infinite named reward counts as 0. It made the rollout's reward None, but a
+    # truncation function may have replaced this None by a number.
     rewards = [
         None if reward is None else finite_float(named.get(name)) or 0.0
         for reward, named in zip(group.rewards, group.named_rewards, strict=True)

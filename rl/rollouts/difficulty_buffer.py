@@ -11,7 +11,7 @@ from rl.rollouts.compared import compared_columns, spread
 
 
 class DifficultyBuffer(FifoBuffer):
-    ORDERED: ClassVar[tuple[str, ...]] = ("min_reward", "max_reward")  # values must ascend
+    ORDERED: ClassVar[tuple[str, ...]] = ("min_reward", "max_reward")  # the first must be lower
 
     def __init__(
         self,
@@ -36,10 +36,10 @@ class DifficultyBuffer(FifoBuffer):
         if self.max_reward is not None and mean > self.max_reward:
             return "too_easy"
         columns = compared_columns(group)
-        # With a critic, for example, nothing is compared, so equal rewards still give a gradient.
+        # With a critic, for example, no rewards are compared, so equal rewards give a gradient.
         if columns is None:
             return ""
         if max(map(spread, columns)) < self.min_spread:
             return "zero_spread"
-        least, variances = self.min_reward_variance, [np.var(c) for c in columns if c]
-        return "low_variance" if least is not None and max(variances, default=0.0) < least else ""
+        limit, variances = self.min_reward_variance, [np.var(c) for c in columns if c]
+        return "low_variance" if limit is not None and max(variances, default=0.0) < limit else ""

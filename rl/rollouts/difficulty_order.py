@@ -1,4 +1,4 @@
-r"""Orders examples in three queues by the mean reward of the last group that played them.
+r"""An order with three queues. The mean reward of an example's last group chooses its queue.
 
     mean reward of the group >= easy_threshold  ->  easy    \
                              <= hard_threshold  ->  hard     >  each drawn by its weight
@@ -6,7 +6,7 @@ r"""Orders examples in three queues by the mean reward of the last group that pl
 
 Only the last group of an example counts, because older rewards are those of an older policy. A
 group that is played again after a resume counts once. The example that was played longest ago comes
-next in its queue, so no example repeats before the rest of its queue.
+next in its queue, so no example repeats before all others of its queue were played.
 """
 
 import random
@@ -25,9 +25,9 @@ _Queue = OrderedDict[int, None]  # positions of examples, first the one played l
 
 
 class DifficultyOrder(ExampleOrder):
-    """Draws an environment of a mixture by its weight, then one of its three queues by weight."""
+    """Draws an environment of a mixture, then one of its three queues, each by its weight."""
 
-    ORDERED: ClassVar[tuple[str, ...]] = ("hard_threshold", "easy_threshold")  # values must ascend
+    ORDERED: ClassVar[tuple[str, ...]] = ("hard_threshold", "easy_threshold")  # first must be lower
 
     def __init__(
         self,
@@ -55,7 +55,7 @@ class DifficultyOrder(ExampleOrder):
         (level,) = rng.choices(list(filled), weights if any(weights) else None)
         position = next(iter(filled[level]))
         filled[level].move_to_end(position)
-        # Unplayed examples come first in `normal`: if any were left, this was one.
+        # In `normal` unplayed examples come before played ones. If there are any, this is one.
         if level == "normal" and self._num_unplayed[pool]:
             self._num_unplayed[pool] -= 1
         return pool, position
@@ -98,10 +98,10 @@ class DifficultyOrder(ExampleOrder):
         self._queues: list[dict[str, _Queue]] = []
         self._num_unplayed: list[int] = []
         for pool, levels in enumerate(played):
-            known = {position for level in _LEVELS for position in levels[level]}
+            was_played = {position for level in _LEVELS for position in levels[level]}
             positions = list(range(sizes[pool]))
             random.Random(f"{self.seed}:{pool}").shuffle(positions)
-            unplayed = [position for position in positions if position not in known]
+            unplayed = [position for position in positions if position not in was_played]
             queues = {level: OrderedDict.fromkeys(levels[level]) for level in _LEVELS}
             queues["normal"] = OrderedDict.fromkeys([*unplayed, *levels["normal"]])
             self._queues.append(queues)

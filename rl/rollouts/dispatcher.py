@@ -1,4 +1,4 @@
-"""Starts groups as vLLM gets new weights, and returns complete batches.
+"""Start groups when vLLM gets new weights, and return complete batches.
 
     publish(v) ---> admission: started < (v + 1 + max_staleness) * new_per_step + rejected
                        |  start group i with the next example; at most max_concurrent rollouts run
@@ -7,7 +7,7 @@
 
 v: version of the weights in vLLM. new_per_step: number of groups that are sampled for a batch.
 started, rejected: numbers of groups so far. The inequality above is the only off-policy rule. With
-max_staleness 0 no group starts before vLLM samples with the weights that the group will train.
+max_staleness 0 no group starts before vLLM has the weights that the group will train.
 """
 
 import asyncio
@@ -45,7 +45,7 @@ class DispatcherState:
 
     next_index: int = 0
     pending: list[int] = field(default_factory=list)  # started groups that no batch has used
-    places: list[Place] = field(default_factory=list)  # place of each pending group's example
+    places: list[Place] = field(default_factory=list)  # (pool, position) of each one's example
     buffer: dict[str, Any] = field(default_factory=dict)  # result of FifoBuffer.state
     order: dict[str, Any] = field(default_factory=dict)  # result of ExampleOrder.state
     stateful: dict[str, Any] = field(default_factory=dict)  # states of Dispatcher.stateful
@@ -77,7 +77,7 @@ class Dispatcher:
         # Count only groups of earlier batches, because pending groups will start and count again.
         self._started = self.step * self._new_per_step
         self._num_rejected = 0
-        self._over: NoMoreBatches | None = None
+        self._end: NoMoreBatches | None = None  # why no batch will follow
         self._stopped = False
         for name, each in self.stateful.items():
             each.load(self.state.stateful.get(name, {}))
@@ -111,7 +111,7 @@ class Dispatcher:
         limit = (version + 1 + self.max_staleness) * self._new_per_step + self._num_rejected
         fits = (len(self._running) + 1) * self.group_size <= self.max_concurrent
         # A group larger than max_concurrent runs alone, because otherwise it would never start.
-        may_start = version >= 0 and self._over is None
+        may_start = version >= 0 and self._end is None
         return may_start and self._started < limit and (fits or not self._running)
 
     async def _play(self, index: int, version: int) -> None:
@@ -126,8 +126,8 @@ class Dispatcher:
             self._limits.record_group(group)
             self.order.observe(place, group)
             accepted = self.buffer.add(group)
-            over = self._limits.record_decision(accepted=accepted, counts=self.buffer.rejected)
-            self._over = self._over or over
+            end = self._limits.record_decision(accepted=accepted, counts=self.buffer.rejected)
+            self._end = self._end or end
             if not accepted:
                 self._num_rejected += 1
                 del self._untrained[index]  # a resumed run does not play rejected groups again
@@ -135,7 +135,7 @@ class Dispatcher:
             self._changed.notify_all()  # another group may start, or a batch may be complete
 
     async def publish(self, version: int) -> None:
-        """Admit more groups, because vLLM now samples with the weights of `version`."""
+        """Record that vLLM now samples with the weights of `version`, and admit more groups."""
         async with self._changed:
             self.version.publish(version)
             self._changed.notify_all()
@@ -150,21 +150,21 @@ class Dispatcher:
                 drawn = self.buffer.draw(
                     step, self.groups_per_step, self.max_staleness, self._running.values()
                 )
-            return drawn is not None or self._over is not None
+            return drawn is not None or self._end is not None
 
         async with self._changed:
             await self._changed.wait_for(has_batch)
         if drawn is None:
-            assert self._over is not None  # because `has_batch` returned True
-            raise self._over
+            assert self._end is not None  # because `has_batch` returned True
+            raise self._end
         # Replayed groups and demonstrations are not in `_untrained`.
         new = [group for group in drawn if group.index in self._untrained]
-        what = "a group twice" if len({group.index for group in new}) < len(new) else ""
+        fault = "a group twice" if len({group.index for group in new}) < len(new) else ""
         if stale := [group.index for group in new if step - group.version > self.max_staleness]:
-            what = f"the groups {stale}, which are older than max_staleness={self.max_staleness}"
-        if what:  # FifoBuffer prevents this, a custom buffer may not
+            fault = f"the groups {stale}, which are older than max_staleness={self.max_staleness}"
+        if fault:  # only a custom buffer can cause this
             self.buffer.undo_draw()
-            raise RunFailed(f"{type(self.buffer).__name__}.draw returned {what}: correct `draw`")
+            raise RunFailed(f"{type(self.buffer).__name__}.draw returned {fault}: correct `draw`")
         self._taken = {group.index: self._untrained.pop(group.index) for group in new}
         self._next_step = step + 1
         return drawn
@@ -177,7 +177,7 @@ class Dispatcher:
     async def stop(self) -> None:
         """Make `take_batch` raise NoMoreBatches from now on, even if a batch is complete."""
         async with self._changed:
-            self._over, self._stopped = NoMoreBatches(STOPPED, stopped=True), True
+            self._end, self._stopped = NoMoreBatches(STOPPED, stopped=True), True
             self._changed.notify_all()
 
     def progress(self) -> str:

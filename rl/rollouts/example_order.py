@@ -39,13 +39,13 @@ class ExampleOrder:
         return super().__new__(cls)
 
     def begin(self, pools: Sequence[Pool], seed: int) -> None:
-        """Set pools and seed. Called before other methods. Raise ValueError if a pool is empty."""
+        """Set pools and seed, before any other call. Raise ValueError if a pool is empty."""
         if not pools or any(not pool.examples for pool in pools):
             raise ValueError('no training examples: check the data or pools("train") of the env')
         self.pools, self.seed = pools, seed
 
     def next(self, index: int) -> Place:
-        """Return the place of group `index`'s example. `index` increases from call to call."""
+        """Return the place of the example of group `index`. Each call has a larger `index`."""
         raise NotImplementedError
 
     def example(self, place: Place) -> Example:
@@ -74,7 +74,7 @@ class ExampleOrder:
         """Restore a result of `state()`. The argument is {} if no earlier state exists."""
 
     def metrics(self) -> dict[str, float]:
-        """Return metrics for each batch, logged as `order/<name>`; by default an empty dict."""
+        """Return the metrics that each step logs as `order/<name>`; by default an empty dict."""
         return {}
 
 
@@ -96,10 +96,10 @@ class SequentialOrder(ExampleOrder):
             self._draws.append((pool, self._num_drawn[pool]))
             self._num_drawn[pool] += 1
         pool, count = self._draws[index]
-        number, position = divmod(count, len(self.pools[pool].examples))
-        return pool, self._positions_in_pass(pool, number)[position]
+        pass_number, i = divmod(count, len(self.pools[pool].examples))
+        return pool, self._positions_in_pass(pool, pass_number)[i]
 
-    def _positions_in_pass(self, pool: int, number: int) -> Sequence[int]:  # noqa: ARG002 for subclasses
+    def _positions_in_pass(self, pool: int, pass_number: int) -> Sequence[int]:  # noqa: ARG002 for subclasses
         return range(len(self.pools[pool].examples))
 
 
@@ -108,12 +108,12 @@ class ShuffledOrder(SequentialOrder):
 
     def begin(self, pools: Sequence[Pool], seed: int) -> None:
         super().begin(pools, seed)
-        self._passes: list[tuple[int, list[int]]] = [(-1, [])] * len(pools)
+        self._passes: list[tuple[int, list[int]]] = [(-1, [])] * len(pools)  # (pass, positions)
 
-    def _positions_in_pass(self, pool: int, number: int) -> Sequence[int]:
+    def _positions_in_pass(self, pool: int, pass_number: int) -> Sequence[int]:
         size = len(self.pools[pool].examples)  # may grow, because an environment may add examples
-        if (number, size) != (self._passes[pool][0], len(self._passes[pool][1])):
+        if (pass_number, size) != (self._passes[pool][0], len(self._passes[pool][1])):
             positions = list(range(size))
-            random.Random(f"{self.seed}:{pool}:{number}").shuffle(positions)
-            self._passes[pool] = number, positions
+            random.Random(f"{self.seed}:{pool}:{pass_number}").shuffle(positions)
+            self._passes[pool] = pass_number, positions
         return self._passes[pool][1]

@@ -1,4 +1,4 @@
-"""Accepts connections of trainer ranks on a Unix socket, or on a TCP port with a key.
+"""Accept connections of trainer ranks on a Unix socket, or on a TCP port with a key.
 
 Over TCP the first message of a connection must be the run's key. The rollouts process closes a
 connection that begins with any other message.

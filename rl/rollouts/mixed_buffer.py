@@ -7,7 +7,7 @@ an earlier batch. Its logprobs, versions and advantages are unchanged, so the st
 correct. A demonstration has no version. Its credit has no reward and the advantage 0.
 
 The choice of replayed groups depends on the step and on earlier batches only. A checkpoint contains
-the stored groups, so a resumed run replays the same ones.
+the stored groups, so a resumed run replays the same groups.
 """
 
 from base64 import b64decode, b64encode
@@ -63,7 +63,7 @@ class MixedBuffer(FifoBuffer):
         return count - sum(self._num_others(count))
 
     def _num_others(self, count: int) -> list[int]:
-        """Return how many of `count` groups are replayed, and how many are demonstrations."""
+        """Return how many of a batch's `count` groups are replayed, and how many demonstrate."""
         numbers = [max(1, round(share * count)) if share else 0 for share in self.shares]
         if sum(numbers) >= count:
             raise ValueError(
@@ -108,12 +108,12 @@ class MixedBuffer(FifoBuffer):
         # may give a gradient although its advantages are still 0.
         return any(c.trains and (c.compared == () or any(c.advantages)) for c in group.credits)
 
-    def _demonstration_group(self, index: int, step: int, like: Example) -> Group:
+    def _demonstration_group(self, index: int, step: int, example: Example) -> Group:
         assert self.demonstrate is not None
-        rollouts = self.demonstrate(f"demonstration {index}", like)
+        rollouts = self.demonstrate(f"demonstration {index}", example)
         # The reward is None, so that no baseline, critic or KL penalty uses the demonstrations.
         credits = (Credit(None, (0.0,), compared=()),) * len(rollouts)
-        return Group(-1 - index, Example(-1, like.env, []), step, rollouts, credits)
+        return Group(-1 - index, Example(-1, example.env, []), step, rollouts, credits)
 
 
 def _storable_copy(group: Group) -> Group:

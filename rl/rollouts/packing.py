@@ -1,7 +1,7 @@
 """Distribute rows over the ranks and pack them into micro-batches.
 
-Without shared prefixes, a micro-batch holds rows of similar length, because its limit of tokens
-includes padding. With shared prefixes (docs/architecture.md), the trainer computes equal beginnings
+Without shared prefixes, a micro-batch has rows of similar length, because its token limit includes
+padding. With shared prefixes (docs/architecture.md), the trainer computes equal beginnings
 of a micro-batch's rows only once. So rows with equal beginnings stay together, and tokens that a
 row shares with the previous row count less (`_pack_by_prefix`).
 """
@@ -24,10 +24,10 @@ def split_by_advantage(rows: Sequence[Any], *, whole_groups: bool) -> tuple[list
     """
     units = [row.group_id if whole_groups else i for i, row in enumerate(rows)]
     trained = {unit for unit, row in zip(units, rows, strict=True) if row.has_advantage}
-    kinds: tuple[list[Any], list[Any]] = ([], [])
+    parts: tuple[list[Any], list[Any]] = ([], [])
     for unit, row in zip(units, rows, strict=True):
-        kinds[unit not in trained].append(row)
-    return kinds
+        parts[unit not in trained].append(row)
+    return parts
 
 
 def pack(
@@ -68,10 +68,10 @@ def pack_groups(
         if len(pack_on_one_rank([group])) > 1:
             raise RunFailed(
                 f"the loss needs each group in one micro-batch, but a group of {len(group)} rows "
-                f"exceeds trainer.tokens_per_micro_batch={budget}: raise it, or lower group_size"
+                f"exceeds trainer.tokens_per_micro_batch={budget}: raise it or lower group_size"
             )
-        bins, lightest = shares[loads.index(min(loads))], loads.index(min(loads))
-        loads[lightest] += sum(row.length for row in group)
+        bins, least_loaded = shares[loads.index(min(loads))], loads.index(min(loads))
+        loads[least_loaded] += sum(row.length for row in group)
         if bins and len(pack_on_one_rank([*bins[-1], group])) == 1:
             bins[-1].append(group)
         else:
@@ -114,15 +114,15 @@ def _cut_for_ranks(rows: Sequence[Row], loads: list[int]) -> list[list[Row]]:
     because its rank cannot use the beginning that another rank has computed.
     """
     lengths = [row.length for row in rows]
-    equal = [0, *map(_common_length, rows, rows[1:])]
-    counts = [length - number for length, number in zip(lengths, equal, strict=False)]
+    shared = [0, *map(_common_length, rows, rows[1:])]  # tokens shared with the previous row
+    distinct = [length - number for length, number in zip(lengths, shared, strict=False)]
 
     def fits(limit: int, row: int = 0, rank: int = 0) -> bool:
         """Return whether rank `rank` and later ranks can take rows[row:] with loads <= `limit`."""
         for load in loads[rank:]:
             start, total = row, load
             while row < len(rows):
-                total += lengths[row] if row == start else counts[row]
+                total += lengths[row] if row == start else distinct[row]
                 if total > limit:
                     break
                 row += 1
@@ -132,9 +132,9 @@ def _cut_for_ranks(rows: Sequence[Row], loads: list[int]) -> list[list[Row]]:
     shares: list[list[Row]] = []
     row = 0
     for rank in range(len(loads)):
-        start, mean = row, (sum(loads[rank:]) + sum(counts[row:])) / (len(loads) - rank)
+        start, mean = row, (sum(loads[rank:]) + sum(distinct[row:])) / (len(loads) - rank)
         while row < len(rows):
-            count = lengths[row] if row == start else counts[row]
+            count = lengths[row] if row == start else distinct[row]
             is_full = row > start and loads[rank] + count / 2 > mean
             if loads[rank] + count > limit or (is_full and fits(limit, row, rank + 1)):
                 break
@@ -166,14 +166,14 @@ def _pack_by_prefix(rows: Sequence[Row], budget: int) -> list[list[Row]]:
 
 
 def _equalise_counts(shares: Sequence[list[Any]]) -> None:
-    """Give each rank the same number of micro-batches: halve the largest, or append empty ones."""
+    """Halve the largest or append empty micro-batches, until all ranks have the same number."""
     count = max(map(len, shares))
     for bins in shares:
         while len(bins) < count:
-            fullest = max(bins, key=len, default=[])
-            if len(fullest) < 2:
+            largest = max(bins, key=len, default=[])
+            if len(largest) < 2:
                 bins.append([])
                 continue
-            half = len(fullest) // 2
-            bins.append(fullest[half:])
-            del fullest[half:]
+            half = len(largest) // 2
+            bins.append(largest[half:])
+            del largest[half:]

@@ -1,4 +1,4 @@
-"""Splits one global batch into micro-batches for every rank.
+"""Split one global batch into micro-batches for every rank.
 
 This module computes the token weights over the whole batch, before the split. The objective is the
 sum of weight times loss over all micro-batches and ranks, so neither its value nor its gradient
@@ -35,7 +35,7 @@ An aggregation by turn gets the lengths of each rollout's turns and returns one 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class WeightedRow(TrainingRow, PlannedColumns):
-    """A training row with the advantages and weights of its tokens, and its place in the batch."""
+    """A training row with the advantages and weights of its tokens, and its origin in the batch."""
 
     rollout_id: int  # position of the row's rollout in the batch
     group_id: int = 0  # equal for all rows of one group and role (`compared_ids`)
@@ -53,27 +53,27 @@ def weighted_row(
     advantages: Sequence[float] | Floats,
     token_weights: Sequence[float],
     source: int = 0,
-    **place: Any,
+    **origin: Any,
 ) -> WeightedRow:
     """Return the row with an advantage and a weight for each token.
 
     `advantages` and `token_weights` have one number for the whole row, or one per turn of the
     rollout. `advantages` may also be an array with one number per completion token of the row.
-    `place`: the fields of WeightedRow that locate the row in the batch.
+    `origin`: `rollout_id` and further fields that WeightedRow itself defines.
     """
     return WeightedRow(
         **vars(row),
         advantages=_per_token(row, advantages),
         token_weights=_per_token(row, token_weights),
         source=np.full(row.length, source, np.int8),
-        **place,
+        **origin,
     )
 
 
 def _per_token(row: TrainingRow, numbers: Sequence[float] | Floats) -> Floats:
-    """Return one value per token. `numbers`: one for the row, or one per turn or completion token.
+    """Return one value per token. `numbers`: one per row, per turn or per completion token.
 
-    A number for the row applies to all tokens. Otherwise tokens outside completions get 0.
+    A number per row applies to all tokens. In the other cases tokens outside completions get 0.
     """
     if isinstance(numbers, np.ndarray):
         values = np.zeros(len(row.token_ids), np.float32)
@@ -106,15 +106,15 @@ def weighted_rows(
     rows = []
     for i, weight in zip(training, weights, strict=True):
         group, rollout, credit = everything[i]
-        token_weights, before = weight if per_turn else (weight,), 0
+        token_weights, num_before = weight if per_turn else (weight,), 0
         for number, row in enumerate(rollout.rows):
-            place: dict[str, Any] = {"rollout_id": i, "first_position": before, "number": number}
-            advantages = credit.advantages
+            origin: dict[str, Any] = {"rollout_id": i, "group_id": group_ids[i], "number": number}
+            origin |= {"first_position": num_before, "env": group.example.env}
+            advantages, num_after = credit.advantages, num_before + row.num_completion
             if credit.by_token and len(advantages) > 1:
-                advantages = np.array(advantages[before : before + row.num_completion], np.float32)
-            place |= {"env": group.example.env, "group_id": group_ids[i], "source": rollout.source}
-            rows.append(weighted_row(row, advantages, token_weights, **place))
-            before += row.num_completion
+                advantages = np.array(advantages[num_before:num_after], np.float32)
+            rows.append(weighted_row(row, advantages, token_weights, rollout.source, **origin))
+            num_before = num_after
     return rows
 
 
@@ -134,8 +134,8 @@ def rollout_fields(groups: Sequence[Group]) -> dict[str, Any]:
     """Return the fields of `RankBatch` that have one entry per rollout of the whole batch."""
     credits = [credit for group in groups for credit in group.credits]
     rollouts = [rollout for group in groups for rollout in group.rollouts]
-    most_turns = max([1, *(len(credit.turn_rewards) for credit in credits)])
-    turn_rewards = np.full((len(credits), most_turns), np.nan, np.float32)
+    max_turns = max([1, *(len(credit.turn_rewards) for credit in credits)])
+    turn_rewards = np.full((len(credits), max_turns), np.nan, np.float32)
     for values, credit in zip(turn_rewards, credits, strict=True):
         values[: len(credit.turn_rewards)] = credit.turn_rewards
     rewards = [np.nan if credit.reward is None else credit.reward for credit in credits]
@@ -164,7 +164,7 @@ def plan(
 ) -> list[RankBatch]:
     """Return one `RankBatch` per rank, with similar numbers of tokens.
 
-    A micro-batch of several rows has at most `tokens_per_micro_batch` tokens, as packing.py counts.
+    A micro-batch of several rows has at most `tokens_per_micro_batch` tokens (packing.py).
     Rows whose advantages are all 0 come last, in separate micro-batches. With most losses, these
     micro-batches have no gradient and need no backward pass (rl/learner/policy.py).
 
@@ -206,11 +206,11 @@ def _pad(rows: Sequence[WeightedRow]) -> MicroBatch:
 
 
 def _join_kept(rows: Sequence[WeightedRow]) -> Ints | None:
-    """Return the field `kept` of all rows, -1 for rows without it; None if no row has it."""
-    given = [row.kept for row in rows if row.kept is not None]
-    if not given:
+    """Return `kept` (rl/records.py) of all rows, -1 where a row has none; None if no row has it."""
+    present = [row.kept for row in rows if row.kept is not None]
+    if not present:
         return None
-    width = max(kept.shape[1] for kept in given)
+    width = max(kept.shape[1] for kept in present)
     joined = [np.full((row.num_completion, width), -1, np.int32) for row in rows]
     for row, kept in zip(rows, joined, strict=True):
         if row.kept is not None:

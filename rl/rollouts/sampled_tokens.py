@@ -1,4 +1,4 @@
-"""Chooses the rollouts whose tokens are recorded. Writes the values that sampling gave the tokens.
+"""Choose the rollouts whose tokens are recorded, and write the values that sampling gave them.
 
 The trainer ranks write the values that training computes for the same tokens. They find the chosen
 rollouts in `RankBatch.record_ids`. rl/runtime/token_files.py describes the files.

@@ -1,4 +1,4 @@
-"""Ends sampling after many rollouts without a score, or many groups that the buffer rejected."""
+"""End sampling after many rollouts without a score, or many groups that the buffer rejected."""
 
 from collections import Counter, deque
 from collections.abc import Mapping
@@ -8,21 +8,21 @@ from rl.records import Group
 from rl.runtime.failure import RunFailed
 from rl.wire import NoMoreBatches
 
-# RolloutsFailed is raised if this many successive groups (one batch, if larger) have no score:
+# Raise RolloutsFailed if this many successive groups, or one batch if it is larger, have no score:
 _MAX_UNSCORABLE_GROUPS = 16
-# Sampling ends when the consecutive rejected groups would fill this many batches:
+# End sampling if the buffer rejects as many successive groups as this number of batches has:
 _MAX_REJECTED_BATCHES = 8
 
 
 class RolloutsFailed(RunFailed):
-    """The error raised if no recent rollout has a score; the message names the commonest cause."""
+    """The error raised if no recent rollout has a score. It names the most frequent cause."""
 
 
 @dataclass
 class FailureLimits:
     group_size: int
     groups_per_step: int
-    _num_rejected: int = 0  # number of consecutive rejected groups
+    _num_rejected: int = 0  # number of successive rejected groups up to now
 
     def __post_init__(self) -> None:
         window = max(self.groups_per_step, _MAX_UNSCORABLE_GROUPS) * self.group_size
@@ -45,9 +45,9 @@ class FailureLimits:
         # Assume at least 8 groups per batch, because a short series of rejections may be chance.
         if self._num_rejected < _MAX_REJECTED_BATCHES * max(self.groups_per_step, 8):
             return None
-        in_all = ", ".join(f"{n} {why}" for why, n in counts.items())
+        totals = ", ".join(f"{n} {why}" for why, n in counts.items())
         return NoMoreBatches(
-            f"the buffer rejected the last {self._num_rejected} groups (whole run: {in_all}): the "
+            f"the buffer rejected the last {self._num_rejected} groups (whole run: {totals}): the "
             "task is too easy or too hard for this policy. Use buffer=fifo or other examples, or "
             "raise model.max_seq_len if most groups are without_tokens, or use another strategy if "
             "most are without_rollouts"

@@ -1,4 +1,4 @@
-"""Serves the trainer ranks, shows progress and writes the rollouts.
+"""Serve the trainer ranks, show progress and write the rollouts.
 
 A rank may send these calls:
 
@@ -80,7 +80,7 @@ class RolloutService:
             writer.close()
 
     async def _answer(self, call: Call) -> Answer:
-        """Answer a rank's call. If it fails, return an answer after which the rank saves and ends.
+        """Answer a rank's call. If it fails, return an answer that makes the rank save and end.
 
         Raise the error if the rank cannot save without the result.
         """
@@ -98,8 +98,8 @@ class RolloutService:
 
     async def _call_result(self, call: Call) -> object:
         if call.what == "next_batch":
-            # The first rank that asks for a step starts the plan of all ranks. The new plan
-            # replaces the last one, which all ranks have received: an update synchronises them.
+            # The first rank that asks for a step starts the plan for all ranks. The last plan can
+            # be dropped: all ranks have received it, because every update synchronises them.
             if call.step not in self._plans:
                 self._plans = {call.step: asyncio.create_task(self._plan(call))}
             return (await self._plans[call.step])[call.rank]
@@ -247,7 +247,7 @@ class RolloutService:
 
 
 def trained_line(group: Group, rollout: Rollout, credit: Credit, used: bool) -> dict[str, object]:
-    """Return a line of rollouts/*.jsonl; `used`: whether the buffer accepted the group."""
+    """Return a line of rollouts/*.jsonl. `used`: whether the buffer accepted the group."""
     advantages = credit.advantages
     if credit.by_token:
         advantages = (sum(advantages) / max(len(advantages), 1),)  # the mean over the tokens

@@ -1,4 +1,4 @@
-"""Routes the requests of the rollouts process to the vLLM replicas that have the newest weights."""
+"""Route the requests of the rollouts process to the vLLM replicas that have the newest weights."""
 
 import asyncio
 from collections.abc import Mapping

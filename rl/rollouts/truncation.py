@@ -45,13 +45,13 @@ def penalty(
 ) -> Credit:
     """Return the credit with the soft overlong punishment of DAPO, arXiv:2503.14476, eq. 13.
 
-    There is no penalty if neither `limit`, the sampler nor the environment sets a limit.
+    Without `limit`, use the limit of the sampler or environment. Without any limit, do not punish.
     """
-    most = rollout.turn_limit if limit is None else limit
-    if rollout.reward is None or most is None:
+    limit = rollout.turn_limit if limit is None else limit
+    if rollout.reward is None or limit is None:
         return Credit(rollout.reward)
-    onset = start * most
-    over = (max(rollout.turn_lengths, default=0) - onset) / (most - onset)
+    onset = start * limit
+    over = (max(rollout.turn_lengths, default=0) - onset) / (limit - onset)
     return Credit(rollout.reward - weight * min(max(over, 0.0), 1.0))
 
 

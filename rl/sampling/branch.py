@@ -52,11 +52,11 @@ class Branch(Strategy):
         The rollout's first token is not allowed. at="turn" allows only the first tokens of turns.
         The uncertainty is the mean of -logprob of the next `window` tokens of the turn.
         """
-        found = []
+        candidates = []  # (uncertainty, turn, token)
         for number, turn in enumerate(turns_of(rollout)):
-            if -1 in turn.versions:  # the branches would train the given tokens
+            if -1 in turn.versions:  # its branches would train tokens that no policy sampled
                 continue
-            first = 0 if number else 1  # a branch at the rollout's first token is a new attempt
+            first = 0 if number else 1  # a branch at the first token is an independent attempt
             last = len(turn.logprobs) - self.window if self.at == "token" else 0
             starts = np.arange(first, min(max(last, first) + 1, len(turn.logprobs)))
             if not len(starts) or (self.at == "turn" and not number):
@@ -65,5 +65,5 @@ class Branch(Strategy):
             sums = np.cumsum([0.0, *turn.logprobs])
             means = (sums[starts] - sums[ends]) / (ends - starts)
             best = int(means.argmax())
-            found.append((float(means[best]), number, int(starts[best])))
-        return max(found)[1:] if found else None
+            candidates.append((float(means[best]), number, int(starts[best])))
+        return max(candidates)[1:] if candidates else None

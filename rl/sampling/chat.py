@@ -54,8 +54,8 @@ class Chat:
         """Return `n` completions. If `seed` is set, completion i gets the seed `seed` + i."""
         raise NotImplementedError
 
-    def encode(self, given: str | Sequence[int]) -> list[int]:  # noqa: ARG002
-        """Return the tokens of `given`, which is a list of tokens or a text."""
+    def encode(self, text: str | Sequence[int]) -> list[int]:  # noqa: ARG002
+        """Return the tokens of `text`, which may already be a list of tokens."""
         raise ValueError(
             "`prefix` and the logprobs of a text need a client that sends tokens, but this client "
             "sends text: use client=renderer"

@@ -54,11 +54,11 @@ class Clock:
         """Run the clock during the block. Raise TimeoutError when no time is left."""
         loop = asyncio.get_running_loop()
         async with asyncio.timeout(self.left) as self._timeout:
-            before = WAITING.set(self.pause)
+            token = WAITING.set(self.pause)
             try:
                 yield
             finally:
-                WAITING.reset(before)
+                WAITING.reset(token)
                 if (deadline := self._timeout.when()) is not None:
                     self.left = max(deadline - loop.time(), 0.0)
 

@@ -5,8 +5,8 @@ Each prompt is rendered as in a rollout (`render_ids(..., add_generation_prompt=
 `bridge_to_next_turn`). Only the tokens of the answers are trained, with their stop tokens.
 
 The conversation is not rendered in one call, because Qwen3's format would add an empty think block
-to the last answer. The prompts of rollouts do not contain this block, so it would be trained with
-the answer, and the policy would learn to write it.
+to the last answer. The prompts of rollouts do not contain this block, so the policy would be
+trained to write it.
 """
 
 import logging
@@ -57,7 +57,7 @@ class ImitationSampler:
         rollouts: list[Rollout] = []
         too_long = 0
         while len(rollouts) < group_size:
-            # Use a default: StopIteration would become a RuntimeError in a calling coroutine.
+            # Pass a default, because StopIteration would become a RuntimeError in a coroutine.
             if (conversation := next(stream, None)) is None:
                 raise ValueError(
                     f"the conversations of the environment {env.name!r} ended, but a group needs "
@@ -104,10 +104,10 @@ class DemonstrationSampler(ImitationSampler):
 def _swap_letters(messages: list[Message], rng: Random) -> list[Message]:
     *before, last = messages
     text = last.get("content") or ""
-    places = [i for i in range(len(text) - 1) if text[i] != text[i + 1]]
-    if not places:
+    positions = [i for i in range(len(text) - 1) if text[i] != text[i + 1]]
+    if not positions:
         return messages
-    i = rng.choice(places)
+    i = rng.choice(positions)
     return [*before, {**last, "content": text[:i] + text[i + 1] + text[i] + text[i + 2 :]}]
 
 

@@ -14,7 +14,7 @@ class EnvironmentFailed(Exception):
 
 
 @contextmanager
-def as_environment_error(env: Environment, what: str) -> Iterator[None]:
+def as_environment_error(env: Environment, method: str) -> Iterator[None]:
     """Convert exceptions to EnvironmentFailed, except vLLM's errors and the task's cancellation."""
     try:
         yield
@@ -25,12 +25,12 @@ def as_environment_error(env: Environment, what: str) -> Iterator[None]:
         task = asyncio.current_task()
         if task is None or task.cancelling():
             raise
-        raise EnvironmentFailed(_error_line(env, what, error)) from error
+        raise EnvironmentFailed(_error_line(env, method, error)) from error
     except Exception as error:  # user code may raise anything
-        raise EnvironmentFailed(_error_line(env, what, error)) from error
+        raise EnvironmentFailed(_error_line(env, method, error)) from error
 
 
-def _error_line(env: Environment, what: str, error: BaseException) -> str:
+def _error_line(env: Environment, method: str, error: BaseException) -> str:
     text = " ".join(str(error).split())[:300]
-    place = format_location(error, type(env).__module__)
-    return f"{type(env).__name__}.{what} raised {type(error).__name__}: {text}{place}"
+    location = format_location(error, type(env).__module__)
+    return f"{type(env).__name__}.{method} raised {type(error).__name__}: {text}{location}"

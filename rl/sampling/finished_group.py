@@ -36,13 +36,13 @@ class FinishedGroup:
         try:
             async with Clock(timeout).run():
                 with as_environment_error(env, "score_group"):
-                    found = [*await threads.call(env.score_group, episodes)] if episodes else []
-                    if len(found) != len(episodes):
+                    scores = [*await threads.call(env.score_group, episodes)] if episodes else []
+                    if len(scores) != len(episodes):
                         raise ValueError(
-                            f"returned {len(found)} results for {len(episodes)} episodes: return "
+                            f"returned {len(scores)} results for {len(episodes)} episodes: return "
                             "one mapping of rewards for each"
                         )
-                    results = iter([rewards_by_name(each, 0)[0] for each in found])
+                    results = iter([rewards_by_name(each, 0)[0] for each in scores])
         except (TimeoutError, EnvironmentFailed) as failure:
             late = f"score_group took longer than sampler.rollout_timeout={timeout:g} s"
             error = str(failure) or late
@@ -62,13 +62,13 @@ class FinishedGroup:
         for rollout, speaker in self.played:
             speaker.episode.reward = rollout.reward
         group = [speaker.episode for rollout, speaker in self.played if not rollout.error]
-        newest: tuple[object, list[int]] = (None, [])  # kept, because rollouts may share a hint
+        newest: tuple[object, list[int]] = (None, [])  # cache, because hints are often equal
 
         async def hint(prompt: Prompt, episode: Episode) -> list[int]:
             nonlocal newest
-            given = episode.example, list(prompt.messages), episode, group
+            arguments = episode.example, list(prompt.messages), episode, group
             with as_environment_error(self.env, "teacher_messages"):
-                messages = self.env.teacher_messages(*given)
+                messages = self.env.teacher_messages(*arguments)
                 if newest[0] != (messages, prompt.tools):
                     rendered = await self.chat.first_prompt(messages, prompt.tools)
                     newest = (messages, prompt.tools), rendered.token_ids

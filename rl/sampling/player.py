@@ -40,7 +40,7 @@ log = logging.getLogger(__name__)
 
 # Result of `rewards_by_name`: name -> reward, and name -> rewards of the turns.
 Scores = tuple[dict[str, float], dict[str, tuple[float, ...]]]
-_Played = tuple[Rollout, list[Speaker]]  # a rollout; the speakers of its role and of `others`
+_Played = tuple[Rollout, list[Speaker]]  # a rollout, and the speakers of it and of its `others`
 
 
 @dataclass
@@ -76,7 +76,7 @@ class Player:
         An episode has one rollout, or one for each role that spoke.
 
         In a single-turn environment the attempts that start together share one request, which is
-        about 20 % faster than one request each. If max_tokens is large, each attempt sends its own,
+        about 20 % faster than one request each. If max_tokens is large, they do not share it,
         because one slow completion would make the shared request time out.
         """
         env = self.env.environment_of(example)
@@ -118,22 +118,22 @@ class Player:
             prefix_trains: bool = False,
             hint: str | None = None,
         ) -> Rollout:
-            own = replace(start, clock=replace(clock), seeds=replace(seeds, rollout=seed))
+            inputs = replace(start, clock=replace(clock), seeds=replace(seeds, rollout=seed))
             if prefix is not None:
-                own.prefix = Prefix.of(self.chat, prefix, trains=prefix_trains)
+                inputs.prefix = Prefix.of(self.chat, prefix, trains=prefix_trains)
             elif seed < len(openings) and hint is None and example is start.example:
-                own.opening = openings[seed]
+                inputs.opening = openings[seed]
             if hint is not None or example is not start.example:
-                own.change_example(example, hint)
-            rollout, speakers[id(rollout.messages)] = await self._play_with_retries(own)
+                inputs.change_example(example, hint)
+            rollout, speakers[id(rollout.messages)] = await self._play_with_retries(inputs)
             return rollout
 
         group = StartedGroup(index, example)
         chosen = await play_strategy(self.strategy, group, play_one, group_size)
         pairs = [
-            (replace(own, others=()), speaker)
+            (replace(of_role, others=()), speaker)
             for rollout in chosen
-            for own, speaker in zip(
+            for of_role, speaker in zip(
                 (rollout, *rollout.others), speakers[id(rollout.messages)], strict=True
             )
         ]

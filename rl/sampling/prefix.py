@@ -1,8 +1,8 @@
-"""Turns whose first tokens a strategy or environment gives: tokens of an earlier rollout or a text.
+"""Turns that begin with given tokens: a strategy or environment takes them from a rollout or text.
 
-Tokens of an earlier rollout keep the logprobs and policy versions with which they were sampled. If
-other given tokens are trained, the policy in vLLM computes their logprobs. Given tokens that are
-not trained are part of the row, but not of its completion.
+Given tokens of an earlier rollout keep the logprobs and policy versions with which they were
+sampled. If other given tokens are trained, the policy in vLLM computes their logprobs. Given tokens
+that are not trained are part of the row, but not of its completion.
 """
 
 from collections.abc import Sequence
@@ -41,24 +41,24 @@ _BY_TOKEN = ("token_ids", "logprobs", "versions", "kept")  # Completion's per-to
 
 
 def turns_of(rollout: Rollout) -> list[Completion]:
-    """Return a rollout's turns, with prompts, logprobs, versions (-1: a given, untrained token)."""
+    """Return a rollout's turns with prompts, logprobs, versions (-1: given and untrained token)."""
     turns: dict[int, Completion] = {}
     for row in rollout.rows:
         for number in np.unique(row.turns[row.turns >= 0]).tolist():
-            (where,) = np.nonzero(row.turns == number)
-            token_ids, versions = row.token_ids[where].tolist(), row.token_versions[where].tolist()
-            logprobs, kept = row.rollout_logprobs[where].tolist(), _kept_by(row, where)
-            prompt = row.token_ids[: where[0]].tolist()
+            (at,) = np.nonzero(row.turns == number)
+            token_ids, versions = row.token_ids[at].tolist(), row.token_versions[at].tolist()
+            logprobs, kept = row.rollout_logprobs[at].tolist(), _kept_at(row, at)
+            prompt = row.token_ids[: at[0]].tolist()
             turns[number] = Completion(token_ids, logprobs, versions, False, prompt, kept=kept)
     return [turns[number] for number in sorted(turns)]
 
 
-def _kept_by(row: TrainingRow, where: NDArray[np.int64]) -> Sequence[Sequence[int]]:
-    """Return the tokens from which each token at the places `where` was sampled."""
+def _kept_at(row: TrainingRow, at: NDArray[np.int64]) -> Sequence[Sequence[int]]:
+    """Return for each token at the positions `at` the tokens from which it was sampled."""
     if row.kept is None:
         return ()
     mask = row.completion_mask
-    kept = zip(row.kept[mask.cumsum()[where] - 1], mask[where], strict=True)
+    kept = zip(row.kept[mask.cumsum()[at] - 1], mask[at], strict=True)
     return [ids[ids >= 0].tolist() if sampled else () for ids, sampled in kept]
 
 
@@ -82,29 +82,30 @@ async def sample_turn(
         raise ValueError(f"vLLM ignores sampler.stop={stop} in a prefix: set sampler.stop=[]")
     count = len(given.token_ids)
     begun = replace(prompt, token_ids=[*prompt.token_ids, *given.token_ids])
-    if unknown := given.versions.count(-1) if given.versions else count:
+    if num_unscored := given.versions.count(-1) if given.versions else count:
         changed = chat.sampler.non_default_parameters()
         if prefix.trains and changed != {"temperature": 1.0}:
             raise ValueError(
                 "vLLM computes logprobs of a prefix at temperature 1 only, but the sampler has "
                 f"{changed}: use prefix_trains=False, or set only sampler.temperature=1"
             )
-        text = begun.token_ids[: len(prompt.token_ids) + unknown]
-        scored = await chat.score(text, unknown) if prefix.trains else ([0.0] * unknown, -1)
-        versions = [scored[1]] * unknown + given.versions[unknown:]
-        given = replace(given, logprobs=scored[0] + given.logprobs[unknown:], versions=versions)
+        to_score = begun.token_ids[: len(prompt.token_ids) + num_unscored]
+        unscored = [0.0] * num_unscored, -1
+        logprobs, version = await chat.score(to_score, num_unscored) if prefix.trains else unscored
+        versions = [version] * num_unscored + given.versions[num_unscored:]
+        given = replace(given, logprobs=logprobs + given.logprobs[num_unscored:], versions=versions)
     given = replace(given, prompt_ids=prompt.token_ids, num_masked=0 if prefix.trains else count)
     if number < len(prefix.turns) - 1:
         return given  # only the last turn of the prefix is continued
-    left = min(chat.sampler.max_tokens - count, chat.max_new_tokens(begun))
-    if left <= 0:
+    max_tokens = min(chat.sampler.max_tokens - count, chat.max_new_tokens(begun))
+    if max_tokens <= 0:
         raise RequestFailed(
             f"a prefix of {count} tokens leaves no tokens for the policy's turn: shorten it, or "
             "raise sampler.max_tokens or model.max_seq_len"
         )
-    shorter = chat.with_sampler(replace(chat.sampler, max_tokens=left))
-    (rest,) = await shorter.generate(begun, 1, seed)
-    if rest.kept and not given.kept:  # given tokens without `kept` are not trained
+    chat = chat.with_sampler(replace(chat.sampler, max_tokens=max_tokens))
+    (new,) = await chat.generate(begun, 1, seed)
+    if new.kept and not given.kept:  # given tokens without `kept` are not trained
         given = replace(given, kept=[()] * count)
-    joined = {name: [*getattr(given, name), *getattr(rest, name)] for name in _BY_TOKEN}
-    return replace(rest, **joined, prompt_ids=given.prompt_ids, num_masked=given.num_masked)
+    joined = {name: [*getattr(given, name), *getattr(new, name)] for name in _BY_TOKEN}
+    return replace(new, **joined, prompt_ids=given.prompt_ids, num_masked=given.num_masked)

@@ -1,4 +1,4 @@
-"""Replaces examples whose prompts fill max_seq_len or exceed max_prompt_len.
+"""Replace examples whose prompts fill max_seq_len or exceed max_prompt_len.
 
 A rollout whose prompt fills max_seq_len has no token to train. So FittingExamples counts the tokens
 of a prompt when its example is drawn, and returns another example if the prompt is too long.
@@ -36,7 +36,7 @@ class FittingExamples(LazyExamples):
             problem = f"have more tokens than sampler.max_prompt_len={max_prompt_len}"
             self._problem = f"{problem}: raise it, or set sampler.max_prompt_len=null"
         self._too_long: dict[int, int] = {}  # index -> number of tokens if too long, else 0
-        self._num_long = 0
+        self._num_too_long = 0
         if examples:
             self.example_at(0)  # raises ValueError now, not in training, if no prompt fits
 
@@ -60,12 +60,12 @@ class FittingExamples(LazyExamples):
         if index not in self._too_long:
             example = self._examples[index]
             tokens = self._too_long[index] = self._count_tokens_if_too_long(example)
-            self._num_long += tokens > 0
-            if tokens and self._num_long.bit_count() == 1:  # warn at the 1st, 2nd, 4th, 8th, ...
+            self._num_too_long += tokens > 0
+            if tokens and self._num_too_long.bit_count() == 1:  # warn at the 1st, 2nd, 4th, ...
                 log.warning(
                     "%d of %d prompts of env %r that were drawn are replaced, because they %s. "
                     "The last one has %d tokens",
-                    *(self._num_long, len(self._too_long), example.env, self._problem, tokens),
+                    *(self._num_too_long, len(self._too_long), example.env, self._problem, tokens),
                 )
         return self._too_long[index]
 

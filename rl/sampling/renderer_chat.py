@@ -66,9 +66,9 @@ class RendererChat(Chat):
         version = self.version.number
         return await self.requests.generate(prompt.token_ids, sampling, n=n, version=version)
 
-    def encode(self, given: str | Sequence[int]) -> list[int]:
+    def encode(self, text: str | Sequence[int]) -> list[int]:
         tokenizer: Tokenizer = cast("Any", self.renderer)._tokenizer
-        return tokenizer.encode(given) if isinstance(given, str) else [*given]
+        return tokenizer.encode(text) if isinstance(text, str) else [*text]
 
     async def score(self, token_ids: list[int], count: int) -> tuple[list[float], int]:
         if len(token_ids) >= self.max_seq_len:  # vLLM must also sample one token after `token_ids`
@@ -212,8 +212,8 @@ class RendererClient:
             yield chat
 
     async def _keep_thinking(self, chat: RendererChat, setting: ChatSettings) -> None:
-        form = setting.renderer, setting.renderer_options
-        chat.renderer = load_renderer(setting.model, *form, keep_thinking=True)
+        chat_format = setting.renderer, setting.renderer_options
+        chat.renderer = load_renderer(setting.model, *chat_format, keep_thinking=True)
         if await rewrites_history(chat, chat.renderer):
             raise ValueError(
                 f"client.on_rewrite=extend, but the chat format {setting.renderer!r} cannot keep "

@@ -1,4 +1,4 @@
-"""Builds training rows from the turns of one rollout, with exactly the tokens that vLLM saw.
+"""Build training rows from the turns of one rollout, with exactly the tokens that vLLM saw.
 
 In each turn vLLM receives a prompt and samples a completion. While every prompt starts with all
 tokens of the earlier turns, the rollout stays one row. A prompt that changes earlier turns starts a
@@ -21,17 +21,17 @@ class GrowingRow:
         self.prompt = prompt  # the first prompt of the row, for `RowBuilder.add_hints`
         self.hinted_prompt: list[int] | None = None
         self.prompt_length = 0  # number of tokens of the prompt with which the row began
-        self.token_ids: list[int] = []  # the token ids that have been appended
+        self.token_ids: list[int] = []  # all tokens of the row so far
         self._parts: dict[str, list[np.ndarray]] = {name: [] for name in _COLUMNS}
         self._kept: list[Sequence[int]] = []  # for each sampled token, those that vLLM chose from
 
     def extend(self, token_ids: Sequence[int], **values: ArrayLike) -> None:
         """Append tokens. `values`: column -> one value per token. Other columns get fill values."""
         self.token_ids += token_ids
-        given = {"token_ids": token_ids, **values}
+        values = {"token_ids": token_ids, **values}
         for name, column in _COLUMNS.items():
             filled = np.full(len(token_ids), column.fill, column.dtype)
-            self._parts[name].append(np.array(given.get(name, filled), column.dtype))
+            self._parts[name].append(np.array(values.get(name, filled), column.dtype))
 
     def extend_sampled(
         self,
@@ -57,8 +57,8 @@ class GrowingRow:
         if not any(self._kept):
             return None
         padded = np.full((len(self._kept), max(map(len, self._kept))), -1, np.int32)
-        for place, kept in zip(padded, self._kept, strict=True):
-            place[: len(kept)] = kept
+        for row, kept in zip(padded, self._kept, strict=True):
+            row[: len(kept)] = kept
         return padded
 
 
@@ -70,16 +70,16 @@ class RowBuilder:
         self._num_turns = 0
         self.num_untracked_tokens = 0
 
-    def add_turn(self, completion: Completion, rendered: object = None) -> None:
+    def add_turn(self, completion: Completion, prompt: object = None) -> None:
         """Append a turn to the newest row, or to a new row if the prompt changes earlier tokens."""
         self.num_untracked_tokens += completion.num_untracked_tokens
-        prompt = completion.prompt_ids
+        prompt_ids = completion.prompt_ids
         row = self._rows[-1] if self._rows else None
-        if row is None or prompt[: len(row.token_ids)] != row.token_ids:
-            row = GrowingRow(rendered)  # the first row, or a fork
-            row.prompt_length = len(prompt)
+        if row is None or prompt_ids[: len(row.token_ids)] != row.token_ids:
+            row = GrowingRow(prompt)  # the first row, or a fork
+            row.prompt_length = len(prompt_ids)
             self._rows.append(row)
-        row.extend(prompt[len(row.token_ids) :])
+        row.extend(prompt_ids[len(row.token_ids) :])
         if masked := completion.num_masked:
             row.extend(completion.token_ids[:masked], turns=[self._num_turns] * masked)
         row.extend_sampled(

@@ -39,7 +39,7 @@ class PolicySampler:
         parse_stops(self.stop, "sampler.stop")
 
     def for_evaluation(self, **changes: Any) -> Self:
-        """Return a copy with which vLLM does not return the tokens of top_k, as none is trained."""
+        """Return a copy for untrained rollouts: vLLM need not return the tokens that top_k kept."""
         return replace(self, allow_biased_ratio=True, **changes)
 
     def non_default_parameters(self) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""Samples the policy's turns for environments with `holds_conversation=True`.
+"""Sample the policy's turns for environments with `holds_conversation=True`.
 
     messages, tools -> prompt -> server -> Completion -> training row and message
 
@@ -24,7 +24,7 @@ from rl.sampling.sampler import RequestSeeds
 
 @dataclass
 class Speaker:
-    """Callable that samples an episode's turns. `rows` gets those of the first role to speak."""
+    """Callable that samples an episode's turns. `rows` gets the turns of the first role."""
 
     chat: Chat
     rows: RowBuilder
@@ -53,14 +53,14 @@ class Speaker:
         if not self._roles:
             self.episode.role, self._roles[role] = role, self
         elif role not in self._roles:
-            ours = self.episode
-            shared = {name: getattr(ours, name) for name in ("number", "policy_version", "memory")}
-            episode = Episode(ours.example, [], **shared, role=role)
-            own = (self.chat, RowBuilder(), episode, self.hold_slot, self.seeds, self.prepare)
-            self._roles[role] = Speaker(*own)
+            first = self.episode
+            shared = {name: getattr(first, name) for name in ("number", "policy_version", "memory")}
+            episode = Episode(first.example, [], **shared, role=role)
+            fields = (self.chat, RowBuilder(), episode, self.hold_slot, self.seeds, self.prepare)
+            self._roles[role] = Speaker(*fields)
         if (speaker := self._roles[role]) is not self:
-            own = {"prefix": prefix, "prefix_trains": prefix_trains}
-            return await speaker(messages, tools, role=role, **own)
+            options = {"prefix": prefix, "prefix_trains": prefix_trains}
+            return await speaker(messages, tools, role=role, **options)
         messages = self.prepare(messages)
         prompt = await self._prompt(messages, tools)
         if self.chat.max_new_tokens(prompt) <= 0:
@@ -123,16 +123,16 @@ class Speaker:
 
 
 def _comparison_key(message: Message) -> tuple[object, ...]:
-    """Leave out call ids and reasoning, because environments may drop these."""
+    """Return the message without call ids and reasoning, because environments may drop these."""
     functions = [call["function"] for call in message.get("tool_calls") or []]
     calls = [(function["name"], _parsed_arguments(function["arguments"])) for function in functions]
     return message["role"], message.get("content") or "", calls
 
 
-def _parsed_arguments(given: object) -> object:
-    if not isinstance(given, str):
-        return given
+def _parsed_arguments(arguments: object) -> object:
+    if not isinstance(arguments, str):
+        return arguments
     try:
-        return parse_json(given or "{}")
+        return parse_json(arguments or "{}")
     except ValueError:
-        return given
+        return arguments

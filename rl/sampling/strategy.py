@@ -47,10 +47,10 @@ class Strategy:
     """Base class of strategies. A strategy's constructor takes its YAML options as keywords.
 
     Attributes:
-        reads_rewards: whether `play` reads rewards. The check then refuses envs with score_group.
+        reads_rewards: whether `play` reads rewards. The player then refuses score_group.
         fixed_size: whether `play` always returns either `size` rollouts or none.
         needs_hints: whether every example needs a hint.
-        begins_turns: whether `play` passes a `prefix`. The check then requires sampler.stop=[].
+        begins_turns: whether `play` passes a `prefix`. rl/config then requires sampler.stop=[].
         samples: whether `play` needs attempts that the policy samples, not demonstrations.
     """
 
@@ -79,10 +79,10 @@ class Independent(Strategy):
 
 
 async def play_attempts(
-    group: StartedGroup, play_one: PlayOne, seeds: Iterable[int], **given: Any
+    group: StartedGroup, play_one: PlayOne, seeds: Iterable[int], **options: Any
 ) -> list[Rollout]:
-    """Play an attempt for each seed, concurrently. `given`: further arguments of `play_one`."""
-    return await asyncio.gather(*(play_one(group.example, seed=s, **given) for s in seeds))
+    """Play an attempt for each seed, concurrently. `options`: further arguments of `play_one`."""
+    return await asyncio.gather(*(play_one(group.example, seed=s, **options) for s in seeds))
 
 
 async def play_strategy(
@@ -91,11 +91,11 @@ async def play_strategy(
     """Return a strategy's rollouts. Raise ValueError if their number is wrong or a seed repeats."""
     name, seeds = type(strategy).__name__, set[int]()
 
-    async def play_new_seed(example: Example, *, seed: int, **given: Any) -> Rollout:
+    async def play_new_seed(example: Example, *, seed: int, **options: Any) -> Rollout:
         if seed in seeds:
             raise ValueError(f"{name} plays two attempts with seed={seed}: use another seed")
         seeds.add(seed)
-        return await play_one(example, seed=seed, **given)
+        return await play_one(example, seed=seed, **options)
 
     rollouts = tuple(await strategy.play(group, play_new_seed, size))
     if rollouts and strategy.fixed_size and len(rollouts) != size:

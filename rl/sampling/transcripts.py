@@ -30,23 +30,22 @@ class TranscriptSampler(ImitationSampler):
 
     def __post_init__(self) -> None:
         if not read_conversations(self.path, self.min_reward):
-            least, remedy = "", "correct sampler.path"
+            condition, remedy = "", "correct sampler.path"
             if self.min_reward is not None:
-                least = f" and has a reward of at least sampler.min_reward={self.min_reward}"
+                condition = f" and has a reward of at least sampler.min_reward={self.min_reward}"
                 remedy += ", or lower sampler.min_reward"
             raise ValueError(
                 f"sampler.path={self.path}: no conversation in these files ends with an assistant "
-                f"message{least}: {remedy}"
+                f"message{condition}: {remedy}"
             )
 
     def conversations(self, env: Environment, rng: Random) -> Iterator[list[Message]]:
-        """Yield random conversations, endlessly: those of `env` or of no environment, else all."""
-        known = read_conversations(self.path, self.min_reward)  # cached by the constructor
-        own = [messages for name, messages in known if name in ("", env.name)] or [
-            messages for _, messages in known
-        ]
+        """Yield random conversations endlessly: those of `env` or without env, if any, else all."""
+        pairs = read_conversations(self.path, self.min_reward)  # cached by the constructor
+        of_env = [messages for name, messages in pairs if name in ("", env.name)]
+        usable = of_env or [messages for _, messages in pairs]
         while True:
-            yield rng.choices(own)[0]
+            yield rng.choices(usable)[0]
 
 
 @cache
@@ -68,13 +67,13 @@ def read_conversations(path: str, min_reward: float | None) -> list[tuple[str, l
                 record = json.loads(line)
                 messages, reward = record["messages"], record.get("reward")
                 env = str(record.get("env") or "")
-                good = min_reward is None or (reward is not None and reward >= min_reward)
+                is_good = min_reward is None or (reward is not None and reward >= min_reward)
                 is_answered = bool(messages) and messages[-1].get("role") == "assistant"
             except (ValueError, KeyError, TypeError, AttributeError) as error:
                 raise ValueError(
                     f"{name}, line {number}: write a JSON object with `messages` ({error!r})"
                 ) from error
-            if not good or not is_answered:
+            if not is_good or not is_answered:
                 continue
             if record.get("stop_reason") not in _CUT_OFF:
                 conversations.append((env, messages))

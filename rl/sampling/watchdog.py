@@ -1,4 +1,4 @@
-"""Reports the line of user code that blocks the event loop.
+"""Report the line of user code that blocks the event loop.
 
 If an environment's `async def` blocks (time.sleep, requests, a long computation), all rollouts
 stop, and no task of the loop can report why. So a thread schedules a callback in the loop. If

@@ -174,7 +174,7 @@ def test_invalid_options_are_refused(command, changed, said, tmp_path):
 
 def test_a_program_that_does_not_exist_is_refused_before_the_start(tmp_path):
     agent(["sh", "{prompt}"], tmp_path).check_machine()
-    with pytest.raises(ValueError, match="there is no program 'no-such-agent'"):
+    with pytest.raises(ValueError, match="command starts 'no-such-agent', which is not installed"):
         agent(["no-such-agent", "{prompt}"], tmp_path).check_machine()
     env = agent(["sh", "{prompt}"], tmp_path)
     (tmp_path / "tasks.jsonl").write_text("{}")

@@ -168,7 +168,7 @@ def test_without_the_library_the_message_says_what_to_install(monkeypatch, tmp_p
         (
             '{"question": "q", "answer": 1}\n{',
             {},
-            "line 2 is not JSON at character 2: Exp.*quotes: correct",
+            "line 2 is not JSON at character 2 .Exp.*quotes.: correct",
         ),
         ("[1]", {}, "line 1 is not a JSON object"),
         ("\n", {}, "has no rows"),
