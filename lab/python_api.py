@@ -152,7 +152,7 @@ def sample(config: Config | Sequence[str]) -> Run:
 
 
 def load_run(path: str | Path) -> Run:
-    """Return the results of the run in the folder `path`. Raise ValueError if there is none."""
+    """Return the results of the run in the folder `path`. Raise ValueError if it has no run."""
     if not RunFolder(Path(path)).is_run:
         raise ValueError(f"{path} is not the folder of a run: use a folder such as outputs/<run>")
     return Run(RunFolder(Path(path)))

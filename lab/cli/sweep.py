@@ -43,7 +43,7 @@ from rl.runtime.sweep_folder import (
 )
 from rl.runtime.text import key_of, relative_path, say
 
-# Global, because Hydra pickles the callbacks, and an ExitStack cannot be pickled.
+# This stack is global, because Hydra pickles the callbacks, and an ExitStack cannot be pickled.
 _RESOURCES = ExitStack()
 _DIR, _ACCEPT = "hydra.sweep.dir=", "accept_changed_code="
 _SEED = re.compile(r"seed=\d+")  # jobs that differ only in the seed need only one check
@@ -56,7 +56,7 @@ Settings = dict[str, Any]
 
 class SweepCheck(Callback):
     def on_multirun_start(self, config: DictConfig, **kwargs: Any) -> None:  # noqa: ARG002
-        """Check all jobs. If any has a problem, print each and its number of jobs, and exit."""
+        """Check all jobs. If there are problems, print each with its number of jobs, and exit."""
         jobs = jobs_of(config)
         before = _earlier_runs(config)
         alike: dict[Any, list[list[str]]] = defaultdict(list)  # overrides without the seed -> jobs
@@ -216,7 +216,7 @@ class SweepStart(Callback):
             "question": sweep.read_info().get("question") or question_of(config),
             "command": rerun,
             "started": time.time(),  # time of the latest start or resume
-            # Numbers of the jobs of this start; [] if the sweeper chooses jobs by earlier results.
+            # The numbers of this start's jobs, or [] if the sweeper chooses jobs by their results.
             "jobs": [] if until else numbers,
             **({"smallest_effect": until.smallest_effect} if until else {}),
             "slots": [asdict(slot) for slot in slots],

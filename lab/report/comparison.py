@@ -134,7 +134,7 @@ def _decide(
 
     Without `effect` (the smallest effect), multiply p-values by `factors`, which correct for
     repeated looks, and adjust them for the number of arms (Holm). With `effect`, decide
-    sequentially. The open arms share the error rate, including `num_unscored` without scores.
+    sequentially. The open arms share the error rate with `num_unscored` arms without scores.
     """
     if effect:
         return decide_arms(scores, base, effect, num_unscored)

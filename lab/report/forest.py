@@ -39,7 +39,7 @@ def forest(comparison: Comparison) -> Chart:
                             labelLimit=260))  # fmt: skip
     scale = alt.Scale(domain=list(COLOURS), range=list(COLOURS.values()))
     colour = alt.Color("decision:N", legend=None, scale=scale)
-    # Vega's default rounds labels by the axis range. If all scores are 0.5, it would show 1.
+    # Vega's default rounds labels by the axis range. If all scores are 0.5, the label would be 1.
     axis = alt.Axis(tickCount=5, title=None, labelExpr="format(datum.value, '~g')")
     x = alt.X("score.value:Q", scale=alt.Scale(zero=False), axis=axis)
     has_interval, is_baseline = "isValid(datum.score.low)", "datum.decision == 'baseline'"

@@ -33,7 +33,7 @@ def alternatives(scoring: Scoring) -> Iterator[tuple[str, list[Scores]]]:
         best = [[(r, _scores_above_best(a.rows, columns)) for r in a.lost] for a in scoring.arms]
         lower = "their last scores or the lowest reward"
         for name, added in ((lower, lost), ("scores above the best run's", best)):
-            # Keep the order of the runs, because sequential decisions depend on it.
+            # Keep the order of the runs, because sequential decisions depend on this order.
             arms = [
                 sorted([*one.rows, *rows], key=lambda row: ordered.index(row[0]))
                 for one, rows in zip(scoring.arms, added, strict=True)

@@ -88,7 +88,7 @@ def decision_of(low: Any, high: Any, smallest_effect: float) -> Any:
 def decide_arms(
     scores: Sequence[st.Scores], baseline: int, smallest_effect: float, num_unscored: int = 0
 ) -> list[State]:
-    """Return the state of each arm, compared with the arm number `baseline` after every seed.
+    """Return the state of each arm, compared after every seed with `scores[baseline]`.
 
     `num_unscored`: number of arms that have no scores yet. They count as open arms.
     """
