@@ -1,4 +1,4 @@
-"""Compare runs with intervals: python report.py outputs/sweeps/<time> baseline=loss=grpo"""
+"""Compare runs with confidence intervals: python report.py outputs/sweeps/<time>"""
 
 import sys
 

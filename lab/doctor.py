@@ -30,7 +30,7 @@ def main(_: list[str]) -> str:
 
 
 def checks(host: Host) -> Iterator[tuple[str, str, str]]:
-    """Yield name, finding and problem ("" if there is none) of each check."""
+    """Yield each check as (name, finding, problem). The problem is "" if there is none."""
     compiler = shutil.which(os.environ.get("CXX", "c++")) or ""
     header = Path(sysconfig.get_path("include"), "Python.h")
     without_gpu = "missing; only trainer.compile=true needs it"

@@ -25,7 +25,8 @@ _COMMANDS = {
     "vf-rl": ["offbyone", "train", "experiment=rlconfig"],
     "gepa": ["offbyone", "optimize-prompt"],
 }
-_HF_LENGTH = 4096  # largest default of model.max_seq_len in conf/model/hf.yaml
+_HF_LENGTH = 4096  # default of max_seq_len with model=hf, unless the model has fewer positions
+_Rows = dict[str, tuple[list[str], str]]  # key -> (all keys of its table row, the row's clauses)
 _ONLY_IF = re.compile(r"([\w-]+): (?=`)")
 _ITEM = re.compile(r"(?:, | and |, and )?`([a-z_]+[\w.]*(?:=[\w.-]+)?)`(?: \([^)]*\))?")
 
@@ -40,17 +41,17 @@ def main(arguments: list[str]) -> str:
 
 
 def translate(text: str) -> str:
-    given = list(_dotted_items(tomllib.loads(text)))
+    items = list(_dotted_items(tomllib.loads(text)))
     sections = _sections((SHIPPED / "docs" / "from-verifiers.md").read_text())
-    name = max(_COMMANDS, key=lambda name: sum(key in sections[name] for key, _ in given))
+    name = max(_COMMANDS, key=lambda name: sum(key in sections[name] for key, _ in items))
     overrides, notes = [], []
-    if is_mixture := [key for key, _ in given].count("env.id") > 1:
-        theirs = ", ".join(f"{key} = {value}" for key, value in given if key.startswith("env."))
+    if is_mixture := [key for key, _ in items].count("env.id") > 1:
+        options = ", ".join(f"{key} = {value}" for key, value in items if key.startswith("env."))
         notes = [
             "several environments: copy conf/env/three-tasks.yaml, write these options and weights "
-            f"into the copy, and choose it with env=<copy>: {theirs}"
+            f"into the copy, and choose it with env=<copy>: {options}"
         ]
-    for key, value in given:
+    for key, value in items:
         if not (is_mixture and key.startswith("env.")):
             found, note = _translate_key(key, value, sections[name])
             overrides += found
@@ -64,7 +65,7 @@ def translate(text: str) -> str:
         overrides = [*(o for o in overrides if o not in both), "truncation=mask_zero"]
     pairs = (override.removeprefix("sampler.").split("=", 1) for override in overrides)
     numbers = {key: float(value) for key, value in pairs if key in NEUTRAL_SAMPLING}
-    if num_returned_tokens(numbers):  # so ratios are exact (docs/losses.md)
+    if num_returned_tokens(numbers):  # vLLM returns tokens, so ratios are exact (docs/losses.md)
         overrides = [o for o in overrides if o != "sampler.allow_biased_ratio=true"]
     notes += _notes_on_hf(name, overrides)
     command = shlex.join([*_COMMANDS[name], *dict.fromkeys(overrides)])
@@ -74,10 +75,10 @@ def translate(text: str) -> str:
 def _notes_on_hf(name: str, overrides: list[str]) -> list[str]:
     """Return notes on model=hf. Add a longer max_seq_len to `overrides` if max_tokens needs it."""
     chosen = dict(override.split("=", 1) for override in overrides)
-    limit, notes = chosen.get("sampler.max_tokens", ""), list[str]()
-    most = int(limit) if limit.isdecimal() else 0
-    if chosen.get("model") == "hf" and "max_seq_len" not in chosen and most > _HF_LENGTH / 2:
-        overrides.append(f"model.max_seq_len={2 * most}")
+    text, notes = chosen.get("sampler.max_tokens", ""), list[str]()
+    limit = int(text) if text.isdecimal() else 0
+    if chosen.get("model") == "hf" and "max_seq_len" not in chosen and limit > _HF_LENGTH / 2:
+        overrides.append(f"model.max_seq_len={2 * limit}")
         notes = ["model.max_seq_len: twice max_tokens, because the file sets no sequence length"]
     if chosen.get("model") == "hf" and "adapter" not in chosen and name in ("prime-rl", "hosted"):
         without = "adapter=none optim.learning_rate=1e-6"
@@ -94,8 +95,8 @@ def _dotted_items(node: dict[str, Any], path: str = "") -> Iterator[tuple[str, A
             yield f"{path}{key}", value
 
 
-def _sections(page: str) -> dict[str, dict[str, tuple[list[str], str]]]:
-    """Return {section: {key: (all keys of its table row, the clauses of this row)}}."""
+def _sections(page: str) -> dict[str, _Rows]:
+    """Return the table rows of each section of a page, by the title of the section."""
     sections = {}
     for section in page.split("\n## ")[1:]:
         lines = [line.strip("|").split(" | ") for line in section.splitlines() if line[:3] == "| `"]
@@ -105,9 +106,8 @@ def _sections(page: str) -> dict[str, dict[str, tuple[list[str], str]]]:
     return sections
 
 
-def _translate_key(
-    key: str, value: Any, rows: dict[str, tuple[list[str], str]]
-) -> tuple[list[str], str]:
+def _translate_key(key: str, value: Any, rows: _Rows) -> tuple[list[str], str]:
+    """Return the overrides for a TOML key, and a note for the user ("" if there is none)."""
     name = str(value).rpartition("/")[2]
     if key.endswith("env.id") and (CONF / "env" / f"{name}.yaml").exists():
         return [f"env={name}"], f"our own env; for the package, write env=verifiers env.id={value}"

@@ -18,7 +18,7 @@ from rl.supervisor.resolve import resolve
 
 # Sizes of the models in conf/model, so that a plan for such a model downloads no config.json.
 _SIZES = SHIPPED / "models" / "sizes.json"
-# (is below 1e8 parameters, trains LoRA) -> lowest and highest usual learning rate
+# (has fewer than 1e8 parameters, trains LoRA) -> lowest and highest usual learning rate
 _USUAL_RATES = {
     (True, False): (1e-4, 1e-2),
     (True, True): (1e-3, 1e-1),
@@ -36,15 +36,15 @@ _HOSTS_NOTE = (
 
 def show_plan(config: dict[str, Any]) -> str:
     """Return the plan of a run as text. `config` may describe other machines (DESCRIBED)."""
-    given = {key: config.pop(key) for key in DESCRIBED if key in config}
-    machines = _described_hosts(**{**DESCRIBED, **given}) if given else None
+    described = {key: config.pop(key) for key in DESCRIBED if key in config}
+    machines = _described_hosts(**{**DESCRIBED, **described}) if described else None
     resolved = resolve(config, machines)
     with DryCall([config]) as dry_call:
         dry_call.learned()
     with as_config_error():
         sizes = _model_shape(resolved.run)
-    page = f"{resolved.size_memory(sizes)[1]}{_rate_note(resolved.run, sizes)}"
-    return f"{page}\n{_HOSTS_NOTE}" if resolved.run.cluster.spans_hosts and not given else page
+    note = f"\n{_HOSTS_NOTE}" if resolved.run.cluster.spans_hosts and not described else ""
+    return f"{resolved.size_memory(sizes)[1]}{_rate_note(resolved.run, sizes)}{note}"
 
 
 def _rate_note(run: Run, sizes: Shape | None) -> str:
@@ -52,11 +52,11 @@ def _rate_note(run: Run, sizes: Shape | None) -> str:
     if sizes is None or rate is None:
         return ""
     lora = not str(run.adapter["_target_"]).endswith("NoAdapter")
-    least, most = _USUAL_RATES[sizes.parameters < 1e8, lora]
-    far = "" if least <= rate <= most else " (docs/troubleshooting.md, instability)"
+    low, high = _USUAL_RATES[sizes.parameters < 1e8, lora]
+    advice = "" if low <= rate <= high else " (docs/troubleshooting.md, instability)"
     size = f"{sizes.parameters / 1e6:,.1f} M parameters"
     trained = f"LoRA beside {size}" if lora else f"all of {size}"
-    return f"\nlearning rate: {rate:g}; usual for {trained}: {least:g} to {most:g}{far}"
+    return f"\nlearning rate: {rate:g}; usual for {trained}: {low:g} to {high:g}{advice}"
 
 
 def _described_hosts(

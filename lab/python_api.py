@@ -44,7 +44,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, repr=False)
 class Config(JupyterMixin):
-    """A composed configuration. To change a value, compose again with another override."""
+    """A composed configuration. To change a value, call `compose` again with other overrides."""
 
     overrides: list[str]
     values: dict[str, Any]  # nested like the YAML files, with every interpolation resolved
@@ -57,7 +57,7 @@ class Config(JupyterMixin):
         return f"<Config {' '.join(self.overrides) or 'without overrides'}>"
 
     def __rich__(self) -> Text:
-        # default_flow_style=None writes a node without nested nodes on one line.
+        # With default_flow_style=None, yaml writes a node without nested nodes on one line.
         return Text(yaml.safe_dump(self.values, default_flow_style=None, sort_keys=False))
 
 
@@ -72,12 +72,12 @@ class Run(JupyterMixin):
 
     @property
     def metrics(self) -> "DataFrame":
-        """One row per step, one column per metric. An evaluation has no rows."""
+        """Return one row per step, with one column per metric. An evaluation has no rows."""
         return _as_frame(read_metrics(self.folder))
 
     @property
     def rollouts(self) -> "DataFrame":
-        """One row per rollout, with its step (-1 in an evaluation), messages, reward, ..."""
+        """Return one row per rollout, with its step (-1 in an evaluation), messages, reward, ..."""
         files = {step_of(path): path for path in self.folder.rollouts.glob("step_[0-9]*.jsonl")}
         files = dict(sorted(files.items())) or {-1: self.folder.evaluated}
         lines = ((step, line) for step, path in files.items() for line in LineTail(path).read())
@@ -88,13 +88,13 @@ class Run(JupyterMixin):
         from pandas import DataFrame, concat
 
         rows = read_rows(self.folder, step)
-        places = [{"id": row.id, "row": row.row, "update": row.update} for row in rows]
-        frames = [DataFrame(p | row.columns) for p, row in zip(places, rows, strict=True)]
+        keys = [{"id": row.id, "row": row.row, "update": row.update} for row in rows]
+        frames = [DataFrame(own | row.columns) for own, row in zip(keys, rows, strict=True)]
         return concat([DataFrame(), *frames], ignore_index=True)
 
     @property
     def checkpoint(self) -> Path | None:
-        """The folder of the newest checkpoint in Hugging Face format, None if there is none."""
+        """Return the folder of the newest checkpoint in Hugging Face format, or None."""
         return next(reversed(self.folder.exports()), None)
 
     def __rich__(self) -> RenderableType:
@@ -113,7 +113,7 @@ class Run(JupyterMixin):
 
 
 def compose(overrides: Sequence[str] = (), config_name: str = "train") -> Config:
-    """Return the configuration of `conf/<config_name>.yaml` with overrides as on a command line.
+    """Return the configuration `conf/<config_name>.yaml` with overrides such as "loss=cispo".
 
     conf/ of the current folder may contain more choices. Raise ConfigError for invalid overrides.
     """
@@ -152,7 +152,7 @@ def sample(config: Config | Sequence[str]) -> Run:
 
 
 def load_run(path: str | Path) -> Run:
-    """Return the results of the run in the folder `path`. Raise ValueError if there is none."""
+    """Return the results of the run in the folder `path`. Raise ValueError if it has no run."""
     if not RunFolder(Path(path)).is_run:
         raise ValueError(f"{path} is not the folder of a run: use a folder such as outputs/<run>")
     return Run(RunFolder(Path(path)))

@@ -26,7 +26,7 @@ else:
 
 
 def __getattr__(name: str) -> Any:
-    """Import lab/python_api.py only if a name of _API is used. verifiers uses none of them."""
+    """Return `name` of lab/python_api.py, which is imported only if such a name is used."""
     if name not in _API:
         raise AttributeError(f"module 'offbyone' has no attribute {name!r}")
     from lab import python_api

@@ -39,7 +39,7 @@ class ExportedEnvironment(vf.MultiTurnEnv):
             tool_defs=env.tool_specs,
             rubric=ExportedRubric(),
             # With a limit, verifiers would end the rollout before `reply` reads the last turn.
-            # PlayedEpisode applies the limit of the environment after it has called `reply`.
+            # PlayedEpisode calls `reply` first, and then applies the environment's limit of turns.
             max_turns=-1,
         )
         self._exported, self._examples = env, examples
@@ -76,7 +76,7 @@ class ExportedRubric(vf.Rubric):
             played.episode.stop_reason = played.episode.stop_reason or _stop_reason(state)
             rewards = await played.rewards()
         except Exception as error:  # noqa: BLE001 (environment code may raise anything)
-            state["error"] = vf.Error(f"{type(played.env).__name__}.score: {error}")
+            state["error"] = vf.Error(f"{type(played.env).__name__}.score failed: {error}")
             return
         weights = played.env.reward_weights
         state["metrics"] = rewards
@@ -115,12 +115,12 @@ async def _take_newest_turn(state: vf.State) -> list[dict[str, Any]] | None:
     try:
         return await played.take_turn(message, cut_off=step["is_truncated"])
     except Exception as error:  # verifiers handles only vf.Error
-        raise vf.Error(f"{type(played.env).__name__}.reply: {error}") from error
+        raise vf.Error(f"{type(played.env).__name__}.reply failed: {error}") from error
 
 
 def _stop_reason(state: vf.State) -> StopReason:
     if state.get("timed_out"):
         return StopReason.TIMEOUT
-    # verifiers' limit of tokens counts all turns, so it is not the token limit of one turn.
+    # verifiers' token limit counts all turns, so reaching it is CONTEXT, not MAX_TOKENS of a turn.
     is_full = state.get("stop_condition") == "max_total_completion_tokens_reached"
     return StopReason.CONTEXT if is_full or state.get("prompt_too_long") else StopReason.STOP

@@ -22,8 +22,7 @@ class PlayedEpisode:
             return None
         reply = await threads.call(self.env.reply, self.episode, message)
         if reply is None or self.episode.turns >= self.env.max_turns:
-            ended = StopReason.STOP if reply is None else StopReason.MAX_TURNS
-            self.episode.stop_reason = ended
+            self.episode.stop_reason = StopReason.STOP if reply is None else StopReason.MAX_TURNS
             return None
         self.episode.messages += reply
         return reply

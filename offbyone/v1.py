@@ -20,7 +20,7 @@ from envs.protocol import Environment
 from offbyone.environments import load_for_verifiers
 from offbyone.episodes import PlayedEpisode
 
-# Limits of verifiers, by the name that Trace.stop_condition has if one ended the rollout.
+# Names of verifiers' limits. Trace.stop_condition is the name of the limit that ended a rollout.
 _FULL = ("max_input_tokens", "max_output_tokens", "max_total_tokens")
 _TIMEOUTS = ("setup_timeout", "agent_timeout", "finalize_timeout")
 _LIMITS = {"max_turns": StopReason.MAX_TURNS, **dict.fromkeys(_TIMEOUTS, StopReason.TIMEOUT)}
@@ -28,7 +28,7 @@ _LIMITS |= dict.fromkeys(_FULL, StopReason.CONTEXT)
 
 
 class ExportedConfig(vf.TasksetConfig):
-    """The options of the taskset. `options` replaces defaults of the environment `env`."""
+    """The options of the taskset. `options` replaces default options of the environment `env`."""
 
     env: str = "reverse-text"
     options: dict[str, Any] = {}  # noqa: RUF012 pydantic copies it
@@ -91,7 +91,7 @@ class ExportedHarness(vf.Harness[vf.HarnessConfig]):
         mcp_urls: dict[str, str],  # noqa: ARG002
         data: vf.TaskData,  # noqa: ARG002 (the episode contains the prompt)
     ) -> ProgramResult:
-        """Play the episode. Return 0, also if the context is full; else 1 and the error's text."""
+        """Play the episode. Return status 0, also for a full context, or 1 and an error text."""
         played: PlayedEpisode = trace.state.played
         specs = played.env.tool_specs or []
         tools = [{"type": "function", "function": spec} for spec in specs]

@@ -75,14 +75,14 @@ def compose(name: str) -> dict[str, Any]:
     return compose_config(HydraConfig.get(), [], name)
 
 
-def compose_config(chosen: Any, overrides: list[str], name: str | None = None) -> dict[str, Any]:
-    """Compose a main file and `overrides`. Return the configuration as a dict.
+def compose_config(node: Any, overrides: list[str], name: str | None = None) -> dict[str, Any]:
+    """Compose a main file with `overrides`, and return the configuration as a dict.
 
-    `name`: the main file, by default the program's. `chosen`: the `hydra` node of the program's
-    configuration. Its overrides of Hydra's own keys are applied, too.
+    `name`: the main file, by default the program's. `node`: the node `hydra` of the program's
+    configuration, whose overrides of Hydra's own keys are also applied.
     """
-    lines = [*chosen.overrides.hydra, *overrides]
-    config = hydra.compose(name or chosen.job.config_name, lines, return_hydra_config=True)
+    lines = [*node.overrides.hydra, *overrides]
+    config = hydra.compose(name or node.job.config_name, lines, return_hydra_config=True)
     with as_hydra_config(config):
         return as_plain_dict(config)
 
@@ -183,19 +183,19 @@ def _start_printing_errors(start: Callable[[], float | None], in_sweep: bool) ->
         raise SystemExit(FAILED) from error
 
 
-def command_of(typed: list[str], arguments: list[str], hydra: Sequence[str]) -> list[str]:
+def command_of(orig_argv: list[str], argv: list[str], hydra_overrides: Sequence[str]) -> list[str]:
     """Return the command line that starts one run, without the run's overrides.
 
-    `typed`: sys.orig_argv; `arguments`: sys.argv; `hydra`: overrides of Hydra's own keys.
+    The arguments are sys.orig_argv, sys.argv, and the overrides of Hydra's own keys.
     """
-    program = arguments[0]
-    start = typed[: typed.index(program) + 1] if program in typed else [sys.executable, program]
-    if [Path(part).name for part in typed[1:2]] == ["offbyone"]:  # the user typed offbyone
-        start = ["offbyone", typed[2]]
-    known, _ = get_args_parser().parse_known_args(arguments[1:])
+    end = orig_argv.index(argv[0]) + 1 if argv[0] in orig_argv else 0
+    start = orig_argv[:end] or [sys.executable, argv[0]]
+    if [Path(part).name for part in orig_argv[1:2]] == ["offbyone"]:  # the user typed offbyone
+        start = ["offbyone", orig_argv[2]]
+    known, _ = get_args_parser().parse_known_args(argv[1:])
     flags = {"--config-path": known.config_path, "--config-name": known.config_name}
     flags["--config-dir"] = known.config_dir
-    own = [item for item in hydra if not item.startswith(_SWEEP_KEYS)]
+    own = [item for item in hydra_overrides if not item.startswith(_SWEEP_KEYS)]
     # A sweep's file (--config-name) sets hydra.mode=MULTIRUN, but this command starts one run.
     mode = ["hydra.mode=RUN"] if known.config_name else []
     chosen = [part for flag, value in flags.items() if value for part in (flag, value)]

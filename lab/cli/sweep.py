@@ -43,7 +43,7 @@ from rl.runtime.sweep_folder import (
 )
 from rl.runtime.text import key_of, relative_path, say
 
-# Global, because Hydra pickles the callbacks, and an ExitStack cannot be pickled.
+# This stack is global, because Hydra pickles the callbacks, and an ExitStack cannot be pickled.
 _RESOURCES = ExitStack()
 _DIR, _ACCEPT = "hydra.sweep.dir=", "accept_changed_code="
 _SEED = re.compile(r"seed=\d+")  # jobs that differ only in the seed need only one check
@@ -56,7 +56,7 @@ Settings = dict[str, Any]
 
 class SweepCheck(Callback):
     def on_multirun_start(self, config: DictConfig, **kwargs: Any) -> None:  # noqa: ARG002
-        """Check all jobs. If there are problems, print each and how many jobs have it, and exit."""
+        """Check all jobs. If there are problems, print each with its number of jobs, and exit."""
         jobs = jobs_of(config)
         before = _earlier_runs(config)
         alike: dict[Any, list[list[str]]] = defaultdict(list)  # overrides without the seed -> jobs
@@ -92,7 +92,7 @@ class SweepCheck(Callback):
 def _problems_of(
     config: DictConfig, overrides: list[str], before: RunFolder | None
 ) -> tuple[list[str], Settings | None]:
-    """Return a job's problems and its settings (None if invalid). `before`: its earlier run."""
+    """Return a job's problems and its settings (None if invalid). `before`: the job's last run."""
     try:
         settings = compose_config(config.hydra, overrides)
         check(settings)
@@ -216,7 +216,7 @@ class SweepStart(Callback):
             "question": sweep.read_info().get("question") or question_of(config),
             "command": rerun,
             "started": time.time(),  # time of the latest start or resume
-            # Numbers of the jobs of this start; [] if the sweeper chooses jobs by earlier results.
+            # The numbers of this start's jobs, or [] if the sweeper chooses jobs by their results.
             "jobs": [] if until else numbers,
             **({"smallest_effect": until.smallest_effect} if until else {}),
             "slots": [asdict(slot) for slot in slots],
@@ -225,7 +225,7 @@ class SweepStart(Callback):
         }
         sweep.write_info(info)
         say(start_message(sweep, rerun))
-        # Hydra does not call on_multirun_end after a failed job or Ctrl-C, so call it at exit.
+        # After a failed job or Ctrl-C, Hydra does not call on_multirun_end, so call it at exit.
         atexit.register(self.on_multirun_end, config)
         _RESOURCES.callback(print_unfinished, sweep, rerun)
         if slots:
@@ -271,8 +271,8 @@ def question_of(config: DictConfig) -> str | None:
     return None
 
 
-def rerun_command(typed: Sequence[str], folder: Path) -> str:
-    line = [item for item in typed if not item.startswith((_DIR, _ACCEPT))]
+def rerun_command(orig_argv: Sequence[str], folder: Path) -> str:
+    line = [item for item in orig_argv if not item.startswith((_DIR, _ACCEPT))]
     return shlex.join([*line, f"{_DIR}{relative_path(folder)}"])
 
 

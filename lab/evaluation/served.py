@@ -38,8 +38,8 @@ def prepare_settings(config: Mapping[str, Any], check: Callable[[Mapping[str, An
     ensure_free(RunFolder(folder))  # checked first, because the other checks take longer
     settings = check(config)
     if settings.inference is not None:
-        suited = with_device_flags(settings.inference, settings.sampler, bool(visible_gpus()))
-        settings = replace(settings, inference=InferenceNode.of(suited))
+        inference = with_device_flags(settings.inference, settings.sampler, bool(visible_gpus()))
+        settings = replace(settings, inference=InferenceNode.of(inference))
     construct(settings, [group for group in _GROUPS if hasattr(settings, group)])
     raise_file_limit()  # each concurrent rollout opens a connection, which counts as a file
     return settings
@@ -51,8 +51,8 @@ def lock_run_folder(settings: PolicySettings) -> Iterator[RunFolder]:
     run_folder = RunFolder(settings.folder)
     with stopped_by_signals(), locked(run_folder, delete_on=ConfigError):
         # Check the folder again, because another run may have used it since the first check.
-        if found := list(run_folder_problems(settings.plain())):
-            raise ConfigError(found)
+        if problems := list(run_folder_problems(settings.plain())):
+            raise ConfigError(problems)
         yield run_folder
 
 
@@ -63,7 +63,7 @@ def record_start(run_folder: RunFolder, settings: PolicySettings, **record: Any)
 
 @contextmanager
 def as_run_failures() -> Iterator[None]:
-    """Raise RunFailed for a ValueError that the block raises, unless it is a ConfigError."""
+    """Raise RunFailed if the block raises a ValueError, but do not change a ConfigError."""
     try:
         yield
     except Exception as error:
@@ -80,7 +80,7 @@ def as_run_failures() -> Iterator[None]:
 def serving_policy(
     policy: PolicySettings, run_folder: RunFolder, console: Console
 ) -> Iterator[None]:
-    """Run vLLM with the policy while the block runs. With client=messages, start nothing."""
+    """Serve the policy with vLLM while the block runs. With client=messages, start no vLLM."""
     if policy.model is None:
         yield
         return

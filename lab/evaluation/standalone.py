@@ -61,7 +61,7 @@ def evaluate(config: dict[str, Any], *, overrides: list[str]) -> float:
 
 
 def _run_coroutine(work: Coroutine[Any, Any, list[PlayedExample]]) -> list[PlayedExample]:
-    """Return the result of `work`. Use a new thread if an event loop already runs (a notebook)."""
+    """Return the result of `work`. If an event loop already runs (in a notebook), use a thread."""
     try:
         asyncio.get_running_loop()
     except RuntimeError:
@@ -122,14 +122,14 @@ def read_summary(run_folder: RunFolder) -> Summary | None:
     def with_nan(fields: dict[str, Any]) -> dict[str, Any]:
         return {name: math.nan if value is None else value for name, value in fields.items()}
 
-    known = json.loads(run_folder.read(path), object_hook=with_nan)
-    return msgspec.convert(known, Summary, strict=False)  # the keys of `passes` become numbers
+    content = json.loads(run_folder.read(path), object_hook=with_nan)
+    return msgspec.convert(content, Summary, strict=False)  # the keys of `passes` become numbers
 
 
 def _expected_answer(example: Example) -> dict[str, str]:
     """Return {"expected": the answer in `info`, or else all of `info`}; {} if `info` is empty."""
-    known = example.info.get("answer", dict(example.info))
+    answer = example.info.get("answer", dict(example.info))
     if not example.info:
         return {}
-    text = known if isinstance(known, str) else json.dumps(to_json(known), ensure_ascii=False)
+    text = answer if isinstance(answer, str) else json.dumps(to_json(answer), ensure_ascii=False)
     return {"expected": text[:_LONGEST_EXPECTED]}

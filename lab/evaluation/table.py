@@ -18,11 +18,11 @@ _LONGEST_CAUSE = 160  # maximum number of characters of an error text
 
 def result_lines(summary: Summary, threshold: float, folder: Path) -> RenderableType:
     table = Table(box=None, padding=(0, 3, 0, 0), header_style="dim")
-    parts = {"all": summary, **summary.envs} if summary.envs else {"": summary}
+    summaries = {"all": summary, **summary.envs} if summary.envs else {"": summary}
     table.add_column("", style="dim")
-    for name in parts:
+    for name in summaries:
         table.add_column(_as_text(name), justify="right")
-    cells = [_cells(part) for part in parts.values()]
+    cells = [_cells(one) for one in summaries.values()]
     for label in dict.fromkeys(label for column in cells for label in column):
         table.add_row(_as_text(label), *(column.get(label, "-") for column in cells))
     lines: list[RenderableType] = [Text(), table, Text()]

@@ -1,4 +1,4 @@
-"""Compose the losses to compare: the run's own, and those of the command line.
+"""Compose the losses to compare: the loss of the run, and the losses of the command line.
 
     loss=gspo,dapo correction=none      two arms: the run's command line with these values
 
@@ -187,9 +187,9 @@ def _weights(run: Run, batch: RecordedBatch) -> Tensor:
     """Return the token weights [N] that `run`'s aggregation gives the recorded rollouts."""
     rollouts, turns = batch.tokens.rollout_ids, batch.tokens.turns  # [N]
     groups = dict(zip(rollouts.tolist(), batch.tokens.group_ids.tolist(), strict=True))
-    most = int(turns.max()) + 1
-    size = (int(rollouts.max()) + 1) * most
-    counts = torch.bincount(rollouts * most + turns, minlength=size).view(-1, most)[[*groups]]
+    width = int(turns.max()) + 1
+    size = (int(rollouts.max()) + 1) * width
+    counts = torch.bincount(rollouts * width + turns, minlength=size).view(-1, width)[[*groups]]
     if not Learned.of(run).aggregation_takes_turns:
         lengths = counts.sum(1).tolist()
         return torch.tensor(build(run.aggregation)(lengths, [*groups.values()]))[rollouts]
@@ -200,7 +200,7 @@ def _weights(run: Run, batch: RecordedBatch) -> Tensor:
 
 
 def _recompute_advantages(batch: RecordedBatch, run: Run, name: str) -> Tokens:
-    """Return the tokens with the advantages that `run` computes from recorded `shaped_reward`s."""
+    """Return the tokens with the advantages that `run` gives to the recorded shaped rewards."""
     groups: dict[Any, list[Mapping[str, Any]]] = defaultdict(list)
     trained = {batch.lines[id]["group"] for id in batch.rollout_ids}
     for line in batch.lines.values():
@@ -223,11 +223,11 @@ def _recompute_advantages(batch: RecordedBatch, run: Run, name: str) -> Tokens:
         )
         numbers |= zip([line["id"] for line in members], advantage(group), strict=True)
     learned, tokens = Learned.of(run), batch.tokens
-    places = tokens.turns if learned.advantage_by_turn else tokens.positions
+    indices = tokens.turns if learned.advantage_by_turn else tokens.positions
     is_number = not (learned.advantage_by_turn or learned.advantage_by_token)
     ids = [batch.rollout_ids[row] for row in tokens.sequence_ids.tolist()]
     values = [
-        numbers[id] if is_number else numbers[id][place]
-        for id, place in zip(ids, places.tolist(), strict=True)
+        numbers[id] if is_number else numbers[id][index]
+        for id, index in zip(ids, indices.tolist(), strict=True)
     ]
     return replace(tokens, advantages=torch.tensor(values, dtype=tokens.advantages.dtype))

@@ -93,7 +93,7 @@ def _compare(
     batches = [batch for step in steps for batch in recorded_batches(folder, step)]
     if not batches:
         raise ValueError(
-            f"{folder} has no trained token in these steps: choose others, such as steps=40..60"
+            f"{folder} has no trained token in these steps: choose other steps, as in steps=40..60"
         )
     betas = {row["step"]: row.get("train/kl_beta", 0.0) for row in read_metrics(folder)}
     rows, grads = [], list[Tensor]()
@@ -131,7 +131,7 @@ def _print_steps(
     base = arms[0].run
     is_sharded = base.deepspeed["zero_optimization"]["stage"] > 0 and base.trainer.ranks != 1
     penalised = any("estimator" in a.run.critic or a.run.kl["place"] == "reward" for a in arms)
-    # With top_k, logprobs are normalised over few tokens, which the record lacks.
+    # With sampler.top_k, logprobs are normalised over the returned tokens, which the record lacks.
     is_limited = num_returned_tokens(base.sampler) > 0
     if not found or penalised or is_sharded or is_limited:
         raise ValueError(
@@ -150,19 +150,19 @@ def difference(base: Tensor, arm: Tensor) -> list[str]:
     """Compare two gradients [N] of the same tokens. Return the cells of COLUMNS from cosine on."""
     base, arm = base.double(), arm.double()
     norms = base.norm(), arm.norm()
-    moved = ((base != 0) | (arm != 0)).sum()
+    total = ((base != 0) | (arm != 0)).sum()
     shares = (base * arm > 0, base * arm < 0, (base != 0) & (arm == 0), (base == 0) & (arm != 0))
     cosine, norm = base @ arm / (norms[0] * norms[1]), norms[1] / norms[0]
-    return [f"{cosine:.4f}", f"{norm:.4g}", *(f"{100 * x.sum() / moved:.1f} %" for x in shares)]
+    return [f"{cosine:.4f}", f"{norm:.4g}", *(f"{100 * x.sum() / total:.1f} %" for x in shares)]
 
 
 def _describe_batches(batches: Sequence[RecordedBatch], grad: Tensor) -> str:
     recorded = torch.cat([batch.grads for batch in batches])
-    most, gap = recorded.abs().max().item(), (grad - recorded).abs().max().item()
+    peak, gap = recorded.abs().max().item(), (grad - recorded).abs().max().item()
     # Every update of a step counts the same untrained rows, so count them once per step.
     untrained = sum({batch.step: batch.num_untrained for batch in batches}.values())
     left = f" {untrained} recorded rows were not trained and are left out." if untrained else ""
-    error = f"an error of {gap / most:.1g} of the largest" if most else f"{gap:.1g} (all are 0)"
+    error = f"an error of {gap / peak:.1g} of the largest" if peak else f"{gap:.1g} (all are 0)"
     return (
         f"{len(grad)} tokens of {len(batches)} updates, steps {batches[0].step} to "
         f"{batches[-1].step}.{left} The run's loss repeats the recorded gradients up to {error}."

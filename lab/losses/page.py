@@ -41,8 +41,8 @@ def _differing_rows(tokens: DataFrame, names: list[str]) -> list[dict[str, Any]]
     rows = tokens.assign(gap=gaps).groupby(["step", "update", "row"])
     differing = rows.gap.sum().loc[lambda gaps: gaps > 0].nlargest(MAX_ROWS)
     shown = []
-    for place in differing.index:
-        row: Any = rows.get_group(place)
+    for key in differing.index:
+        row: Any = rows.get_group(key)
         largest = row[names].abs().to_numpy().max()
         about = {"names": names, "advantage": row.advantage.mean(), "largest": largest}
         shown.append({**about, "tokens": row.to_dict("records")})

@@ -75,8 +75,8 @@ def _batch(
         parts = [row.columns[name][mask] for row, mask in zip(rows, masks, strict=True)]
         return torch.from_numpy(np.concatenate(parts))
 
-    places = {id: place for place, id in enumerate(dict.fromkeys(row.id for row in rows))}
-    rollouts = torch.tensor([places[row.id] for row in rows])  # [S]
+    indices = {id: index for index, id in enumerate(dict.fromkeys(row.id for row in rows))}
+    rollouts = torch.tensor([indices[row.id] for row in rows])  # [S]
     keys = [(row.id.split(".")[0], lines[row.id].get("role")) for row in rows]
     numbers = {key: number for number, key in enumerate(dict.fromkeys(keys))}
     groups = torch.tensor([numbers[key] for key in keys])  # [S]
@@ -110,33 +110,34 @@ def _batch(
         lines=lines,
         token_ids=column("token_ids").long(),
         num_untrained=sum(not row.trained for row in recorded),
-        is_whole=trained <= places.keys(),
+        is_whole=trained <= indices.keys(),
     )
 
 
 def token_table(
     batches: Sequence[RecordedBatch], tokenizer: tokenizers.Tokenizer | None
 ) -> DataFrame:
-    parts = []
+    frames = []
     for batch in batches:
-        tokens, places = batch.tokens, batch.tokens.sequence_ids
-        ids = [batch.token_ids[places == row].tolist() for row in range(len(batch.rows))]
+        tokens, rows = batch.tokens, batch.tokens.sequence_ids
+        ids = [batch.token_ids[rows == row].tolist() for row in range(len(batch.rows))]
         columns = {
-            "row": places,
+            "row": rows,
             "turn": tokens.turns,
             "at": tokens.positions,
             "stale": tokens.staleness,
             "ratio": ratio_to(tokens.anchor, tokens.logprobs),
             "advantage": tokens.advantages,
         }
-        part = DataFrame({name: values.numpy() for name, values in columns.items()})
-        part["text"] = [text for row in ids for text in pieces(tokenizer, row)]
-        part["rollout"] = [batch.rollout_ids[row] for row in places.tolist()]
-        parts.append(part.assign(step=batch.step, update=batch.update))
-    return pandas.concat(parts, ignore_index=True)
+        frame = DataFrame({name: values.numpy() for name, values in columns.items()})
+        frame["text"] = [text for row in ids for text in pieces(tokenizer, row)]
+        frame["rollout"] = [batch.rollout_ids[row] for row in rows.tolist()]
+        frames.append(frame.assign(step=batch.step, update=batch.update))
+    return pandas.concat(frames, ignore_index=True)
 
 
 def source_of(id: str) -> Source:
+    """Return a rollout's source from its id: 000001.2@4 is a replay, -000001.0 a demonstration."""
     if "@" in id:
         return Source.REPLAY
     return Source.DEMONSTRATION if id.startswith("-") else Source.POLICY

@@ -2,7 +2,7 @@
 
     checkpoint k, recorded batch k -> updates of one arm -> logprobs of the answers of step k + 1
 
-These answers are held out. Replayed answers may be answers of batch k, so they are left out.
+No arm trains on these answers. Replayed ones are left out, because they may come from batch k.
 """
 
 import os
@@ -35,9 +35,9 @@ _NAMES = {column.recorded_as: name for name, column in columns_of(SampledColumns
 def take_steps(folder: RunFolder, arms: Sequence[Arm], checkpoint: Path) -> Iterator[list[str]]:
     """Train each arm by one step from the checkpoint. Yield the cells of COLUMNS per arm.
 
-    The cells are the arm's name, the mean change of log pi over the better answers of step k + 1,
-    that over the worse answers, and the mean absolute change over all answers. An answer is better
-    (worse) if its recorded advantage, or the mean of several, is above (below) 0.
+    The cells are the arm's name, the mean change of log pi of the better answers of step k + 1, the
+    mean change of the worse answers, and the mean absolute change of all answers. An answer is
+    better (worse) if its recorded advantage, or the mean of several, is above (below) 0.
     """
     step = step_of(checkpoint)
     if not (batches := recorded_batches(folder, step)):
@@ -66,8 +66,8 @@ def take_steps(folder: RunFolder, arms: Sequence[Arm], checkpoint: Path) -> Iter
                 credit = (tokens.advantages[own].numpy(), weights[own].numpy())
                 fields = {"rollout_id": "rollout_ids", "group_id": "group_ids", "source": "source"}
                 fields["first_position"] = "positions"
-                place = {key: int(getattr(tokens, x)[own][0]) for key, x in fields.items()}
-                trained.append(_to_row(row, *credit, number=row.row, **place))
+                position = {key: int(getattr(tokens, x)[own][0]) for key, x in fields.items()}
+                trained.append(_to_row(row, *credit, number=row.row, **position))
             scored = _rank_batch(arm.run, learner, held_out, step)
             before = _logprobs(learner, scored, len(ids))
             learner.update(_rank_batch(arm.run, learner, trained, step))
@@ -77,9 +77,9 @@ def take_steps(folder: RunFolder, arms: Sequence[Arm], checkpoint: Path) -> Iter
             yield [arm.name, *(f"{mean:+.4f}" for mean in means)]
 
 
-def _to_row(row: RecordedRow, advantages: Any = (0,), weights: Any = (0,), **place: int) -> Any:
+def _to_row(row: RecordedRow, advantages: Any = (0,), weights: Any = (0,), **position: int) -> Any:
     sampled: dict[str, Any] = {_NAMES[key]: np.nan_to_num(x) for key, x in row.sampled.items()}
-    return weighted_row(TrainingRow(**sampled), advantages, weights, **place)
+    return weighted_row(TrainingRow(**sampled), advantages, weights, **position)
 
 
 def _rank_batch(run: Run, learner: Learner, rows: Sequence[Any], step: int) -> RankBatch:

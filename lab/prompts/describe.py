@@ -24,7 +24,7 @@ class Task:
 
 @dataclass(frozen=True)
 class Attempt:
-    """One rollout of an example with a given system prompt."""
+    """One rollout of an example with one system prompt."""
 
     example: Example
     turns: list[Message]  # the conversation from the policy's first message on
@@ -75,7 +75,7 @@ def check_columns(columns: Sequence[str], examples: Sequence[Example]) -> None:
 
 
 def conversation(messages: Sequence[Message]) -> str:
-    """Return the messages as one text with roles. A single message is returned without its role."""
+    """Return the messages as one text with roles. The text of a single message has no role."""
     texts = [text_of({**message, "reasoning_content": None}) for message in messages]
     if len(texts) == 1:
         return texts[0]

@@ -91,24 +91,24 @@ def _num_played(run_folder: RunFolder) -> int:
 def _examples(
     settings: PromptOptimization, env: Environment, num_played: int
 ) -> tuple[list[Task], list[Task]]:
-    """Return train and validation examples. Raise ValueError if max_calls allows no round."""
+    """Return training and validation examples. Raise ValueError if max_calls allows no round."""
     train = [Task("train", one) for one in choose_examples(env, "train", settings.num_train)]
     validation = [Task("eval", one) for one in choose_examples(env, "eval", settings.num_val)]
     check_columns(settings.state_columns, [task.example for task in (*train, *validation)])
     one_round = 2 * settings.minibatch_size + len(validation)
-    least = num_played + len(validation) + one_round
-    if settings.max_calls < least:
+    minimum = num_played + len(validation) + one_round
+    if settings.max_calls < minimum:
         earlier = f"{num_played} rollouts were played before, " if num_played else ""
         raise ValueError(
             f"max_calls={settings.max_calls} is too low for one round: {earlier}scoring the first "
             f"prompt takes {len(validation)} rollouts (num_val), and a round up to {one_round} "
-            f"(2 * minibatch_size + num_val): set max_calls={least} or more, or lower num_val"
+            f"(2 * minibatch_size + num_val): set max_calls={minimum} or more, or lower num_val"
         )
     return train, validation
 
 
 def _reflection_policy(settings: PromptOptimization) -> PolicySettings | None:
-    """Return the settings of the vLLM that serves `reflection.path`; None if the path is null."""
+    """Return settings to serve `reflection.path` with a second vLLM; None if the path is null."""
     reflection: Reflection = build(settings.reflection)()
     if reflection.path is None:
         return None

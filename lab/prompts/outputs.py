@@ -57,7 +57,7 @@ def index_of_best(candidates: Sequence[Candidate]) -> int:
 
 
 def gain(candidates: Sequence[Candidate]) -> tuple[float, float]:
-    """Return by how much the best prompt outscores the first on average, and the standard error."""
+    """Return the best prompt's mean score minus the first prompt's, and the standard error."""
     pairs = zip(candidates[0].scores, candidates[index_of_best(candidates)].scores, strict=True)
     differences = [a - b for b, a in pairs if a is not None and b is not None]
     return average(differences), standard_error([[difference] for difference in differences])
@@ -137,7 +137,7 @@ def next_commands(
         for item, key in names.items()
         if key.partition("@")[0].partition(".")[0] in _POLICY_KEYS and key != "env.system_prompt"
     ]
-    # `kept` lacks experiment=..., which may have chosen env and model, so add these.
+    # `kept` lacks experiment=..., which may have chosen env and model, so add env and model.
     groups = ["env"] if remote else ["env", "model"]
     chosen = [f"{g}={choices[g]}" for g in groups if g in choices and g not in names.values()]
     prompt = f"env.system_prompt={run_folder.path / PROMPT}"

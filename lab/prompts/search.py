@@ -39,7 +39,7 @@ COMPONENT = "system_prompt"  # the only key of GEPA's candidates, which map name
 
 
 class SearchEnded(BaseException):
-    """The error that ends a search. Not an Exception, because GEPA catches any from `reflect`."""
+    """Raised to end a search. A BaseException, because GEPA catches each Exception of `reflect`."""
 
 
 @dataclass
@@ -57,7 +57,7 @@ class Search:
     failures: Counter[str] = field(default_factory=Counter)  # error -> number of rollouts with it
     ended_by: str = ""
     propose_new_texts: ProposalFn | None = None  # None tells GEPA to get prompts from `reflect`
-    # calls_before and scores of the next Candidate
+    # The fields calls_before and scores of the next Candidate.
     _validated: tuple[int, list[float | None]] = (0, [])
     _num_empty: int = 0  # number of consecutive answers without a prompt
 
@@ -121,7 +121,7 @@ class Search:
                 f"the reflection model's answer {why}, {_MAX_EMPTY} times in a row: raise "
                 "reflection.max_tokens, or choose another model"
             )
-        raise ValueError("the reflection model's answer has no complete prompt")
+        raise ValueError("the answer is empty or cut off: raise reflection.max_tokens")
 
     async def _answer(self, question: str) -> tuple[str, bool]:
         completion = None
@@ -213,7 +213,7 @@ class Search:
         eval_batch: EvaluationBatch[Attempt, Attempt],
         components_to_update: list[str],
     ) -> dict[str, list[dict[str, Any]]]:
-        """Return what the reflection model reads: a description of each rollout with a reward."""
+        """Return a description of each rollout with a reward, for the reflection model to read."""
         attempts = [a for a in eval_batch.trajectories or [] if a.reward is not None]
         shown = [describe_rollout(attempt, self.settings.state_columns) for attempt in attempts]
         return dict.fromkeys(components_to_update, shown)

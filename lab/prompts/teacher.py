@@ -67,9 +67,9 @@ class Reflection:
             max_retries=self.max_retries,
         )
 
-    def sampler(self, of_policy: PolicySampler) -> PolicySampler:
+    def sampler(self, policy_sampler: PolicySampler) -> PolicySampler:
         return replace(
-            of_policy,
+            policy_sampler,
             **NEUTRAL_SAMPLING,  # pyright: ignore[reportArgumentType] each value has its field's type
             temperature=self.temperature,
             max_tokens=self.max_tokens,

@@ -27,13 +27,13 @@ class Arm:
 
     @property
     def ended_early(self) -> list[Run]:
-        """The runs that ended early, unless a finished run of the arm has the same seed."""
+        """Return the runs that ended early, unless a finished run of the arm has the same seed."""
         seeds = {str(run.seed) for run in self.finished if run.seed is not None}
         return [run for run in self.runs if run.ended_early and str(run.seed) not in seeds]
 
     @property
     def num_looks(self) -> int:
-        """The number of looks (statistics.py) at the arm: one per command that added runs."""
+        """Return how many looks (statistics.py) the arm had: one per command that added runs."""
         return len({run.grown for run in self.runs})
 
 
@@ -57,7 +57,7 @@ def arms_of(runs: Sequence[Run]) -> list[Arm]:
 def is_same_arm(one: Run, other: Run) -> bool:
     """Return whether two runs differ only in the seed.
 
-    A commit may add settings: if commits differ, but not overrides, compare only shared settings.
+    If commits differ but overrides do not, compare shared settings: a commit may add settings.
     """
     if not one.config or not other.config:
         return one.overrides == other.overrides

@@ -1,4 +1,4 @@
-"""The report card of a loss: its scores in small experiments, beside the cards of other losses.
+"""The report card of a loss: its scores in small experiments, next to the cards of other losses.
 
 sweeps/report_card.yaml is the sweep that runs the experiments. Each file of sweeps/row is a row of
 the card. Every row except `basic` adds one difficulty, at the levels easy and hard.
@@ -52,12 +52,12 @@ class Card(msgspec.Struct):
 
     @property
     def rate(self) -> float | None:
-        """The learning rate with the best score in LADDER_ROW, None without that row."""
+        """Return the learning rate with the best score in LADDER_ROW, None without that row."""
         return max(self.score_by_rate, key=lambda rate: self.score_by_rate[rate], default=None)
 
     @property
     def score_by_rate(self) -> dict[float, float]:
-        """The mean score in LADDER_ROW by learning rate."""
+        """Return the mean score in LADDER_ROW of each learning rate."""
         return {one.rate: fmean(one.scores) for one in self.cells if one.row == LADDER_ROW}
 
     def best_cells(self, row: str) -> list[Cell]:
@@ -92,9 +92,9 @@ def read_cards(folder: Path) -> list[Card]:
 def card_of(
     name: str, records: Iterable[JobRecord], common: Iterable[str], rows: dict[str, Row]
 ) -> Card:
-    """Return the card `name` of the jobs that are done or failed.
+    """Return a card called `name` of the jobs that are done or failed.
 
-    Leave out jobs whose overrides of keys other than VARIED and RUN_KEYS differ from `common`.
+    Leave out a job if its overrides, apart from those of VARIED and RUN_KEYS, are not `common`.
     """
     runs: dict[tuple[str, str, float], list[tuple[float, float, float, bool]]] = defaultdict(list)
     commits: dict[str, None] = {}
@@ -133,7 +133,7 @@ def _mean(folder: RunFolder, version: int, measure: str) -> float | None:
 
 
 def write_page(path: Path, card: Card, stored: Sequence[Card], rows: dict[str, Row]) -> str:
-    """Write the page and, beside it, the card as JSON. Return the text for the terminal."""
+    """Write the page at `path`, and the card as a .json file. Return the text for the terminal."""
     stored = [one for one in stored if one.name != card.name]
     path.with_suffix(".json").write_bytes(msgspec.json.format(msgspec.json.encode(card)) + b"\n")
     played = {name: row for name, row in rows.items() if card.best_cells(name)}
@@ -156,7 +156,7 @@ def write_page(path: Path, card: Card, stored: Sequence[Card], rows: dict[str, R
 
 
 def _line(card: Card, name: str, row: Row) -> dict[str, Any]:
-    """Return what the page shows of one card in row `name`."""
+    """Return the numbers and texts that the page shows of one card in row `name`."""
     mean, radius = card.interval(name)
     levels = [
         f"{' '.join(value) if isinstance(value, dict) else value}: "

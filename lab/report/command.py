@@ -39,7 +39,7 @@ def main(arguments: list[str]) -> int:
     try:
         paths, options = folders_and_options(arguments, ("baseline", "judged", "out", EFFECT))
         if not paths:
-            raise ValueError("give the folder of a sweep or of a run (outputs/...)")
+            raise ValueError("no folder: give the folder of a sweep or of a run (outputs/...)")
         page = Path(options.get("out") or paths[0] / "report.html")
         judged, effect = options.get("judged", "1"), options.get(EFFECT, "1")
         if page.suffix != ".html":
@@ -79,7 +79,7 @@ def report(
     num_judged: int = 1,
     smallest_effect: str = "",
 ) -> bool:
-    """Compare the runs of `paths`. Print and write the result. Return whether it was written."""
+    """Compare the runs in `paths`. Print and write the result. Return whether it was written."""
     sources = read_sources(paths, num_judged)
     arms, question, notes = arms_of(sources.runs), sources.question, sources.notes
     try:
@@ -98,7 +98,7 @@ def report(
 
 
 def show(comparison: Comparison, page: Path, command: str = "") -> bool:
-    """Print a comparison, write the page and its .json file, and return whether both succeeded."""
+    """Print a comparison, write its page and .json file, and return whether both are written."""
     text, numbers = conclusion(comparison), page.with_suffix(".json")
     details = f"{basis(comparison)} {describe_power(comparison)}".rstrip()
     records = arm_records(comparison, comparison.arms)

@@ -19,11 +19,11 @@ SEED = 0  # fixed seed of the bootstrap, so that equal runs give equal pages
 
 
 class NothingToCompare(ValueError):
-    """The error if no comparison is possible. Its message is for the user."""
+    """Raised if no comparison is possible. The message is for the user."""
 
 
 class NoBaseline(ValueError):
-    """The error if the named arm cannot be the baseline. Its message is for the user."""
+    """Raised if the named arm cannot be the baseline. The message is for the user."""
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -70,7 +70,7 @@ class Comparison:
 
     @property
     def num_looks(self) -> int:
-        """The highest number of looks at an arm (`Arm.num_looks`)."""
+        """Return the highest number of looks at an arm (`Arm.num_looks`)."""
         return max(arm.num_looks for arm in self.arms)
 
     @property
@@ -98,8 +98,8 @@ def compare(
 ) -> Comparison:
     """Compare arms by their scores on the same held-out questions, or else by training reward.
 
-    `baseline` is the name or the label of an arm, by default the first arm with evaluations, else
-    the first with rewards. The last `num_judged` evaluations of each run are averaged. With a
+    `baseline`: the name or the label of an arm, by default of the first arm with evaluations, else
+    of the first with rewards. The last `num_judged` evaluations of each run are averaged. With a
     `smallest_effect`, decisions are sequential: they stay valid if an arm is judged after every
     seed. Raise NothingToCompare or NoBaseline.
     """
@@ -128,23 +128,23 @@ def compare(
 
 
 def _decide(
-    scores: Sequence[st.Scores], at: int, factors: Sequence[int], effect: float, unscored: int
+    scores: Sequence[st.Scores], base: int, factors: Sequence[int], effect: float, num_unscored: int
 ) -> list[State]:
-    """Return the State (sequential.py) of each arm, compared with arm number `at`.
+    """Return the State (sequential.py) of each arm, compared with the baseline, `scores[base]`.
 
     Without `effect` (the smallest effect), multiply p-values by `factors`, which correct for
     repeated looks, and adjust them for the number of arms (Holm). With `effect`, decide
-    sequentially. The open arms share the error rate, including `unscored` arms without scores.
+    sequentially. The open arms share the error rate with `num_unscored` arms without scores.
     """
     if effect:
-        return decide_arms(scores, at, effect, unscored)
-    spreads = [st.spread_of(one, scores[at]) for one in scores]
-    gains = [float(one.y.mean() - scores[at].y.mean()) for one in scores]
+        return decide_arms(scores, base, effect, num_unscored)
+    spreads = [st.spread_of(one, scores[base]) for one in scores]
+    gains = [float(one.y.mean() - scores[base].y.mean()) for one in scores]
     p_values = [
         st.p_value(gain, spread) * factor
         for gain, spread, factor in zip(gains, spreads, factors, strict=True)
     ]
-    p_values[at] = nan
+    p_values[base] = nan
     states = []
     for gain, spread, p in zip(gains, spreads, st.adjust_by_holm(p_values), strict=True):
         unknown = st.Interval(gain, nan, nan)
@@ -205,9 +205,7 @@ def _results(
                 score=st.interval(float(scores.y.mean()), draws[index], st.spread_of(scores)),
                 difference=difference,
                 p_value=state.p_value,
-                decision=f"{decision} within {smallest_effect:g}"
-                if decision == st.EQUAL
-                else decision,
+                decision=decision + f" within {smallest_effect:g}" * (decision == st.EQUAL),
                 undecided_if=undecided_if,
                 chance_better=st.chance_better(scores.means, base.means) if can_decide else nan,
                 visible_difference=visible,
@@ -228,11 +226,11 @@ def _baseline(arms: Sequence[Arm], wanted: str) -> Arm:
             else "these folders contain no run: give the folder of a sweep or of runs (outputs/...)"
         )
     if not wanted:
-        known = [
+        has_scores = [
             max((bool(run.evaluations), run.training_reward is not None) for run in arm.finished)
             for arm in with_finished
         ]
-        return with_finished[known.index(max(known))]
+        return with_finished[has_scores.index(max(has_scores))]
     chosen = next((arm for arm in arms if wanted in (arm.label, arm.name)), None)
     if chosen is None:
         names = ", ".join(arm.label for arm in arms)

@@ -26,7 +26,7 @@ class Question:
 
 @dataclass(frozen=True)
 class Evaluation:
-    """The rewards of one policy version by question, None for each unscored rollout."""
+    """The rewards of one policy version by question. An unscored rollout has the reward None."""
 
     rewards: dict[Question, list[float | None]]
     num_broken: int = 0  # number of unreadable lines
@@ -38,7 +38,7 @@ class Evaluation:
     def scores_with(self, unscored: Mapping[str, float]) -> dict[Question, float]:
         """Return the mean reward of each question, NaN if all of its rollouts are left out.
 
-        Unscored rollouts get the reward `unscored[env]`. Without this key, they are left out.
+        An unscored rollout gets the reward `unscored[env]`. Without this key, it is left out.
         """
         scores = {}
         for question, rewards in self.rewards.items():
@@ -87,7 +87,7 @@ def read_evaluation(folder: RunFolder, version: int) -> Evaluation:
 
 
 def _digest(content: msgspec.Raw) -> str:
-    """Hash the messages before the first answer, because no policy can change them."""
+    """Return a hash of the messages before the first answer, which no policy can change."""
     messages = msgspec.json.decode(content)
     texts = opening_of(messages if isinstance(messages, list) else [])
     return hashlib.sha256("\n".join(texts).encode(errors="replace")).hexdigest()[:12]

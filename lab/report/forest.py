@@ -39,15 +39,15 @@ def forest(comparison: Comparison) -> Chart:
                             labelLimit=260))  # fmt: skip
     scale = alt.Scale(domain=list(COLOURS), range=list(COLOURS.values()))
     colour = alt.Color("decision:N", legend=None, scale=scale)
-    # Vega's default rounds labels by the axis range: if all scores are 0.5, the label would be 1.
+    # Vega's default rounds labels by the axis range. If all scores are 0.5, the label would be 1.
     axis = alt.Axis(tickCount=5, title=None, labelExpr="format(datum.value, '~g')")
     x = alt.X("score.value:Q", scale=alt.Scale(zero=False), axis=axis)
-    known, is_baseline = "isValid(datum.score.low)", "datum.decision == 'baseline'"
+    has_interval, is_baseline = "isValid(datum.score.low)", "datum.decision == 'baseline'"
     left = alt.layer(
-        base.transform_filter(f"{known} && {is_baseline}")
+        base.transform_filter(f"{has_interval} && {is_baseline}")
         .mark_rect(color=BASELINE_COLOUR, opacity=0.16)
         .encode(x="score.low:Q", x2="score.high:Q"),
-        base.transform_filter(known)
+        base.transform_filter(has_interval)
         .mark_bar(height=5, cornerRadius=2, opacity=0.45)
         .encode(x="score.low:Q", x2="score.high:Q", y=y, color=colour),
         dots.mark_circle(size=34, opacity=0.75, color="#7d8ba1").encode(
@@ -56,8 +56,8 @@ def forest(comparison: Comparison) -> Chart:
         base.mark_tick(thickness=3, height=15).encode(x=x, y=y, color=colour),
     )
     number = len(comparison.scoring.questions)
-    of = f"score on {number} held-out questions" if number else "training reward"
-    panels = [left.properties(width=360, title=f"{of}, {comparison.scoring.judged}")]
+    title = f"score on {number} held-out questions" if number else "training reward"
+    panels = [left.properties(width=360, title=f"{title}, {comparison.scoring.judged}")]
     if comparison.others:
         panels.append(_differences(comparison, base, alt.Y("arm:N", sort=order, axis=None), colour))
     height = ROW_HEIGHT * len(order)
@@ -65,16 +65,16 @@ def forest(comparison: Comparison) -> Chart:
     return alt.hconcat(*panels, spacing=10).resolve_scale(y="shared")
 
 
-def _differences(comparison: Comparison, base: Chart, hidden: alt.Y, colour: alt.Color) -> Chart:
-    # Vega chooses the number of digits. With a fixed one, two ticks could have the same label.
+def _differences(comparison: Comparison, base: Chart, y: alt.Y, colour: alt.Color) -> Chart:
+    # Let Vega choose the number of digits. With a fixed number, two ticks could look equal.
     axis = alt.Axis(tickCount=5, title=None, format="+~f", labelSeparation=6)
     bars = base.transform_filter("isValid(datum.difference.low)").mark_bar(height=7, cornerRadius=3)
     zero = alt.Chart(alt.Data(values=[{"at": 0}])).mark_rule(strokeDash=[3, 3])
     drawn = alt.layer(
         zero.encode(x="at:Q"),
-        bars.encode(x="difference.low:Q", x2="difference.high:Q", y=hidden, color=colour),
+        bars.encode(x="difference.low:Q", x2="difference.high:Q", y=y, color=colour),
         base.mark_point(filled=True, size=46, opacity=1, stroke="white", strokeWidth=1).encode(
-            x=alt.X("difference.value:Q", axis=axis), y=hidden, color=colour
+            x=alt.X("difference.value:Q", axis=axis), y=y, color=colour
         ),
     )
     title = f"difference to {comparison.baseline.arm.name}"

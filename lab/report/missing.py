@@ -1,7 +1,7 @@
 """Score all arms again under assumptions about unscored rollouts and lost runs.
 
-Rollouts and runs are rarely lost by chance. Long answers time out, and runs that learn badly fail.
-Leaving them out can therefore favour an arm, so a decision about an arm must be the same under each
+Scores are rarely missing by chance. Long answers time out, and runs that learn badly fail. Leaving
+out such rollouts and runs can favour an arm, so a decision about an arm must be the same under each
 assumption about the missing scores.
 """
 
@@ -33,7 +33,7 @@ def alternatives(scoring: Scoring) -> Iterator[tuple[str, list[Scores]]]:
         best = [[(r, _scores_above_best(a.rows, columns)) for r in a.lost] for a in scoring.arms]
         lower = "their last scores or the lowest reward"
         for name, added in ((lower, lost), ("scores above the best run's", best)):
-            # Keep the order of the runs, because sequential decisions depend on it.
+            # Keep the order of the runs, because sequential decisions depend on this order.
             arms = [
                 sorted([*one.rows, *rows], key=lambda row: ordered.index(row[0]))
                 for one, rows in zip(scoring.arms, added, strict=True)
@@ -54,13 +54,13 @@ def _extreme_rewards(scoring: Scoring) -> tuple[dict[str, float], dict[str, floa
 
 
 def _last_scores(scoring: Scoring, run: Run, lowest: Mapping[str, float]) -> Table:
-    """Return the last scores of a lost run. A question without a score gets the lowest reward."""
+    """Return a lost run's last scores. A question without a score gets its env's lowest reward."""
     if scoring.measure == TRAINING:
         reward = run.training_reward
-        least = min(table[NO_QUESTION] for one in scoring.arms for _, table in one.rows)
-        return {NO_QUESTION: least if reward is None else reward}
-    known = mean_scores(run, scoring.num_judged, lowest)
-    return {question: known.get(question, lowest[question.env]) for question in scoring.questions}
+        worst = min(table[NO_QUESTION] for one in scoring.arms for _, table in one.rows)
+        return {NO_QUESTION: worst if reward is None else reward}
+    means = mean_scores(run, scoring.num_judged, lowest)
+    return {question: means.get(question, lowest[question.env]) for question in scoring.questions}
 
 
 def _scores_above_best(rows: Rows, columns: Sequence[Question]) -> Table:

@@ -1,7 +1,7 @@
 """Write the HTML page of a comparison, and its charts as PNG and SVG files.
 
-The page loads no external files. Its charts take their colours from CSS variables, so that a chart
-suits light mode, dark mode and print. The PNG and SVG files have fixed colours.
+The page loads no external files. Its charts take their colours from CSS variables, so that they
+suit light mode, dark mode and print. The PNG and SVG files have fixed colours.
 """
 
 import time
@@ -33,7 +33,7 @@ PNG_SCALE = 2  # PNG pixels per SVG pixel
 
 
 def write_page(comparison: Comparison, path: Path, *, command: str = "") -> None:
-    """Write the page, report.csv and figures/. `command` is the command that started the runs."""
+    """Write the page, the .csv file and figures/. `command`: the command that started the runs."""
     specs = {"forest": forest(comparison).to_dict(validate=False), "curves": curves(comparison)}
     # Replace lone surrogates, which settings may contain and UTF-8 cannot encode.
     path.write_text(render(comparison, specs, command), errors="replace")
@@ -70,19 +70,20 @@ def render(comparison: Comparison, specs: dict[str, dict[str, Any]], command: st
     )
 
 
-def theme(ink: str, quiet: str, line: str) -> dict[str, Any]:
+def theme(text: str, label: str, line: str) -> dict[str, Any]:
+    """Return Vega's options for these colours of texts, labels and lines."""
     return {
         "background": "transparent",
         "font": "system-ui, -apple-system, Segoe UI, Roboto, Liberation Sans, sans-serif",
-        "axis": dict.fromkeys(("labelColor", "titleColor"), quiet)
+        "axis": dict.fromkeys(("labelColor", "titleColor"), label)
         | dict.fromkeys(("gridColor", "domainColor", "tickColor"), line)
         | {"titleFontWeight": "normal", "labelFontSize": 11, "titleFontSize": 11},
-        "title": {"color": ink, "fontSize": 12, "fontWeight": 600, "anchor": "start", "offset": 8},
-        "header": {"labelColor": ink, "titleColor": quiet, "labelFontSize": 12},
-        "legend": {"labelColor": ink, "titleColor": quiet, "symbolStrokeWidth": 3},
-        "text": {"color": ink, "fill": ink, "fontSize": 12},
+        "title": {"color": text, "fontSize": 12, "fontWeight": 600, "anchor": "start", "offset": 8},
+        "header": {"labelColor": text, "titleColor": label, "labelFontSize": 12},
+        "legend": {"labelColor": text, "titleColor": label, "symbolStrokeWidth": 3},
+        "text": {"color": text, "fill": text, "fontSize": 12},
         "view": {"stroke": None},
-        "rule": {"color": quiet},
+        "rule": {"color": label},
     }
 
 

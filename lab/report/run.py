@@ -66,11 +66,11 @@ class Run:
     tokens: float = 0.0
     held_out: Curve = NO_CURVE  # mean score of each evaluation
     training: Curve = NO_CURVE  # mean reward of each batch
-    # the last evaluations, which the report averages: policy version -> evaluation, oldest first
+    # Policy version -> evaluation, oldest first. The report averages these last evaluations.
     evaluations: dict[int, Evaluation] = field(default_factory=dict)
     commit: str = ""
     started_from: str = ""  # run and step of the initial weights, "" if no run trained them
-    # file of user code -> hashes of its versions in this run, oldest first
+    # File of user code -> hashes of the file's versions in this run, oldest first.
     code: dict[str, tuple[str, ...]] = field(default_factory=dict)
     command: str = ""  # the command that resumes the run
     grown: int = 0  # number of commands that added jobs before the one that added this run
@@ -110,7 +110,7 @@ class Run:
 def read_run(
     folder: RunFolder | None, overrides: Sequence[str], error: str | None, num_judged: int
 ) -> Run:
-    """Return a run, with its last `num_judged` evaluations. Other arguments: see lab/runs.py."""
+    """Return a run with its last `num_judged` evaluations. FoundRun has the other arguments."""
     meaningful = tuple(sorted(_make_readable(x) for x in overrides if key_of(x) not in RUN_KEYS))
     seeds = [_make_readable(x.partition("=")[2]) for x in overrides if key_of(x) == "seed"]
     seed = seeds[-1] if seeds else None
@@ -124,8 +124,8 @@ def read_run(
         )
     rows, record, saved = read_metrics(folder), read_record(folder), folder.read_yaml(folder.config)
     settings = dict(leaves(saved, of_lists=False)) if saved else {}
-    given = {key_of(item) for item in overrides}
-    config, num_steps = _without_run_keys(settings, folder.name, given), steps_done(rows)
+    overridden = {key_of(item) for item in overrides}
+    config, num_steps = _without_run_keys(settings, folder.name, overridden), steps_done(rows)
     max_steps = config.get("max_steps")
     max_steps = max_steps if isinstance(max_steps, int) else num_steps + 1
     versions = evaluated_versions(folder)
@@ -161,7 +161,7 @@ def _make_readable(text: str) -> str:
 
 
 def _without_run_keys(
-    settings: dict[str, Any], run_name: str, given: Container[str]
+    settings: dict[str, Any], run_name: str, overridden: Container[str]
 ) -> dict[str, Any]:
     # Values with the run's name, such as paths, differ between the runs of an arm. Remove them, but
     # match whole words, so that a run named grpo keeps the value losses.grpo.grpo.
@@ -169,9 +169,9 @@ def _without_run_keys(
     return {
         key: value
         for key, value in settings.items()
-        # Remove nested keys such as env.seed, which copy ${seed} unless the user gave a value.
+        # Remove nested keys such as env.seed, which copy ${seed} unless the user overrode them.
         if key not in RUN_KEYS
-        and (key.rpartition(".")[2] not in RUN_KEYS or key in given)
+        and (key.rpartition(".")[2] not in RUN_KEYS or key in overridden)
         and key.partition(".")[0] not in ("format", "learned")  # users do not set these keys
         and not (isinstance(value, str) and name.search(value))
     }

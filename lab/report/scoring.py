@@ -25,7 +25,7 @@ Rows = Sequence[tuple[Run, Table]]
 class ScoredArm:
     arm: Arm
     rows: Rows  # the scored runs, each with its scores by question
-    # runs that ended early or are mostly unscored, if no scored run has the same seed
+    # The runs that ended early or are mostly unscored, unless a scored run has the same seed.
     lost: tuple[Run, ...]
     run_scores: Floats  # the mean score of each scored run
     scores: Scores  # one row per seed, the mean over the runs with this seed
@@ -53,10 +53,10 @@ class Scoring:
 
 
 def score_arms(arms: Sequence[Arm], baseline: Arm, num_judged: int) -> Scoring:
-    """Score the finished runs on the baseline's questions. If none is left, use training rewards.
+    """Score the finished runs on the baseline's questions, or else by their training rewards.
 
-    First exclude runs that were asked, or have scores for, too few of the baseline's questions.
-    Then exclude questions for which a remaining run has no score.
+    First exclude runs with too few of these questions or scores. Then exclude questions for which
+    a remaining run has no score. Use training rewards if no question or baseline run remains.
     """
     asked = [frozenset(run.questions) for run in baseline.finished if run.evaluations]
     if not asked:

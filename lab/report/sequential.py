@@ -1,4 +1,4 @@
-"""Decide, as seeds are added, if arms are better than, worse than or equal to the baseline.
+"""Decide after each seed if an arm is better than, worse than or equal to the baseline.
 
     d_k, V_k    difference to the baseline after k seeds, and its variance (statistics.py)
     interval    d_k +- (delta / 2 + V_k log(2 / alpha) / delta)     delta: the smallest effect
@@ -48,9 +48,9 @@ class State:
 
     @property
     def seeds_needed(self) -> float | None:
-        """The number of seeds per arm that is likely to decide an open arm.
+        """Return the number of seeds per arm that is likely to decide an open arm.
 
-        None before the first look and after a decision, infinite if no number suffices. The true
+        Return None before the first look and after a decision, inf if no number suffices. The true
         difference is assumed to be the observed one, or 0 if the observed one is below the smallest
         effect. A true difference near half of the smallest effect needs more seeds.
         """
@@ -86,21 +86,21 @@ def decision_of(low: Any, high: Any, smallest_effect: float) -> Any:
 
 
 def decide_arms(
-    scores: Sequence[st.Scores], at: int, smallest_effect: float, num_unscored: int = 0
+    scores: Sequence[st.Scores], baseline: int, smallest_effect: float, num_unscored: int = 0
 ) -> list[State]:
-    """Return the state of each arm, compared after every seed with the baseline, `scores[at]`.
+    """Return the state of each arm, compared after every seed with `scores[baseline]`.
 
-    `num_unscored` further arms are not in `scores`. They are open, as they have no scores yet.
+    `num_unscored`: number of arms that have no scores yet. They count as open arms.
     """
-    gains = [float(one.y.mean() - scores[at].y.mean()) for one in scores]
+    gains = [float(one.y.mean() - scores[baseline].y.mean()) for one in scores]
     states = [State(st.Interval(gain, nan, nan), smallest_effect) for gain in gains]
-    is_open = [i for i in range(len(scores)) if i != at]
-    num_looks = max(one.num_seeds for one in scores) if scores[at].resamples_seeds else 0
+    is_open = [i for i in range(len(scores)) if i != baseline]
+    num_looks = max(one.num_seeds for one in scores) if scores[baseline].resamples_seeds else 0
     for count in range(st.FEWEST_SEEDS, num_looks + 1):
-        base, num_open = scores[at].first_seeds(count), 0
-        known = [(i, scores[i].first_seeds(count)) for i in is_open if scores[i].resamples_seeds]
+        base, num_open = scores[baseline].first_seeds(count), 0
+        first = [(i, scores[i].first_seeds(count)) for i in is_open if scores[i].resamples_seeds]
         looks = [
-            (i, float(one.y.mean() - base.y.mean()), st.spread_of(one, base)) for i, one in known
+            (i, float(one.y.mean() - base.y.mean()), st.spread_of(one, base)) for i, one in first
         ]
         # Each decision raises the other open arms' share of ERROR, so judge them again.
         while num_open != len(is_open):

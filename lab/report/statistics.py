@@ -78,12 +78,12 @@ class Scores:
 
     @property
     def between_seeds(self) -> float:
-        """A: the seeds' part of the variance of the score, 0 if the seeds are not resampled."""
+        """Return A, the variance of the score between seeds; 0 if the seeds are not resampled."""
         return float(self.means.var(ddof=1) / self.num_seeds) if self.resamples_seeds else 0.0
 
     @cached_property
     def noise(self) -> float:
-        """R: the variance from the noise of single rollouts. A and C both contain R."""
+        """Return R, the variance from the noise of single rollouts. A and C both contain R."""
         if not self.resamples_seeds:
             return 0.0
         total = 0.0
@@ -97,7 +97,7 @@ class Scores:
 
 
 def _by_stratum(y: Floats, strata: NDArray[np.int64]) -> list[tuple[Floats, float]]:
-    """Return the columns of `y` for each environment, and the environment's share of questions."""
+    """Return for each environment its columns of `y`, and its share of the questions."""
     columns = [y[..., strata == stratum] for stratum in np.unique(strata)]
     return [(one, one.shape[-1] / len(strata)) for one in columns]
 
@@ -113,7 +113,7 @@ class Spread:
 
     @property
     def variance(self) -> float:
-        """The total variance V, or NaN if neither seeds nor questions allow an estimate."""
+        """Return the total variance V, or NaN if neither seeds nor questions allow an estimate."""
         seeds = sum(variance for variance, _ in self.seeds)
         if not self.seeds and not self.free_questions:
             return float("nan")
@@ -126,7 +126,7 @@ class Spread:
 
     @property
     def degrees_of_freedom(self) -> float:
-        """The degrees of freedom of V for intervals, by Satterthwaite's formula.
+        """Return the degrees of freedom of V for intervals, by Satterthwaite's formula.
 
         A and C both contain the noise R. To count R once, the seeds' term is scaled by (V - C) / A.
         """
@@ -135,7 +135,7 @@ class Spread:
 
     @property
     def decision_degrees_of_freedom(self) -> float:
-        """The degrees of freedom of V for decisions. The term of the seeds is not scaled.
+        """Return the degrees of freedom of V for decisions. The seeds' term is not scaled.
 
         Among many arms, the seeds of a few have similar scores by chance, so their differences look
         too certain. In sweeps of 12 equal arms, decisions with `degrees_of_freedom` name a false
@@ -143,8 +143,8 @@ class Spread:
         """
         return self._degrees_of_freedom(1.0)
 
-    def _degrees_of_freedom(self, share: float) -> float:
-        terms = sum(share * variance**2 / (seeds - 1) for variance, seeds in self.seeds)
+    def _degrees_of_freedom(self, seeds_factor: float) -> float:
+        terms = sum(seeds_factor * variance**2 / (seeds - 1) for variance, seeds in self.seeds)
         terms += self.questions**2 / max(self.free_questions, 1)
         return float(self.variance**2 / terms) if terms else float("inf")
 
@@ -193,7 +193,7 @@ def _multinomial(size: int, rng: np.random.Generator, num_draws: int) -> Floats:
 
 
 def draw_scores(scores: Scores, seeds: Floats, questions: Floats) -> Floats:
-    """Return the arm's score in each draw [D], from the weights of seeds and of questions."""
+    """Return the score in each draw [D] from the weights `seeds` [D, S] and `questions` [D, Q]."""
     return ((seeds @ scores.y) * questions).sum(1)
 
 

@@ -24,18 +24,18 @@ class CardSweeper(ChoosingSweeper):
         first_row, others = split_jobs(jobs, self.config.card.ladder)
         say(remaining_work(self.folder, [*first_row, *others]))
         returns = self._launch_or_raise(first_row, 0)
-        rate = f"{RATE}={card_of_done_jobs('', self.folder, jobs).rate}"
+        rate = f"{RATE}={card_of_ended_jobs('', self.folder, jobs).rate}"
         return returns + self._launch_or_raise([[*job, rate] for job in others], len(first_row))
 
-    def _launch_or_raise(self, jobs: Jobs, first: int) -> list[Any]:
-        returns = self.launch(jobs, first)
+    def _launch_or_raise(self, jobs: Jobs, first_number: int) -> list[Any]:
+        returns = self.launch(jobs, first_number)
         for one in returns:
             _ = one.return_value  # this property raises the error of a failed job
         return returns
 
 
 def split_jobs(jobs: Jobs, rates: Sequence[float]) -> tuple[Jobs, Jobs]:
-    """Return the first row's jobs at each learning rate, and other rows' jobs without a rate."""
+    """Return the first row's jobs at each learning rate, and the other rows' jobs without rate."""
     rows, first_row, others = read_rows(ROWS), dict[tuple[str, ...], None](), []
     for job in jobs:
         own = {key_of(item): item.partition("=")[2] for item in job}
@@ -49,8 +49,8 @@ def split_jobs(jobs: Jobs, rates: Sequence[float]) -> tuple[Jobs, Jobs]:
 
 def remaining_work(sweep: SweepFolder, jobs: Jobs) -> str:
     """Return the number of jobs that are not done, and their expected duration, as text."""
-    ended = [identity(r.overrides) for r in sweep.records().values() if r.state == DONE]
-    done = {*ended, *(tuple(item for item in one if key_of(item) != RATE) for one in ended)}
+    done = [identity(r.overrides) for r in sweep.records().values() if r.state == DONE]
+    done += [tuple(item for item in one if key_of(item) != RATE) for one in done]
     left = [job for job in jobs if identity(job) not in done]
     seconds = [cell.seconds for card in read_cards(STORED) for cell in card.cells] or [TYPICAL_S]
     total = len(left) * fmean(seconds) / len(sweep.read_info().get("slots") or [None])
@@ -58,15 +58,15 @@ def remaining_work(sweep: SweepFolder, jobs: Jobs) -> str:
     return f"{len(left)} runs are not done: about {each} each, {format_time(total)} in total"
 
 
-def card_of_done_jobs(name: str, sweep: SweepFolder, jobs: Jobs) -> Card:
-    """Return the card of done jobs that differ from `jobs` only in keys of VARIED and RUN_KEYS."""
+def card_of_ended_jobs(name: str, sweep: SweepFolder, jobs: Jobs) -> Card:
+    """Return the card of ended jobs that differ from `jobs` only in keys of VARIED and RUN_KEYS."""
     common = [item for item in jobs[0] if key_of(item) not in {*VARIED, *RUN_KEYS}]
     name = " ".join([name, *(item for item in common if key_of(item) != "loss")])
     return card_of(name, sweep.records().values(), common, read_rows(ROWS))
 
 
 def write_card(name: str, sweep: SweepFolder, jobs: Jobs) -> None:
-    """Write the page of the finished jobs, if there are any, and print its numbers."""
-    card, page = card_of_done_jobs(name, sweep, jobs), sweep.path / "report.html"
+    """Write the page of the ended jobs, if there are any, and print its numbers."""
+    card, page = card_of_ended_jobs(name, sweep, jobs), sweep.path / "report.html"
     if card.cells:
         say(write_page(page, card, read_cards(STORED), read_rows(ROWS)))

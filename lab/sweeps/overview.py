@@ -43,7 +43,7 @@ class RecordedJobs:
         done = [record for record in self.records.values() if record.state == DONE]
         times = [one.ended - one.started for one in done if one.ended and one.started]
         waiting = [record for record in self.records.values() if record.state == WAITING]
-        # A job that was stopped since the latest start waits for the next start. Do not count it.
+        # Do not count a job that was stopped since the latest start: it waits for the next start.
         to_come = sum((record.ended or 0.0) < self.started for record in waiting)
         left = to_come + self.counts[RUNNING]
         return fmean(times) * left / self.num_slots if times else None

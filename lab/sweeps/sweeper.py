@@ -24,8 +24,8 @@ class ChoosingSweeper(BasicSweeper):
         (jobs,) = self.split_arguments(parser.parse_overrides(arguments), None)
         return jobs
 
-    def launch(self, jobs: Jobs, first: int) -> list[Any]:
-        """Launch jobs with numbers from `first` on, and return their Hydra JobReturns."""
+    def launch(self, jobs: Jobs, first_number: int) -> list[Any]:
+        """Launch jobs, numbered from `first_number` on. Return their Hydra JobReturns."""
         assert self.launcher is not None
         self.folder.claim_all(jobs)
-        return list(self.launcher.launch(jobs, initial_job_idx=first)) if jobs else []
+        return list(self.launcher.launch(jobs, initial_job_idx=first_number)) if jobs else []

@@ -74,7 +74,7 @@ class Progress:
 
     @cached_property
     def comparison(self) -> Comparison | None:
-        """The comparison of the arms with the first arm, None if the first arm has no score yet."""
+        """Return the comparison with the first arm, None if the first arm has no score yet."""
         arms = arms_of(read_sources([self.sweep.path]).runs)
         first = arms[0].label if arms else ""
         try:
@@ -89,7 +89,7 @@ class Progress:
 
     @cached_property
     def seeds_needed(self) -> dict[int, float]:
-        """The total number of seeds that each open arm probably needs, by the arm's index."""
+        """Return how many seeds in total each open arm probably needs, by the arm's index."""
         found: dict[int, float] = {}
         known = self.comparison.results if self.comparison else ()
         by_folder = {str(run.folder): result for result in known for run in result.arm.runs}
@@ -122,7 +122,7 @@ class Progress:
 
     @cached_property
     def timings(self) -> tuple[float, float]:
-        """The mean duration of the done jobs, and the time in which at least one of them ran."""
+        """Return the mean seconds of the done jobs, and the seconds in which at least one ran."""
         times = sorted((r.started or 0.0, r.ended or 0.0) for r in self.done_jobs.values())
         ran, until = 0.0, 0.0
         for started, ended in times:
@@ -131,7 +131,7 @@ class Progress:
 
     @property
     def is_time_spent(self) -> bool:
-        """Whether the next job is expected to end after `max_hours`."""
+        """Return whether the next job is expected to end after `max_hours`."""
         return self.max_hours is not None and sum(self.timings) > self.max_hours * 3600
 
     def text(self) -> str:

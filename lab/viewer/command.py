@@ -121,7 +121,7 @@ def _serve(
         # Listen before the server starts, so that early requests wait instead of failing.
         listener = socket.create_server(("127.0.0.1", port))
     except OSError as error:
-        problem = f"port={port} is not available ({error.strerror}): choose another"
+        problem = f"port={port} is not available ({error.strerror}): choose another port"
         raise ValueError(problem) from error
     address = f"http://127.0.0.1:{listener.getsockname()[1]}/{key}/{fragment}"
     app = application(list(indexes.values()), list(indexes), key)

@@ -45,7 +45,7 @@ class RunIndex:
         self.files: dict[Path, SourceFile] = {}
         self.broken: dict[Path, list[str]] = {}
         self.incomplete: set[Path] = set()  # files whose last line is incomplete
-        self.scales: dict[int, float | None] = {}  # step -> least |gradient| in full colour
+        self.scales: dict[int, float | None] = {}  # step -> smallest |gradient| in full colour
         self._gradient_sums: dict[int, dict[str, float]] = {}  # step -> rollout id -> gradient sum
         self._records: dict[Path, int] = {}  # token file -> its modification time
 
@@ -123,7 +123,7 @@ def source_files(run_folder: RunFolder) -> list[SourceFile]:
 
 
 def gradient_sums(paths: Iterable[Path]) -> tuple[dict[str, float], float | None]:
-    """Return the sum of |gradient| by rollout id, and the least |gradient| in full colour."""
+    """Return the sum of |gradient| by rollout id, and the smallest |gradient| in full colour."""
     sums: dict[str, float] = defaultdict(float)
     sizes = [np.empty(0)]
     for path in paths:

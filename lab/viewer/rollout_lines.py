@@ -21,8 +21,8 @@ class SourceFile:
     path: Path
     source: str  # "training" or "evaluation"
     step: int  # training step, or evaluated policy version
-    modified: int
-    size: int
+    modified: int  # modification time in nanoseconds
+    size: int  # in bytes
 
 
 class RolloutLine(msgspec.Struct, kw_only=True):
@@ -52,7 +52,7 @@ class Row(RolloutLine):
     path: Path
     source: str
     start: int  # byte offset of the line in the file
-    size: int
+    size: int  # number of bytes of the line
     step: int
     group_id: int
     place: int  # index of the rollout in its group
@@ -102,9 +102,9 @@ def _row(line: RolloutLine, file: SourceFile, start: int, size: int, counts: Cou
     advantage = line.advantage
     if isinstance(advantage, list):
         advantage = sum(advantage) / len(advantage) if advantage else None
-    known = {**structs.asdict(line), "messages": [], "versions": [], "advantage": advantage}
+    fields = {**structs.asdict(line), "messages": [], "versions": [], "advantage": advantage}
     return Row(
-        **{**known, "error": bool(line.error)},
+        **{**fields, "error": bool(line.error)},
         path=file.path,
         source=file.source,
         start=start,

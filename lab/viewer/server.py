@@ -89,7 +89,7 @@ def _json(answer: object) -> Response:
     return Response(msgspec.json.encode(answer), media_type="application/json")
 
 
-async def _with_headers(request: Request, answer: RequestResponseEndpoint) -> Response:
-    response = await answer(request)
+async def _with_headers(request: Request, call_next: RequestResponseEndpoint) -> Response:
+    response = await call_next(request)
     response.headers.update(_HEADERS)
     return response

@@ -1,7 +1,7 @@
 """Read the tokens of one rollout: sampled values, training record, and reasons for zero gradients.
 
-pi is a token's probability when its loss is computed, old is the one before the step's first
-update, and mu is vLLM's. This module adds two columns to the record. If the step has old logprobs,
+pi, old and mu are a token's probabilities: pi when its loss is computed, old before the step's
+first update, mu in vLLM. This module adds two columns to the record. If the step has old logprobs,
 `ratio` is pi / old and `mismatch` is log old - log mu, else they are pi / mu and log pi - log mu.
 If an earlier policy version sampled a token, `mismatch` also contains the policy's change since.
 docs/token-record.md explains the other columns.
@@ -64,15 +64,15 @@ def _row(
     used: bool,
     options: dict[str, Any],
 ) -> dict[str, Any]:
-    given, trained = recorded.sampled, recorded.trained
-    ids, mask = given["token_ids"].tolist(), given["mask"]
+    sampled, trained = recorded.sampled, recorded.trained
+    ids, mask = sampled["token_ids"].tolist(), sampled["mask"]
     metrics = {n.removeprefix(_METRIC): x for n, x in trained.items() if n.startswith(_METRIC)}
     numbers = {name: x for name, x in trained.items() if not name.startswith(_METRIC)}
     if "pi" in numbers:
         before = numbers.get("old", numbers["pi"])
-        change = numbers["pi"] - numbers.get("old", given["mu"])
-        limited = np.clip(change, -_MAX_LOG_RATIO, _MAX_LOG_RATIO)
-        numbers |= {"ratio": np.exp(limited), "mismatch": before - given["mu"]}
+        change = numbers["pi"] - numbers.get("old", sampled["mu"])
+        clamped = np.clip(change, -_MAX_LOG_RATIO, _MAX_LOG_RATIO)
+        numbers |= {"ratio": np.exp(clamped), "mismatch": before - sampled["mu"]}
 
     added = tokenizer.get_added_tokens_decoder() if tokenizer else {}
 
@@ -91,9 +91,9 @@ def _row(
         "pieces": pieces(tokenizer, ids),
         "special": [number in added for number in ids],
         "mask": mask.tolist(),
-        "turns": given["turns"].tolist(),
-        "version": [v if v >= 0 else None for v in given["version"].tolist()],
-        "mu": _as_json_numbers(given["mu"], mask),
+        "turns": sampled["turns"].tolist(),
+        "version": [v if v >= 0 else None for v in sampled["version"].tolist()],
+        "mu": _as_json_numbers(sampled["mu"], mask),
         **{name: _as_json_numbers(values, mask) for name, values in numbers.items()},
         "metrics": {name: _as_json_numbers(values, mask) for name, values in metrics.items()},
         "reason": [reason(i) for i in range(len(ids))],

@@ -6,7 +6,7 @@ import msgspec
 import pytest
 
 from lab.report.card import Card, Cell, card_of, read_cards, read_rows, write_page
-from lab.sweeps.card import ROWS, card_of_done_jobs, remaining_work, split_jobs
+from lab.sweeps.card import ROWS, card_of_ended_jobs, remaining_work, split_jobs
 from lab.sweeps.overview import print_unfinished, read_jobs, start_message
 from lab.sweeps.until import Progress
 from rl.runtime.folder import RunFolder
@@ -107,6 +107,6 @@ def test_a_report_card_and_what_is_left_of_it(sweep, tmp_path, monkeypatch):
         "intervals": [card.interval(row) for row in (*rows, "none")],
         "texts": texts, "page": page.replace(card.day, "").splitlines(), "jobs": [ladder, others],
         "left": [remaining_work(sweep, some) for some in (ladder, others, [*ladder, *others])],
-        "other": card_of_done_jobs("x", sweep, [[*jobs[0], "kl=k3"]]).name,
+        "other": card_of_ended_jobs("x", sweep, [[*jobs[0], "kl=k3"]]).name,
     }  # fmt: skip
     golden("sweeps/card", without(tmp_path, found))
