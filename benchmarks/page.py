@@ -107,14 +107,14 @@ def _section(program: str, text: str) -> Iterator[str]:
     lines = [run | line for run, one in zip(several, kept, strict=True) for line in one["lines"]]
     left_out = LEFT_OUT.get(program, set())
     lines = [one for one in lines if not any(one.get(column) == its for column, its in left_out)]
-    end = ":" if len(lines) == 1 else ""
+    single = len(lines) == 1 and not left_out
     for one in kept:
         when = ", ".join(filter(None, (one["day"], one["commit"], one["load"])))
-        yield f"- `python -m benchmarks.{one['command']}` ({when}){end}"
+        yield f"- `python -m benchmarks.{one['command']}` ({when}){':' if single else ''}"
     if left_out:
         names = " or ".join(f"`{column}={value}`" for column, value in sorted(left_out))
         yield f"- left out: rows with {names} (benchmarks/measured/{program}.jsonl)"
-    if len(lines) == 1:
+    if single:
         yield from (f"  {_cell(lines[0])}", "")
     else:
         yield from ("", *_table(lines), "")
