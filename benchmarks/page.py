@@ -37,7 +37,7 @@ WIDTH = 120
 LEFT_OUT = {
     "pushing": {("part", "start"), ("part", "resume")},
     "replicas": {("episodes", 1000)},
-    "sequential": {("arms", 4), ("rewards", "heavy")},
+    "sequential": {("arms", 4), ("difference", 1.5), ("rewards", "heavy")},
     "updating": {("idle", 0.25)},
 }
 
