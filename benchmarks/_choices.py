@@ -58,18 +58,8 @@ SMALL = {
 }
 
 
-HEAD = """# What composes with what
-
-`python -m benchmarks.compositions --page` writes this page by asking the check of a run, and a
-test compares it. There are {:,} pairs of choices. The check refuses {:,} of them before anything
-starts, and {:,} more cannot occur together, because each needs what the other excludes. All others
-occur in {} allowed compositions, and `python -m benchmarks.compositions` trains a few steps of
-each. Options that are not named keep their defaults.
-
-## Refused
-
-The message is that of the first combination of a row. The others get the same message. A run names
-the callable (`losses.gspo.gspo`) where this page has the choice (`loss=gspo`).
+HEAD = """\
+{:,} pairs of choices: {:,} are refused, {:,} cannot occur. The others occur in {} compositions.
 
 | combination | message |
 |---|---|"""
@@ -130,7 +120,7 @@ class Compositions:
                 look()
             except ConfigError as error:
                 problems += error.problems
-        # A message names callables. On the page, each is the choice of the row that has it.
+        # A message names callables. In the table, each is the choice of the row that has it.
         for group, choice in row.items():
             if group in self._files and "_target_" in config[group]:
                 name = rf"\b{re.escape(config[group]['_target_'])}\b"
@@ -150,9 +140,9 @@ class Compositions:
 
     @cached_property
     def whole(self) -> Covering:
-        """Return the covering of all groups, which docs/compositions.md describes."""
+        """Return the covering of all groups, which `table` describes."""
         first = Covering(self.groups, self.problems).fill()
-        # Fill again with all conflicts known, so that the rows depend on the page alone.
+        # Fill again with all conflicts known, so that the rows depend on the table alone.
         return Covering(self.groups, self.problems, first.conflicts).fill()
 
     @cached_property
@@ -176,8 +166,11 @@ def _with(config: dict[str, Any], values: Mapping[str, Any]) -> dict[str, Any]:
     return config
 
 
-def page(covering: Covering) -> str:
-    """Return the text of docs/compositions.md."""
+def table(covering: Covering) -> str:
+    """Return the number of refused pairs, and a line for each message with its combinations.
+
+    A message is that of the first combination of its line. The others get the same message.
+    """
     rows = []
     for choices, message in merged(covering.conflicts):
         named = [f"`{group}={','.join(names)}`" for group, names in choices.items()]

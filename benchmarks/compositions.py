@@ -1,6 +1,6 @@
 """Does every pair of choices from any two groups train, or does the check refuse it?
 
-    python -m benchmarks.compositions --page     asks the check and writes docs/compositions.md
+    python -m benchmarks.compositions --refused  prints what the check refuses, with the messages
     python -m benchmarks.compositions            trains what the check allows, one JSON line a run
 
 A covering set of runs (benchmarks/_covering.py) is trained for three steps each on a tiny policy,
@@ -21,7 +21,7 @@ from typing import Any
 
 import torch
 
-from benchmarks._choices import ENVIRONMENTS, STEPS, Compositions, page
+from benchmarks._choices import ENVIRONMENTS, STEPS, Compositions, table
 from benchmarks._covering import Assignment
 from benchmarks._playing import Playground
 from rl.dry_call.learn import run_with_facts
@@ -29,9 +29,6 @@ from rl.learner.learner import Learner
 from rl.learner.ranks import Ranks
 from rl.runtime.folder import RunFolder
 from rl.weights.fingerprint import fingerprint
-
-REPO = Path(__file__).parents[1]
-PAGE = REPO / "docs" / "compositions.md"
 
 
 def train(config: dict[str, Any], playground: Playground, ranks: Ranks) -> list[dict[str, float]]:
@@ -82,14 +79,14 @@ def train_all(compositions: Compositions, rows: Sequence[tuple[int, Assignment]]
 
 
 def main() -> None:
-    """Write the page, or train; exit status 1 if a run fails."""
+    """Print the refused combinations, or train; exit with status 1 if a run fails."""
     parser = argparse.ArgumentParser(description="Does every pair of choices train?")
-    parser.add_argument("--page", action="store_true", help="only write docs/compositions.md")
+    parser.add_argument("--refused", action="store_true", help="print what the check refuses")
     parser.add_argument("--every", type=int, default=1, metavar="N", help="train every Nth run")
     arguments = parser.parse_args()
     compositions = Compositions()
-    if arguments.page:
-        PAGE.write_text(page(compositions.whole))
+    if arguments.refused:
+        print(table(compositions.whole), end="")
         return
     rows = list(enumerate(compositions.trainable.rows))[:: arguments.every]
     if failed := train_all(compositions, rows):

@@ -26,21 +26,18 @@ from rl.runtime.commit import commit_of
 
 HERE = Path(__file__).parent
 PAGE = HERE.parent / "docs" / "benchmarks.md"
-OWN_PAGE = "compositions"  # writes docs/compositions.md
-DELETED = "# Deleted programs\n"  # from here on the page is kept as it is
 HEAD = """\
 `python -m benchmarks.page updating` runs a program again, `make bench` all of them, and both write
 this page. The machine has two cores (x86-64, bf16 without AMX) and no GPU; "a load of 4" counts the
 other processes that wanted them. An empty cell was not kept; `run` is the number of the command.
-benchmarks/measured has further rows, docs/experiments.md the conclusions, docs/cuda.md the
-measurements of one H100.
+docs/experiments.md has the conclusions, docs/cuda.md the measurements of one H100.
 """
 WIDTH = 120
-# Rows that the page leaves out, because they are near or between others: column and value.
+# Rows that a table leaves out and names, because they are near or between others: column and value.
 LEFT_OUT = {
     "pushing": {("part", "start"), ("part", "resume")},
     "replicas": {("episodes", 1000)},
-    "sequential": {("arms", 4), ("rewards", "heavy")},
+    "sequential": {("arms", 4), ("difference", 1.5), ("rewards", "heavy")},
     "updating": {("idle", 0.25)},
 }
 
@@ -51,7 +48,7 @@ def programs() -> list[str]:
     """Return the names of all programs that write to this page."""
     names = [path.stem for path in sorted(HERE.glob("[!_]*.py"))]
     # baseline and claims compare runs: make baseline, make claims. starting compares two commits.
-    others = (OWN_PAGE, "baseline", "claims", "starting", Path(__file__).stem)
+    others = ("compositions", "baseline", "claims", "starting", Path(__file__).stem)
     return [name for name in names if name not in others]
 
 
@@ -81,9 +78,7 @@ def measure(command: str) -> bool:
 def page() -> str:
     """Return the page: a section for each program, a table for each command."""
     sections = ["\n".join(_section(name, _description(name))) for name in programs()]
-    kept = PAGE.read_text().partition(DELETED)
-    head = f"# Benchmarks\n\n{_filled(HEAD)}\n"
-    return "\n".join([head, *sections, "".join(kept[1:])])
+    return "\n".join([f"# Benchmarks\n\n{_filled(HEAD)}\n", *sections])
 
 
 def _kept(program: str) -> Path:
@@ -112,11 +107,14 @@ def _section(program: str, text: str) -> Iterator[str]:
     lines = [run | line for run, one in zip(several, kept, strict=True) for line in one["lines"]]
     left_out = LEFT_OUT.get(program, set())
     lines = [one for one in lines if not any(one.get(column) == its for column, its in left_out)]
-    end = ":" if len(lines) == 1 else ""
+    single = len(lines) == 1 and not left_out
     for one in kept:
         when = ", ".join(filter(None, (one["day"], one["commit"], one["load"])))
-        yield f"- `python -m benchmarks.{one['command']}` ({when}){end}"
-    if len(lines) == 1:
+        yield f"- `python -m benchmarks.{one['command']}` ({when}){':' if single else ''}"
+    if left_out:
+        names = " or ".join(f"`{column}={value}`" for column, value in sorted(left_out))
+        yield f"- left out: rows with {names} (benchmarks/measured/{program}.jsonl)"
+    if single:
         yield from (f"  {_cell(lines[0])}", "")
     else:
         yield from ("", *_table(lines), "")

@@ -6,7 +6,7 @@
     rewards: {correct: {fn: {_target_: envs.rewards.exact_match}, weight: 1.0}}
 
 Every `_target_` is an import path. Your own modules must be in the current folder or on PYTHONPATH.
-envs/binding.py assigns objects to parameters. docs/environments.md has an example with a toolset.
+envs/binding.py assigns objects to parameters. docs/environments.md has an example.
 """
 
 from collections.abc import Iterator, Mapping, Sequence

@@ -1,8 +1,7 @@
 """Check which package may import which, and where the heavy libraries are imported.
 
 A package of rl/ is a process or one concern of training; processes have a __main__.py. Data that
-crosses from one process to another is defined at the root of rl/. docs/architecture.md draws the
-packages.
+crosses from one process to another is defined at the root of rl/.
 """
 
 import ast

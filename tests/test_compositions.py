@@ -1,4 +1,4 @@
-"""Check that docs/compositions.md equals the answers of the check, and that compositions train."""
+"""Check that the refused compositions are the stored ones, and that the others train."""
 
 import re
 from collections import Counter
@@ -11,17 +11,16 @@ from random import Random
 
 import pytest
 
-from benchmarks._choices import NO_SERVER, NOT_TRAINED, Compositions, page
+from benchmarks._choices import NO_SERVER, NOT_TRAINED, Compositions, table
 from benchmarks._covering import Assignment, Conflict, Covering, form_of
 
-REPO = Path(__file__).parents[1]
-TEXT = (REPO / "docs" / "compositions.md").read_text()
+README = (Path(__file__).parents[1] / "README.md").read_text()
+TEXT = (Path(__file__).parent / "compositions.txt").read_text()
 
 
-def read_page(text: str) -> dict[Conflict, str]:
-    """Return the conflicts that a page lists, each with the message of its row."""
-    refused = text.split("## Refused")[1].split("\n## ")[0]
-    rows = re.findall(r"^\| (`.+`) \| (.+) \|$", refused, re.MULTILINE)
+def read_table(text: str) -> dict[Conflict, str]:
+    """Return the conflicts that a table lists, each with the message of its row."""
+    rows = re.findall(r"^\| (`.+`) \| (.+) \|$", text, re.MULTILINE)
     return {
         frozenset(zip(groups, choices, strict=True)): message
         for names, message in rows
@@ -30,7 +29,7 @@ def read_page(text: str) -> dict[Conflict, str]:
     }
 
 
-CONFLICTS = read_page(TEXT)
+CONFLICTS = read_table(TEXT)
 NUM_TRAINED = 5  # python -m benchmarks.compositions trains a covering of all pairs
 
 
@@ -41,7 +40,7 @@ def compositions() -> Compositions:
 
 @pytest.fixture(scope="module")
 def messages(compositions: Compositions) -> dict[Conflict, str]:
-    """Return the message of the check for each conflict of the page, with random other choices."""
+    """Return the message of the check for each conflict of the table, with random other choices."""
     rng = Random(0)
     firsts = {message: dict(c) for c, message in reversed(CONFLICTS.items())}
     counts, found = Counter(CONFLICTS.values()), {}
@@ -61,7 +60,7 @@ def covering(compositions: Compositions, messages: dict[Conflict, str]) -> Cover
     return Covering(compositions.groups, compositions.problems, {**messages}).fill()
 
 
-def test_the_check_gives_every_message_of_the_page_whatever_else_is_chosen(
+def test_the_check_gives_every_message_of_the_table_whatever_else_is_chosen(
     messages: dict[Conflict, str],
 ) -> None:
     assert len(CONFLICTS) > 100
@@ -69,11 +68,14 @@ def test_the_check_gives_every_message_of_the_page_whatever_else_is_chosen(
 
 
 @pytest.mark.slow
-def test_every_pair_that_the_page_does_not_refuse_occurs_in_an_allowed_run(
+def test_every_pair_that_the_table_does_not_refuse_occurs_in_an_allowed_run(
     compositions: Compositions, messages: dict[Conflict, str], covering: Covering
 ) -> None:
-    assert set(covering.conflicts) == set(messages), "python -m benchmarks.compositions --page"
-    assert page(covering) == TEXT
+    advice = "python -m benchmarks.compositions --refused > tests/compositions.txt"
+    assert set(covering.conflicts) == set(messages), advice
+    assert table(covering) == TEXT, advice
+    counts = (re.findall(r"\d[\d,]*\d", text) for text in (TEXT.partition("\n")[0], README))
+    assert set(next(counts)) <= set(next(counts)), "README.md, Groups and choices"
     held = {pair for row in covering.rows for pair in combinations(sorted(row.items()), 2)}
     assert held == set(covering.pairs()) - set(covering.refused()) - covering.impossible
     assert not any(compositions.problems(row) for row in covering.rows)

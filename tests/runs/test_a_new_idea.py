@@ -6,12 +6,14 @@ from pathlib import Path
 
 import pytest
 
+from envs.episode import Episode
+from envs.messages import assistant
 from losses.groups import ScoredGroup
 from tests.support import printed
 from tests.support.launching import ROOT, SCRIPTED, Result, begin, ended
 
 PAGE = ROOT / "docs" / "a-new-idea.md"
-FILES, (_, TABLES, FIRST_LOOK, SWEEP) = printed.files(PAGE), printed.commands(PAGE)
+FILES, (_, TABLE, FIRST_LOOK, SWEEP) = printed.files(PAGE), printed.commands(PAGE)
 
 
 @pytest.fixture(scope="module")
@@ -28,25 +30,41 @@ def do(command: str, folder: Path) -> Result:
     return ended(begin(typed, folder, environment), folder / "outputs" / "first-look", 400)
 
 
-def test_each_idea_is_one_file_one_yaml_and_most_have_a_test_table():
+def test_each_idea_is_one_file_and_one_yaml_and_the_loss_has_a_test_table():
     parts = {"env": "relay", "loss": "patient", "advantage": "turn_median"}
     expected = {
         file
         for group, name in parts.items()
         for file in (f"{name}.py", f"conf/{group}/{name}.yaml")
     }
-    tables = {"test_relay.py", "test_patient.py"}
-    assert set(FILES) == {*expected, *tables, "conf/does_patience_help.yaml"}
+    assert set(FILES) == {*expected, "test_patient.py", "conf/does_patience_help.yaml"}
 
 
 def test_the_sweep_judges_its_arms_on_the_same_examples():
     assert "override evaluation: default" in FILES["conf/does_patience_help.yaml"]
 
 
-def test_the_tables_hold(relay):
-    done = do(TABLES, relay)
+def test_the_table_holds(relay):
+    done = do(TABLE, relay)
     assert done.status == 0, done.screen
-    assert "5 passed" in done.screen
+    assert "1 passed" in done.screen
+
+
+@pytest.mark.parametrize(
+    ("said", "right"),
+    [(["{word}", "{back}"], [1, 1]), (["{back}", "{back}"], [0, 1]), (["{word}"], [1]), ([], [])],
+)
+async def test_the_environment_scores_each_turn_by_itself(said, right, relay, monkeypatch):
+    monkeypatch.syspath_prepend(str(relay))
+    from relay import AGAIN, Relay  # pyright: ignore[reportMissingImports]
+
+    env = Relay(shortest=3, longest=3, reward_weights={"right": 1.0})
+    example = env.examples("train")[0]
+    word = example.info["word"]
+    messages = list(example.messages)
+    for text in said:
+        messages += [assistant(text.format(word=word, back=word[::-1])), AGAIN]
+    assert await env.score(Episode(example, messages)) == {"right": right}
 
 
 def test_the_advantage_subtracts_the_median_of_each_turn(relay, monkeypatch):
