@@ -3,10 +3,10 @@
     {"question": "2+2?", "answer": "4", "level": 1}
         -> messages: [user: 2+2?], info: {"answer": "4", "level": 1}
 
-A prompt is text or a list of messages. If a data set has no eval split, `Dataset` holds out the
-rows of `num_eval` prompts. It chooses these prompts by their hashes, so the order of the rows does
-not matter, and a repeated prompt is in one split only. envs/composed.py accepts any class that has
-a method `examples`.
+A prompt is text or a list of messages. Eval examples are the rows of `num_eval` prompts of the eval
+split, or of the train split if there is no eval split. `Dataset` chooses these prompts by their
+hashes, so the order of the rows does not matter. Prompts of the eval split are not trained on.
+envs/composed.py accepts any class that has a method `examples`.
 """
 
 import hashlib
@@ -53,6 +53,11 @@ class Dataset:
         Raise ValueError if the rows cannot be loaded or lack a column.
         """
         rows, numbers = self._splits[split]
+        if split == TRAIN and not numbers:
+            raise ValueError(
+                f"{self.path} leaves no rows for training, because all {len(rows)} have prompts "
+                "that are evaluated: add rows, lower num_eval, or choose another eval_path"
+            )
         return _Examples(self, rows, numbers, env)
 
     @cached_property
@@ -60,23 +65,18 @@ class Dataset:
         loaded = self.load()
         for rows in loaded.values():
             self._check(rows)
-        train = loaded[TRAIN]
-        if EVAL in loaded:
-            num_eval = min(self.num_eval, len(loaded[EVAL]))
-            return {TRAIN: (train, range(len(train))), EVAL: (loaded[EVAL], range(num_eval))}
-        name = self.prompt
-        prompts = [row[name] for row in train] if isinstance(train, list) else train[name]
-        texts = (json.dumps(prompt, sort_keys=True).encode() for prompt in prompts)
-        keys = [hashlib.sha256(text).digest() for text in texts]
-        held_out = set(sorted(set(keys))[: self.num_eval])
-        if len(set(keys)) == len(held_out):
-            raise ValueError(
-                f"num_eval={self.num_eval} leaves no rows for training, because {self.path} has "
-                f"only {len(held_out)} distinct prompts: lower num_eval"
-            )
+        train, eval_rows = loaded[TRAIN], loaded.get(EVAL, loaded[TRAIN])
+        keys, eval_keys = self._prompt_hashes(train), self._prompt_hashes(eval_rows)
+        chosen = set(sorted(set(eval_keys))[: self.num_eval])
+        held_out = {*eval_keys} if EVAL in loaded else chosen
         train_numbers = [i for i, key in enumerate(keys) if key not in held_out]
-        eval_numbers = [i for i, key in enumerate(keys) if key in held_out]
-        return {TRAIN: (train, train_numbers), EVAL: (train, eval_numbers)}
+        eval_numbers = [i for i, key in enumerate(eval_keys) if key in chosen]
+        return {TRAIN: (train, train_numbers), EVAL: (eval_rows, eval_numbers)}
+
+    def _prompt_hashes(self, rows: Rows) -> list[bytes]:
+        prompts = [row[self.prompt] for row in rows] if isinstance(rows, list) else rows[self.prompt]
+        texts = (json.dumps(one, sort_keys=True, default=str).encode() for one in prompts)
+        return [hashlib.sha256(text).digest() for text in texts]
 
     def _check(self, rows: Rows) -> None:
         if not len(rows):
@@ -89,6 +89,11 @@ class Dataset:
                         f"{', '.join(map(repr, row)) or 'none'}): set dataset.prompt and "
                         "dataset.answer to existing columns, or dataset.answer=null if there are "
                         "no answers"
+                    )
+                if row[column] is None:
+                    raise ValueError(
+                        f"{self.path}: row {number} has no value in the column {column!r}: remove "
+                        "the row, or add the value"
                     )
 
     def example(self, row: Mapping[str, Any], number: int, env: str) -> Example:

@@ -21,7 +21,14 @@ from envs.episode import Episode
 from envs.messages import without_reasoning
 
 _LONGEST_S = 1.0  # maximum seconds of a regex match, because a match blocks all other rollouts
-_DROPPED = str.maketrans("", "", punctuation)
+# Punctuation, except a sign, a decimal point, or an operator or separator before a digit: -5, x+1, 1/2.
+_DROPPED = re.compile(
+    rf"""(?! (?<![\w)]) [-.] \$?\.?\d                       # -5, .5, -.5, -$5
+        | (?<=[\w)]) [-+*/^.:=<>] -?\.?\d                 # x+1, 1/2, 1.5, x^-2
+        | (?<=\d) , (?=\d) (?!\d\d\d(?!\d)) )              # 1,2 but not 1,234
+    [{re.escape(punctuation)}]""",
+    re.VERBOSE,
+)
 _ARTICLES = re.compile(r"\b(a|an|the)\b")
 _TO_DECIMAL = str.maketrans("\u2212", "-", "$€£,")
 NUMBER = re.compile(
@@ -36,9 +43,9 @@ NUMBER = re.compile(
 def normalise(text: str) -> str:
     """Return text in the form that SQuAD compares: lower case, no punctuation, no articles.
 
-    The result has no "-" and no ".", so compare numbers with `number_match`.
+    Unlike SQuAD, keep punctuation that changes a number or a formula, as in -5, 1.5, 1/2 and x+1.
     """
-    return " ".join(_ARTICLES.sub(" ", text.lower().translate(_DROPPED)).split())
+    return " ".join(_ARTICLES.sub(" ", _without_punctuation(text.lower())).split())
 
 
 def exact(text: str, answers: Sequence[str]) -> float:
@@ -122,13 +129,17 @@ async def matches(episode: Episode, *, pattern: str) -> float:
     return float(found is not None)
 
 
+def _without_punctuation(text: str) -> str:
+    return _DROPPED.sub("", text.replace("\u2212", "-"))
+
+
 def _as_list(answers: Sequence[str]) -> Sequence[str]:
     return [answers] if isinstance(answers, str) else answers
 
 
 def _comparable(text: str, answer: str) -> tuple[str, str]:
     """Return text and answer with the strongest normalisation that keeps the answer non-empty."""
-    forms = (normalise, lambda text: " ".join(text.casefold().translate(_DROPPED).split()))
+    forms = (normalise, lambda text: " ".join(_without_punctuation(text.casefold()).split()))
     for form in forms:
         if expected := form(answer):
             return form(text), expected

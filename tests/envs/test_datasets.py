@@ -80,11 +80,31 @@ def test_a_file_for_evaluation_is_a_split_of_its_own(tmp_path, monkeypatch):
     monkeypatch.setenv("HOME", str(tmp_path))
     written(tmp_path / "eval.jsonl", ROWS[::2])
     paths = {"path": "~/a.jsonl", "eval_path": "~/eval.jsonl"}
-    train, held_out = both(lines(tmp_path / "a.jsonl", **paths, num_eval=5))
-    assert len(train) == 40
-    assert prompts(held_out) == [f"{i} + 1?" for i in range(0, 10, 2)]
+    train, chosen = both(lines(tmp_path / "a.jsonl", **paths, num_eval=5))
+    # Prompts of the file are never trained on, even if num_eval leaves them out of an evaluation.
+    assert prompts(train) == [f"{i} + 1?" for i in range(1, 40, 2)]
+    assert len(chosen) == 5
+    assert set(prompts(chosen)) <= {f"{i} + 1?" for i in range(0, 40, 2)}
+    written(tmp_path / "eval.jsonl", ROWS[::2][::-1])
+    _, turned = both(lines(tmp_path / "a.jsonl", **paths, num_eval=5))
+    assert prompts(turned) == prompts(chosen)[::-1]
     _, held_out = both(lines(tmp_path / "a.jsonl", **paths, num_eval=30))
     assert len(held_out) == 20  # all that there are
+
+
+def test_a_file_of_which_all_prompts_are_evaluated_cannot_be_trained_on(tmp_path):
+    path = str(tmp_path / "a.jsonl")
+    dataset = lines(tmp_path / "a.jsonl", eval_path=path, num_eval=30)
+    assert len(dataset.examples("eval", env="mine")) == 30
+    with pytest.raises(ValueError, match=r"no rows for training, because all 40 have prompts that"):
+        dataset.examples("train", env="mine")
+
+
+@pytest.mark.parametrize("column", ["question", "answer"])
+def test_a_row_without_a_value_is_refused(tmp_path, column):
+    dataset = lines(tmp_path / "a.jsonl", [*ROWS, {**ROWS[0], column: None}])
+    with pytest.raises(ValueError, match=f"row 41 has no value in the column '{column}': remove"):
+        dataset.check()
 
 
 def test_a_file_is_checked_before_the_run_unless_it_is_large(tmp_path, monkeypatch):
@@ -118,8 +138,8 @@ def test_several_files_and_one_for_evaluation(tmp_path, datasets):
     pattern, last = str(tmp_path / "*.parquet"), str(tmp_path / "1.parquet")
     files = Files(format="parquet", path=pattern, eval_path=last, **COLUMNS)
     train, held_out = both(files)
-    assert (len(train), len(held_out)) == (40, 10)
-    assert held_out[0].messages[0]["content"] == "20 + 1?"
+    assert (len(train), len(held_out)) == (20, 10)
+    assert set(prompts(held_out)) <= {f"{i} + 1?" for i in range(20, 40)}
 
 
 def test_a_data_set_in_the_form_of_the_hub_has_splits_by_name(tmp_path, datasets, monkeypatch):
@@ -129,7 +149,8 @@ def test_a_data_set_in_the_form_of_the_hub_has_splits_by_name(tmp_path, datasets
         written(folder / f"{split}.jsonl", rows)
     options = {**COLUMNS, "path": str(folder), "config": None, "revision": None, "num_eval": 5}
     train, held_out = both(Hub(split="train", eval_split="test", **options))
-    assert (len(train), prompts(held_out)[0], len(held_out)) == (30, "30 + 1?", 5)
+    assert (len(train), len(held_out)) == (30, 5)
+    assert set(prompts(held_out)) <= {f"{i} + 1?" for i in range(30, 40)}
     train, held_out = both(Hub(split="train[:50%]", eval_split=None, **options))
     assert (len(train), len(held_out)) == (10, 5)
     options["eval_split"] = None
@@ -176,7 +197,7 @@ def test_without_the_library_the_message_says_what_to_install(monkeypatch, tmp_p
         (
             '{"question": "q", "answer": 1}\n' * 2,
             {"num_eval": 1},
-            "num_eval=1 leaves no rows .* 1 distinct prompts",
+            "leaves no rows for training, because all 2 have prompts that are",
         ),
         ("", {"num_eval": -1}, "num_eval=-1"),
     ],

@@ -45,6 +45,37 @@ def test_exact_and_f1_of_text(said, answers, exact, f1):
 
 
 @pytest.mark.parametrize(
+    ("said", "answer"),
+    [
+        ("-5", "5"),
+        ("-$5", "$5"),
+        ("1.5", "15"),
+        (".5", "5"),
+        ("1/2", "12"),
+        ("3.000", "3,000"),
+        ("1,2", "12"),
+        ("x+1", "x1"),
+        ("x^-2", "x2"),
+        ("(x)+1", "x1"),
+        ("7:30", "730"),
+    ],
+)
+def test_punctuation_that_changes_a_number_or_a_formula_is_compared(said, answer):
+    assert rewards.exact(said, answer) == rewards.exact(answer, said) == 0
+    assert rewards.exact(f"**{said}**.", said) == rewards.exact(f"({said})", said) == 1
+    assert rewards.f1(said, answer) == 0
+    assert score(rewards.contains, f"It is {said}.", answer) == 0
+    assert score(rewards.contains, f"It is {said}.", said) == 1
+
+
+@pytest.mark.parametrize(
+    ("said", "answer"), [("1,234", "1234"), ("\u22125", "-5"), ("$5", "5"), ("5!", "5")]
+)
+def test_punctuation_that_changes_no_number_is_dropped(said, answer):
+    assert rewards.exact(said, answer) == rewards.exact(answer, said) == 1
+
+
+@pytest.mark.parametrize(
     ("said", "answer", "exact_match", "token_f1", "contains"),
     [
         ("Paris!", "paris", 1, 1, 1),

@@ -28,10 +28,11 @@ def test_a_question_of_the_eval_file_is_not_trained_on(tmp_path):
     path = write(tmp_path / "a.jsonl", rows(1, 2, 3, 4))
     held_out = write(tmp_path / "b.jsonl", rows(3, 9, 4))
     made = of_file(path, eval_path=held_out)
-    assert [q.text for q in made.load("eval")] == ["q3?", "q9?"]
-    assert [q.text for q in made.load("train")] == ["q1?", "q2?", "q4?"]
+    assert len(made.load("eval")) == 2  # num_eval
+    assert {q.text for q in made.load("eval")} < {"q3?", "q4?", "q9?"}
+    assert [q.text for q in made.load("train")] == ["q1?", "q2?"]
     fresh = made.sample_questions(Random(0))
-    assert {next(fresh).text for _ in range(200)} == {"q1?", "q2?", "q4?"}
+    assert {next(fresh).text for _ in range(200)} == {"q1?", "q2?"}
 
 
 def test_worked_steps_are_split_from_the_answer_as_in_gsm8k(tmp_path):
@@ -49,7 +50,7 @@ def test_worked_steps_are_split_from_the_answer_as_in_gsm8k(tmp_path):
 def test_splits_without_questions_and_questions_without_answers_are_refused(tmp_path):
     path = write(tmp_path / "a.jsonl", rows(1, 2))
     same = write(tmp_path / "b.jsonl", rows(1, 2))
-    with pytest.raises(ValueError, match="0 questions for training and 2 for evaluation"):
+    with pytest.raises(ValueError, match="no rows for training, because all 2 have prompts that are evaluated"):
         of_file(path, eval_path=same).load("train")
     with pytest.raises(ValueError, match="row 1 has no column 'reply'"):
         of_file(path, answer="reply").check()
