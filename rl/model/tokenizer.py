@@ -15,7 +15,14 @@ from pathlib import Path
 from typing import Any, cast
 
 import tokenizers
-from renderers import ParsedResponse, Renderer, config_from_name, create_renderer
+from jinja2.sandbox import ImmutableSandboxedEnvironment
+from renderers import (
+    ParsedResponse,
+    Qwen3RendererConfig,
+    Renderer,
+    config_from_name,
+    create_renderer,
+)
 from renderers.base import MODEL_RENDERER_MAP
 
 Options = Mapping[str, Any]
@@ -83,7 +90,7 @@ def load_renderer(
     """
     tokenizer = Tokenizer(folder)
     if name == "auto":
-        name = _find_renderer(folder, tokenizer.name_or_path)
+        name = _find_renderer(folder, tokenizer)
     elif name not in RENDERERS:
         close = get_close_matches(name, RENDERERS, n=1)
         hint = f"did you mean {close[0]!r}? " if close else ""
@@ -181,21 +188,36 @@ def chat_template(folder: Path) -> str | None:
     return template if isinstance(template, str) else None
 
 
-def _find_renderer(folder: Path, model_name: str) -> str:
-    if model_name in MODEL_RENDERER_MAP:
-        return MODEL_RENDERER_MAP[model_name]
+def _find_renderer(folder: Path, tokenizer: Tokenizer) -> str:
+    if tokenizer.name_or_path in MODEL_RENDERER_MAP:
+        return MODEL_RENDERER_MAP[tokenizer.name_or_path]
     model_type = _read_json(folder / "config.json").get("model_type")
-    family = FAMILIES.get(str(model_type))
-    # Qwen3-Coder and some fine-tunes share Qwen3's model_type, but write tool calls as XML.
-    if family == "qwen3" and "<function=" in (chat_template(folder) or ""):
-        family = None
+    family, but = FAMILIES.get(str(model_type)), ""
+    # Qwen3-Coder and some fine-tunes share Qwen3's model_type, but have another format.
+    template = chat_template(folder)
+    if family == "qwen3" and template and not _is_qwen3_format(template, tokenizer):
+        family, but = None, ", but its chat template differs from Qwen3's"
     if family is None:
         raise ValueError(
-            f"model.renderer=auto does not know the chat format of {model_name} (model_type "
-            f"{model_type!r}): use client=tokens, which takes the model's own chat template, or "
-            f"set model.renderer to the family of the model: {_CHOICES}"
+            f"model.renderer=auto does not know the chat format of {tokenizer.name_or_path} "
+            f"(model_type {model_type!r}{but}): use client=tokens, which takes the model's own "
+            f"chat template, or set model.renderer to the family of the model: {_CHOICES}"
         )
     return family
+
+
+def _is_qwen3_format(template: str, tokenizer: Tokenizer) -> bool:
+    """Return whether a chat template and the renderer write the same text after a question."""
+    messages: Any = [{**message, "reasoning_content": ""} for message in _CONVERSATION[1:]]
+    # transformers sets these options, too.
+    environment = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True)
+    try:
+        ids = create_renderer(tokenizer, Qwen3RendererConfig()).render_ids(messages)
+        text = environment.from_string(template).render(messages=messages)
+    except Exception:  # noqa: BLE001 a template may use extensions that only transformers has
+        return "<function=" not in template
+    question = messages[0]["content"]
+    return text.partition(question)[2] == tokenizer.decode(ids).partition(question)[2]
 
 
 def _read_json(path: Path) -> dict[str, Any]:

@@ -50,7 +50,9 @@ def test_worked_steps_are_split_from_the_answer_as_in_gsm8k(tmp_path):
 def test_splits_without_questions_and_questions_without_answers_are_refused(tmp_path):
     path = write(tmp_path / "a.jsonl", rows(1, 2))
     same = write(tmp_path / "b.jsonl", rows(1, 2))
-    with pytest.raises(ValueError, match="no rows for training, because all 2 have prompts that are evaluated"):
+    with pytest.raises(
+        ValueError, match="no rows for training, because all 2 have prompts that are evaluated"
+    ):
         of_file(path, eval_path=same).load("train")
     with pytest.raises(ValueError, match="row 1 has no column 'reply'"):
         of_file(path, answer="reply").check()

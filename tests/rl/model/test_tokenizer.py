@@ -131,6 +131,24 @@ def test_auto_refuses_what_it_cannot_tell_and_lists_the_names(tmp_path, file):
         load_renderer(folder, "auto")
 
 
+def test_auto_refuses_a_template_that_writes_another_format_than_the_renderer(tmp_path):
+    folder = tiny(tmp_path / "m")
+    template = json.loads((folder / "tokenizer_config.json").read_text())["chat_template"]
+    path = folder / "chat_template.jinja"
+    path.write_text("{{ bos_token }}{# a copy with a system message #}Be kind." + template)
+    assert load_renderer(folder, "auto").config.name == "qwen3"
+    path.write_text("{% generation %}{% endgeneration %}")  # a tag that only transformers has
+    assert load_renderer(folder, "auto").config.name == "qwen3"
+    path.write_text("{% for m in messages %}### {{ m.role }}: {{ m.content }}{% endfor %}")
+    refusal = r"'qwen3', but its chat template differs from Qwen3's\): use client=tokens"
+    with pytest.raises(ValueError, match=refusal):
+        load_renderer(folder, "auto")
+    path.write_text(template.replace("tool_call>", "call>"))
+    with pytest.raises(ValueError, match=refusal):
+        load_renderer(folder, "auto")
+    assert load_renderer(folder, "qwen3").config.name == "qwen3"  # the user decides
+
+
 def test_a_misspelt_name_gets_a_suggestion_and_the_list(tmp_path):
     folder = tiny(tmp_path / "m")
     with pytest.raises(ValueError, match=r"did you mean 'qwen3'\? choose auto, .*gpt-oss"):
