@@ -32,7 +32,7 @@ class AttemptFailed(Exception):
 
 @dataclass(frozen=True)
 class Completion:
-    """Sampled tokens, tokens given by prefix.py, or both. P: prompt, N: completion tokens."""
+    """A completion [N] of a prompt [P]: sampled tokens, tokens given by prefix.py, or both."""
 
     token_ids: list[int]  # [N] given tokens, if any, then sampled ones with the stop token
     logprobs: list[float]  # [N] logprob under the distribution that vLLM sampled from; 0 if unknown

@@ -50,7 +50,7 @@ class OutputHead(torch.autograd.Function):
         """
         ctx.settings = temperature, chunk, dtype, compiled
         ctx.entropy_gradient = with_entropies and entropy_gradient
-        # Detach the weight, because torch.compile refuses a bfloat16 weight with float32 gradient.
+        # Detach the weight, because torch.compile refuses bfloat16 weights with float32 gradients.
         cast, also = weight.detach().to(dtype), (with_entropies, with_kl_from_uniform)
         divisors = _chunk_temperatures(temperature, chunk)
         parts = [  # `strict=False`, because `divisors` may repeat one temperature without end

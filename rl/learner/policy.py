@@ -117,7 +117,7 @@ class Policy:
         # A metric counts as 0 in the updates in which the loss omits it.
         names = dict.fromkeys(name for one in metrics for name in one)
         means = {name: sum(one.get(name, 0.0) for one in metrics) / updates for name in names}
-        # Take `mismatch/` metrics from the first update, because later the weights are not vLLM's.
+        # Take `mismatch/` metrics from the first update, because only it uses vLLM's weights.
         compared = {name: v for name, v in metrics[0].items() if name.startswith("mismatch/")}
         return {**means, **compared}
 
@@ -231,7 +231,7 @@ class Policy:
         return self._collect(full_recipes(self.engine.module.model), buffers)
 
     def adapter_weights(self) -> dict[str, Tensor]:
-        """On rank 0, return the adapter's weights by peft's names, elsewhere {}. Collective."""
+        """On rank 0, return the adapter's weights by peft's names, else return {}. Collective."""
         return self._collect(adapter_recipes(self.engine.module.model))
 
     def _collect(

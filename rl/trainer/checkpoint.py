@@ -81,12 +81,12 @@ def _reporting_failure(temporary: Path, step: int, run_folder: RunFolder) -> Ite
         free = shutil.disk_usage(run_folder.path).free / 2**20
         advice = (
             f"its files are deleted, and {free:,.0f} MiB are free at {run_folder.path}. Free more "
-            "space, then use"
+            "space, then use resume=true"
             if is_full
-            else "earlier checkpoints are unchanged. Remove the cause, then use"
+            else "earlier checkpoints are unchanged. Remove the cause, then use resume=true"
         )
         raise RunFailed(
-            f"the checkpoint of step {step} could not be written ({error}); {advice} resume=true"
+            f"the checkpoint of step {step} could not be written ({error}); {advice}"
         ) from error
 
 

@@ -28,7 +28,7 @@ log = logging.getLogger(__name__)
 class Logger:
     """The base class of loggers. Its methods, which the trainer calls on rank 0, do nothing.
 
-    conf/logger/console.yaml uses this class, because the metrics are also in metrics.jsonl.
+    conf/logger/console.yaml uses this class, because metrics.jsonl already has the metrics.
     """
 
     is_off = False  # True if disabled, after an error, or after `finish`

@@ -135,7 +135,7 @@ class RolloutsLink:
             raise RunFailed(text) from error
         while offset < num_bytes:
             received = self._socket.recv_into(view[offset:])
-            if received == 0:  # the rollouts process closed the connection
-                raise ConnectionError("end of file")
+            if received == 0:
+                raise ConnectionError("the rollouts process closed the connection")
             offset += received
         return view

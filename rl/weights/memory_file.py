@@ -54,7 +54,7 @@ class MemoryFile:
         return self._memory
 
     def write(self, weights: Mapping[str, torch.Tensor]) -> str:
-        """Replace the file's content by these weights, sorted by name. Return their fingerprint.
+        """Replace the file's content with `weights`, sorted by name. Return their fingerprint.
 
         Before the call, the caller must wait until no reader uses the previous weights any more.
         """
