@@ -74,7 +74,8 @@ class Dataset:
         return {TRAIN: (train, train_numbers), EVAL: (eval_rows, eval_numbers)}
 
     def _prompt_hashes(self, rows: Rows) -> list[bytes]:
-        prompts = [row[self.prompt] for row in rows] if isinstance(rows, list) else rows[self.prompt]
+        name = self.prompt
+        prompts = [row[name] for row in rows] if isinstance(rows, list) else rows[name]
         texts = (json.dumps(one, sort_keys=True, default=str).encode() for one in prompts)
         return [hashlib.sha256(text).digest() for text in texts]
 

@@ -21,7 +21,7 @@ from envs.episode import Episode
 from envs.messages import without_reasoning
 
 _LONGEST_S = 1.0  # maximum seconds of a regex match, because a match blocks all other rollouts
-# Punctuation, except a sign, a decimal point, or an operator or separator before a digit: -5, x+1, 1/2.
+# Punctuation, except signs, decimal points, and operators and separators before a digit.
 _DROPPED = re.compile(
     rf"""(?! (?<![\w)]) [-.] \$?\.?\d                       # -5, .5, -.5, -$5
         | (?<=[\w)]) [-+*/^.:=<>] -?\.?\d                 # x+1, 1/2, 1.5, x^-2

@@ -84,9 +84,9 @@ def resume_problems(config: Config, saved: Path) -> Iterator[str]:
     files = [] if config.get("accept_changed_code") else changed_code(RunFolder(saved.parent))
     if files:
         yield (
-            f"{', '.join(files)} changed since {saved.parent} was trained: restore the copies in "
-            f"{RunFolder(saved.parent).code}, start a new run, or continue with the changed code "
-            "by accept_changed_code=true"
+            f"{', '.join(files)} changed since {saved.parent} was trained: restore the files "
+            f"(copies of code are in {RunFolder(saved.parent).code}), start a new run, or continue "
+            "with the changed files by accept_changed_code=true"
         )
     now, then = dict(leaves(join_schedules(config))), dict(leaves(before))
     ranks, stage = "trainer.ranks", then.get("deepspeed.zero_optimization.stage")

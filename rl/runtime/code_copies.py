@@ -1,7 +1,8 @@
-"""Copy the user's source files into the run folder, and find files that changed later.
+"""Copy the user's source files into the run folder, and find source and data files that changed.
 
     <run>/code/step_000000/losses/cispo.py    at the start of the run
     <run>/code/step_000050/losses/cispo.py    at a resume after step 50 with changed or new code
+    <run>/code/data.json                      sizes and hashes of local data files
 
 The copied files are those that the dry call (rl/dry_call) imported, except libraries and rl/. The
 commit in overrides.yaml gives the version of rl/. The path of a copy is relative to this checkout
@@ -10,21 +11,28 @@ or the working folder (else to /), so that a run can be resumed after these fold
 
 import filecmp
 import hashlib
+import json
 import shutil
 from collections import defaultdict
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
+from glob import glob
 from pathlib import Path
 
 from envs.user_code import ROOT
-from rl.runtime.files import remove
+from rl.runtime.files import remove, write_atomically
 from rl.runtime.folder import RunFolder
-from rl.runtime.given_files import regular_file
+from rl.runtime.given_files import load_json, regular_file
 from rl.runtime.text import printable
 
+_DATA, _HASHED_BYTES = "data.json", 10_000_000
 
-def copy_code(run_folder: RunFolder, files: Iterable[str]) -> None:
-    """Copy the user's files into the run folder; at a resume, only if a file is new or changed."""
+
+def copy_code(run_folder: RunFolder, files: Iterable[str], data: Iterable[str] = ()) -> None:
+    """Copy the user's files into the run folder; at a resume, only if a file is new or changed.
+
+    `data` are paths or patterns of data files, of which only the fingerprints are stored.
+    """
     step, paths = run_folder.num_saved_steps(), [Path(file) for file in files]
     own = {_relative_name(path): path for path in paths if not path.is_relative_to(ROOT / "rl")}
     newest = max(run_folder.code.glob("step_*"), default=run_folder.code)
@@ -37,17 +45,27 @@ def copy_code(run_folder: RunFolder, files: Iterable[str]) -> None:
         copy = folder / name
         copy.parent.mkdir(parents=True, exist_ok=True)
         shutil.copyfile(file, copy)
+    found = (Path(file).absolute() for pattern in data for file in sorted(glob(pattern)))
+    prints = {str(_relative_name(file)): _fingerprint(file) for file in found if file.is_file()}
+    run_folder.code.mkdir(parents=True, exist_ok=True)
+    write_atomically(run_folder.code / _DATA, json.dumps(prints))
 
 
 def changed_code(run_folder: RunFolder) -> list[str]:
-    """Return the names of the copied files that were deleted or changed since the newest copy."""
+    """Return the names of source and data files that were deleted or changed since `copy_code`."""
     newest = sorted(run_folder.code.glob("step_*"))[-1:]
     copies = (copy for folder in newest for copy in _copies(folder))
-    return [
-        printable(name)
+    changed = [
+        name
         for name, copy in copies
         if not ((file := _find_file(name)) and filecmp.cmp(file, copy, shallow=False))
     ]
+    with suppress(OSError, ValueError):  # an older or a damaged run folder
+        prints = load_json(run_folder.read(run_folder.code / _DATA))
+        for name, before in prints.items() if isinstance(prints, dict) else ():
+            if not ((file := _find_file(name)) and _fingerprint(file) == before):
+                changed.append(name)
+    return [printable(name) for name in changed]
 
 
 def code_versions(run_folder: RunFolder) -> dict[str, tuple[str, ...]]:
@@ -60,6 +78,13 @@ def code_versions(run_folder: RunFolder) -> dict[str, tuple[str, ...]]:
             if versions[name := printable(name)][-1:] != (digest,):
                 versions[name] += (digest,)
     return dict(versions)
+
+
+def _fingerprint(file: Path) -> str:
+    """Return a file's size and a hash of its beginning, because it may have many gigabytes."""
+    with file.open("rb") as content:
+        digest = hashlib.sha256(content.read(_HASHED_BYTES)).hexdigest()
+    return f"{file.stat().st_size} {digest}"
 
 
 def _copies(folder: Path) -> Iterator[tuple[str, Path]]:

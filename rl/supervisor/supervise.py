@@ -26,6 +26,7 @@ from rl.cluster.host import Demand
 from rl.config.build import build, construct
 from rl.config.initial import initial_checkpoint
 from rl.config.resume_rules import run_folder_problems
+from rl.config.rules import data_files
 from rl.config.schema import ConfigError, Run, as_config_error
 from rl.dry_call.child import DryCall
 from rl.model.folder import check_teacher, check_trainable, fingerprint
@@ -105,7 +106,7 @@ def supervise(
                 launch.check_references(model)
                 _print_repeated_steps(run_folder)
                 if changed := changed_code(run_folder):
-                    say(f"continuing with changed code: {', '.join(changed)}")
+                    say(f"continuing with changed files: {', '.join(changed)}")
                 launch.execute(resolved, model)
         except RunFailed as error:
             message = f"{error}\n{resume_advice(run_folder)}"
@@ -282,4 +283,5 @@ class _Launch:
     def _record_dry_call(self, run: Run) -> None:
         run = replace(run, learned=asdict(self.dry_call.learned()))
         run.save(self.run_folder.config)
-        copy_code(self.run_folder, self.dry_call.files())
+        data = [str(Path(value).expanduser()) for _, value in data_files(run.plain())]
+        copy_code(self.run_folder, self.dry_call.files(), data)

@@ -137,17 +137,19 @@ def test_a_folder_that_holds_a_run_is_refused_with_two_remedies(config: dict[str
 def test_a_resume_with_changed_user_code_is_refused_unless_it_is_accepted(
     config: dict[str, Any], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    folder, mine = Folder(config), tmp_path / "mine.py"
+    folder, mine, data = Folder(config), tmp_path / "mine.py", tmp_path / "data.jsonl"
     monkeypatch.chdir(tmp_path)
     mine.write_text("before\n")
-    copy_code(RunFolder(folder.path), [str(mine)])
+    data.write_text("before\n")
+    copy_code(RunFolder(folder.path), [str(mine)], [str(tmp_path / "*.jsonl")])
     again = changed(config, {"resume": True})
     check(again)
     mine.write_text("after\n")
+    data.write_text("after!\n")
     assert only_problem(again) == (
-        f"mine.py changed since {folder.path} was trained: restore the copies in "
-        f"{folder.path}/code, start a new run, or continue with the changed code by "
-        "accept_changed_code=true"
+        f"mine.py, data.jsonl changed since {folder.path} was trained: restore the files "
+        f"(copies of code are in {folder.path}/code), start a new run, or continue "
+        "with the changed files by accept_changed_code=true"
     )
     check(changed(again, {"accept_changed_code": True}))
 

@@ -47,13 +47,30 @@ def test_a_file_that_was_edited_or_deleted_has_changed(lab, tmp_path):
     assert changed_code(run_folder) == ["mine/env.py", "mine/loss.py"]
 
 
+def test_a_data_file_has_changed_if_its_size_or_content_has(lab, tmp_path):
+    run_folder, data = RunFolder(tmp_path / "run"), lab / "data.jsonl"
+    for before, after in (("abc", "abd"), ("abc", "abcd")):
+        data.write_text(before)
+        copy_code(run_folder, files_of(lab), [str(lab / "*.jsonl"), str(lab / "missing")])
+        assert changed_code(run_folder) == []
+        data.write_text(after)
+        assert changed_code(run_folder) == ["data.jsonl"]
+    saved(run_folder, 5)
+    copy_code(run_folder, files_of(lab), [str(data)])  # the resume accepts the new file
+    assert changed_code(run_folder) == []
+    data.unlink()
+    assert changed_code(run_folder) == ["data.jsonl"]
+    (run_folder.code / "data.json").write_text("[1]")
+    assert changed_code(run_folder) == []
+
+
 def test_a_resume_adds_copies_only_if_the_code_changed(lab, tmp_path):
     run_folder, files = RunFolder(tmp_path / "run"), files_of(lab)
     copy_code(run_folder, files)
     saved(run_folder, 5)
     copy_code(run_folder, files)
     copy_code(run_folder, files[:1])  # a file that is no longer imported
-    assert [path.name for path in run_folder.code.iterdir()] == ["step_000000"]
+    assert [path.name for path in run_folder.code.glob("step_*")] == ["step_000000"]
     (lab / "mine/loss.py").write_text("loss = 2\n")
     copy_code(run_folder, files)
     assert changed_code(run_folder) == []
