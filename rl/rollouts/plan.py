@@ -206,7 +206,7 @@ def _pad(rows: Sequence[WeightedRow]) -> MicroBatch:
 
 
 def _join_kept(rows: Sequence[WeightedRow]) -> Ints | None:
-    """Return `kept` (rl/records.py) of all rows, -1 where a row has none; None if no row has it."""
+    """Return the `kept` (rl/records.py) of all rows as one array; None if no row has a `kept`."""
     present = [row.kept for row in rows if row.kept is not None]
     if not present:
         return None
