@@ -60,7 +60,7 @@ class Limits:
 
 
 class _InvalidAnswer(Exception):
-    """Code has forged an answer. The message follows the words "the code" in the ToolError."""
+    """The error raised if code has forged an answer. Its message follows the words "the code"."""
 
 
 def check_sandbox(limits: Limits, preload: str = "") -> None:
