@@ -80,7 +80,7 @@ class Agent(Composed):
             if episode.turns >= self._max_requests:
                 episode.stop_reason = StopReason.MAX_TURNS
                 await _kill_all(key)
-                raise ContextFull(f"the agent has already sent max_requests={self._max_requests}")
+                raise ContextFull(f"{episode.turns} requests were answered: raise max_requests")
             return await speak(messages, tools)
 
         task = str(episode.example.messages[-1].get("content") or "")
