@@ -18,7 +18,7 @@ Split = Literal["train", "eval"]
 
 
 class StopReason(StrEnum):
-    """Why an episode ended."""
+    """The reason why an episode ended."""
 
     STOP = "stop"  # The policy ended its turn, and the environment had no reply.
     MAX_TOKENS = "max_tokens"  # One turn reached its token limit.

@@ -30,7 +30,7 @@ def user(content: str) -> Message:
 
 
 def without_reasoning(text: str) -> str:
-    """Return the text after the last </think>; "" if it begins with <think> and has no end."""
+    """Return the text after the last </think>. Return "" if <think> begins it and has no end."""
     _, ended, after = text.rpartition("</think>")
     return after if ended or not after.lstrip().startswith("<think>") else ""
 

@@ -43,8 +43,8 @@ def read_system_prompt(text_or_path: str) -> str:
         return Path(text_or_path).expanduser().read_text(encoding="utf-8").strip()
     except (OSError, UnicodeDecodeError) as error:
         raise ValueError(
-            f"system_prompt={text_or_path} is no readable file ({type(error).__name__}): correct "
-            "the path. If the value is not a path but the prompt itself, end it with a full stop"
+            f"system_prompt={text_or_path} is not a readable file ({type(error).__name__}): "
+            "correct the path. If the value is the prompt itself, end it with a full stop"
         ) from error
 
 

@@ -20,7 +20,7 @@ from losses.tokens import TokenLoss, Tokens
 def by_source(
     tokens: Tokens, *, policy_loss: Callable[[Tokens], TokenLoss], demonstration_weight: float
 ) -> TokenLoss:
-    """Return `policy_loss`, but the weighted cross entropy at demonstrations [N]."""
+    """Return the loss [N]: the weighted cross entropy at demonstrations, else `policy_loss`."""
     is_demonstration = tokens.source == Source.DEMONSTRATION  # [N]
     imitation = -demonstration_weight * tokens.logprobs  # [N]
 

@@ -12,7 +12,7 @@ SPREAD_TOLERANCE = 1e-6  # two numbers count as equal if they differ by at most 
 
 
 class Source(IntEnum):
-    """Where the tokens of a rollout come from."""
+    """The origin of the tokens of a rollout."""
 
     POLICY = 0  # The policy sampled the rollout for this batch.
     REPLAY = 1  # The rollout was in an earlier batch. Its logprobs and versions are unchanged.
@@ -21,7 +21,7 @@ class Source(IntEnum):
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class ScoredGroup:
-    """One group. Truncation and penalties change `rewards` before an advantage function gets it."""
+    """One group and its rewards. Advantage functions get these after truncation and penalties."""
 
     rewards: Sequence[float | None]  # [K] None: no score, or truncation dropped the rollout
     turn_rewards: Sequence[Sequence[float] | None]  # [K] each reward divided among the turns

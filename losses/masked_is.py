@@ -3,8 +3,8 @@
     ratio  = pi / anchor        pi, anchor: losses/tokens.py, A: advantage
     loss_t = -1[ratio_low <= ratio <= ratio_high] * ratio * A
 
-PPO's clip depends on the sign of the advantage, but here every token out of bounds is dropped. The
-gradient of all other tokens is that of the ratio. The RLTrainer of `verifiers` computes this
+PPO's clip depends on the sign of the advantage, but here every token out of bounds is dropped. All
+other tokens have the gradient of their ratio. The RLTrainer of `verifiers` computes this
 loss with the bounds 1/8 and 8.
 """
 

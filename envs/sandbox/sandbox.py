@@ -60,7 +60,7 @@ class Limits:
 
 
 class _InvalidAnswer(Exception):
-    """Code has forged an answer. The message follows the words "the code" in the ToolError."""
+    """The error raised if code has forged an answer. Its message follows the words "the code"."""
 
 
 def check_sandbox(limits: Limits, preload: str = "") -> None:
@@ -143,18 +143,18 @@ class Sandbox:
         process, loop = self._process, asyncio.get_running_loop()
         end = _processor_time(process) + self._limits.cpu_seconds
 
-        def check() -> None:
+        def check_time() -> None:
             with suppress(OSError):
                 remaining = end - _processor_time(process)
                 if remaining > 0:  # in seconds; one thread cannot use them up sooner
-                    self._cpu_timer = loop.call_later(remaining, check)
+                    self._cpu_timer = loop.call_later(remaining, check_time)
                 else:
                     self._exceeded_cpu_time = True
                     process.kill()
 
         if self._cpu_timer:
             self._cpu_timer.cancel()
-        self._cpu_timer = loop.call_later(self._limits.cpu_seconds, check)
+        self._cpu_timer = loop.call_later(self._limits.cpu_seconds, check_time)
 
     async def _kill_and_explain(self) -> str:
         """Kill the process. Return the words that follow "the code" in the ToolError."""

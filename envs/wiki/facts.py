@@ -104,7 +104,7 @@ def invent_name(known: tuple[str, ...], rng: Random) -> str:
 
 @cache
 def _letter_chain(known: tuple[str, ...]) -> dict[str, list[str]]:
-    """Return two letters -> all letters that follow them in `known`. A line break ends a name."""
+    """Map two letters to all letters that follow them in `known`. A line break ends a name."""
     following: dict[str, list[str]] = defaultdict(list)
     for name in known:
         for i, letter in enumerate(name + "\n"):

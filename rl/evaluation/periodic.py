@@ -85,7 +85,7 @@ class Evaluator:
     async def _evaluate(self, version: int) -> dict[str, float]:
         settings = self.settings
         played = await play(
-            self._player_of(version).play_group,
+            self._evaluation_player(version).play_group,
             self.examples,
             settings.rollouts_per_example,
             max_concurrent=self.player.sampler.max_concurrent,
@@ -94,7 +94,7 @@ class Evaluator:
         write_rollouts(self.run_folder.evaluation_of(version), played)
         return summarise(played, settings.pass_threshold).metrics()
 
-    def _player_of(self, version: int) -> Player:
+    def _evaluation_player(self, version: int) -> Player:
         player = self.player.at_version(version)
         settings = player.schedules.apply(self.settings, "evaluation", version)
         sampler = player.sampler.for_evaluation(temperature=settings.temperature)

@@ -83,7 +83,7 @@ def _buffer(run: Run, run_folder: RunFolder, env: Environment) -> FifoBuffer:
 def _hinted_envs(
     run: Run, env: Environment, pools: Sequence[Pool], strategy: Strategy
 ) -> frozenset[str]:
-    """Return the environments whose reference sees hints. Raise ValueError if a hint is missing."""
+    """Return the envs whose reference model sees hints. Raise ValueError if a hint is missing."""
     hinted: set[str] = set()
     for pool in pools:
         if not pool.examples:  # ExampleOrder.begin reports empty pools later

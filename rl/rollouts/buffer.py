@@ -26,7 +26,7 @@ class FifoBuffer:
         return len(self._groups)
 
     def state(self) -> dict[str, Any]:
-        """Return the state for a checkpoint. It has no groups: a resumed run samples them again."""
+        """Return the state for a checkpoint, without groups: a resumed run samples them again."""
         return {"rejected": dict(self.rejected)}
 
     def load(self, state: dict[str, Any]) -> None:
@@ -82,4 +82,4 @@ class FifoBuffer:
         return drawn
 
     def undo_draw(self) -> None:
-        """Undo the newest `draw` in `state()`, if no step trained it. By default do nothing."""
+        """Undo the newest `draw` in `state()`. The dispatcher calls this if no step trained it."""

@@ -55,7 +55,7 @@ class DifficultyOrder(ExampleOrder):
         (level,) = rng.choices(list(filled), weights if any(weights) else None)
         position = next(iter(filled[level]))
         filled[level].move_to_end(position)
-        # In `normal` unplayed examples come before played ones. If there are any, this is one.
+        # In `normal`, unplayed examples come first, so this example was unplayed if any is left.
         if level == "normal" and self._num_unplayed[pool]:
             self._num_unplayed[pool] -= 1
         return pool, position

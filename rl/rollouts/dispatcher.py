@@ -74,7 +74,7 @@ class Dispatcher:
         self._interrupted = deque(self.state.pending)  # groups of the interrupted run come first
         self._next_index = self.state.next_index
         self._new_per_step = self.buffer.num_new(self.groups_per_step)
-        # Count only groups of earlier batches, because pending groups will start and count again.
+        # Do not count pending groups yet, because `run` starts and counts them again.
         self._started = self.step * self._new_per_step
         self._num_rejected = 0
         self._end: NoMoreBatches | None = None  # why no batch will follow

@@ -63,7 +63,7 @@ class MixedBuffer(FifoBuffer):
         return count - sum(self._num_others(count))
 
     def _num_others(self, count: int) -> list[int]:
-        """Return how many of a batch's `count` groups are replayed, and how many demonstrate."""
+        """Return how many groups of a batch are replayed, and how many are demonstrations."""
         numbers = [max(1, round(share * count)) if share else 0 for share in self.shares]
         if sum(numbers) >= count:
             raise ValueError(

@@ -35,7 +35,7 @@ An aggregation by turn gets the lengths of each rollout's turns and returns one 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class WeightedRow(TrainingRow, PlannedColumns):
-    """A training row with the advantages and weights of its tokens, and its origin in the batch."""
+    """A training row with advantages and weights of its tokens, and its position in the batch."""
 
     rollout_id: int  # position of the row's rollout in the batch
     group_id: int = 0  # equal for all rows of one group and role (`compared_ids`)
@@ -59,7 +59,7 @@ def weighted_row(
 
     `advantages` and `token_weights` have one number for the whole row, or one per turn of the
     rollout. `advantages` may also be an array with one number per completion token of the row.
-    `origin`: `rollout_id` and further fields that WeightedRow itself defines.
+    `origin`: `rollout_id` and other fields that WeightedRow adds to TrainingRow.
     """
     return WeightedRow(
         **vars(row),
@@ -206,7 +206,7 @@ def _pad(rows: Sequence[WeightedRow]) -> MicroBatch:
 
 
 def _join_kept(rows: Sequence[WeightedRow]) -> Ints | None:
-    """Return `kept` (rl/records.py) of all rows, -1 where a row has none; None if no row has it."""
+    """Return the `kept` (rl/records.py) of all rows as one array; None if no row has a `kept`."""
     present = [row.kept for row in rows if row.kept is not None]
     if not present:
         return None

@@ -114,20 +114,20 @@ class RolloutService:
                     self._evaluator.start(call.version)
             return {}
         if call.what == "evaluation":
-            return await self._evaluation(call.version)
+            return await self._evaluation_metrics(call.version)
         if call.what == "record_all":
             return await self._record_all(call)
         if call.what == "state":
             return asdict(self._dispatcher.checkpoint())
         raise AssertionError(f"a rank sent an unknown call: {call.what}")
 
-    async def _evaluation(self, version: int) -> dict[str, float]:
+    async def _evaluation_metrics(self, version: int) -> dict[str, float]:
         if not self._evaluator:
             return {}
         found = await self._evaluator.wait_for_metrics(version)
         # `found` is {} after an error, before rank 0 publishes `version`, or without an evaluation.
         failed = self._evaluator.ended or self._failure.done()
-        # After the last step, no next_batch reports the error, and the ranks would end as "done".
+        # After the last step no rank calls next_batch, so only this answer can report the error.
         if failed and not found and version == self._run.max_steps:
             raise NoMoreBatches(message_of(await asyncio.shield(self._failure)))
         return found
@@ -220,7 +220,7 @@ class RolloutService:
         """Report an error and plan no more batches, so that the ranks save a checkpoint."""
         if not self._failure.done():
             self._failure.set_result(error)
-        # Report before the stop can cause other reports, because the supervisor shows the oldest.
+        # Report this error before `stop` can cause others, because the supervisor shows the oldest.
         try:
             report_failure(self._run_folder, "rollouts", error)
         except OSError:  # perhaps the disk is full: the ranks get the message and try to report it

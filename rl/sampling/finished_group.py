@@ -64,7 +64,7 @@ class FinishedGroup:
         group = [speaker.episode for rollout, speaker in self.played if not rollout.error]
         newest: tuple[object, list[int]] = (None, [])  # cache, because hints are often equal
 
-        async def hint(prompt: Prompt, episode: Episode) -> list[int]:
+        async def render_hint(prompt: Prompt, episode: Episode) -> list[int]:
             nonlocal newest
             arguments = episode.example, list(prompt.messages), episode, group
             with as_environment_error(self.env, "teacher_messages"):
@@ -79,7 +79,7 @@ class FinishedGroup:
             try:
                 # If `prepare` is another function, the prompt already has a hint, so add none.
                 if speaker.prepare == self.env.add_system_prompt:
-                    await speaker.rows.add_hints(partial(hint, episode=speaker.episode))
+                    await speaker.rows.add_hints(partial(render_hint, episode=speaker.episode))
                 changes: dict[str, Any] = {"rows": speaker.rows.freeze()}
             except (EnvironmentFailed, RequestFailed) as failure:
                 changes = {"rows": (), "error": str(failure), **_BROKEN}

@@ -25,7 +25,7 @@ class Prefix:
 
     @staticmethod
     def of(chat: Chat, given: "Given", *, trains: bool) -> "Prefix":
-        """Return `given` as a Prefix. If `given` is tokens or a text, it begins the first turn."""
+        """Return `given` as a Prefix. Tokens or a text become the beginning of the first turn."""
         if isinstance(given, Prefix):
             return replace(given, trains=trains)
         return Prefix((Completion(chat.encode(given), [], [], cut_off=False),), trains)
@@ -41,7 +41,7 @@ _BY_TOKEN = ("token_ids", "logprobs", "versions", "kept")  # Completion's per-to
 
 
 def turns_of(rollout: Rollout) -> list[Completion]:
-    """Return a rollout's turns with prompts, logprobs, versions (-1: given and untrained token)."""
+    """Return a rollout's turns with prompts, logprobs, versions (-1: given, untrained)."""
     turns: dict[int, Completion] = {}
     for row in rollout.rows:
         for number in np.unique(row.turns[row.turns >= 0]).tolist():

@@ -14,7 +14,7 @@ def with_rewards(
     """Return the rollout with these named rewards and their weighted sum.
 
     The rollout has an error and no reward if a reward with a weight is missing or not finite. If
-    one is missing in the first rollout of an environment and role, raise ValueError, because its
+    it is missing in the first rollout of an environment and role, raise ValueError, because the
     name in reward_weights is probably wrong. `checked`: environments and roles already checked.
     """
     key, score = f"{env.name} {rollout.role}", f"{type(env).__name__}.score (or score_group)"

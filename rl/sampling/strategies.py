@@ -29,7 +29,7 @@ class Extremes(Strategy):
 
 
 class AdaptiveSize(Strategy):
-    """Play up to `max_rounds` times `size` attempts, until rewards differ. arXiv:2510.04996."""
+    """Play up to `max_rounds` rounds of `size` attempts, until rewards differ. arXiv:2510.04996."""
 
     reads_rewards: ClassVar[bool] = True
     fixed_size: ClassVar[bool] = False

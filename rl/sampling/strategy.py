@@ -47,7 +47,7 @@ class Strategy:
     """Base class of strategies. A strategy's constructor takes its YAML options as keywords.
 
     Attributes:
-        reads_rewards: whether `play` reads rewards. The player then refuses score_group.
+        reads_rewards: whether `play` reads rewards. The player then refuses envs with score_group.
         fixed_size: whether `play` always returns either `size` rollouts or none.
         needs_hints: whether every example needs a hint.
         begins_turns: whether `play` passes a `prefix`. rl/config then requires sampler.stop=[].

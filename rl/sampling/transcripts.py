@@ -40,7 +40,7 @@ class TranscriptSampler(ImitationSampler):
             )
 
     def conversations(self, env: Environment, rng: Random) -> Iterator[list[Message]]:
-        """Yield random conversations endlessly: those of `env` or without env, if any, else all."""
+        """Yield random conversations of `env`, endlessly, or of all envs if `env` has none."""
         pairs = read_conversations(self.path, self.min_reward)  # cached by the constructor
         of_env = [messages for name, messages in pairs if name in ("", env.name)]
         usable = of_env or [messages for _, messages in pairs]

@@ -164,7 +164,7 @@ def tool() -> str:
     [
         (["sh"], {}, r"command=\['sh'\] has no {prompt}"),
         (["sh", "{prompt}"], {"max_requests": 0}, "max_requests=0: set it to at least 1"),
-        (["sh", "{prompt}"], {"tools": [tool], "max_turns": 2}, "tools: remove them, because the"),
+        (["sh", "{prompt}"], {"tools": [tool], "max_turns": 2}, "tools are set, but the agent has"),
     ],
 )
 def test_invalid_options_are_refused(command, changed, said, tmp_path):
