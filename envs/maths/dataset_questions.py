@@ -26,19 +26,13 @@ class DataQuestions(QuestionSource):
 
     @cached_property
     def _splits(self) -> dict[Split, list[Question]]:
-        held_out, train = (
-            [question_of(example) for example in self._dataset.examples(split, env="")]
-            for split in ("eval", "train")
-        )
-        texts = {question.text for question in held_out}
-        kept = [question for question in train if question.text not in texts]
-        if not kept or not held_out:
-            raise ValueError(
-                f"{getattr(self._dataset, 'path', 'the data set')} has {len(kept)} questions for "
-                f"training and {len(held_out)} for evaluation, but both need at least one: change "
-                "num_eval"
-            )
-        return {"train": kept, "eval": held_out}
+        splits: dict[Split, list[Question]] = {"train": [], "eval": []}
+        for split, questions in splits.items():
+            questions += map(question_of, self._dataset.examples(split, env=""))
+            if not questions:
+                path = getattr(self._dataset, "path", "the data set")
+                raise ValueError(f"{path} has no question for the split {split}: change num_eval")
+        return splits
 
 
 def question_of(example: Example) -> Question:

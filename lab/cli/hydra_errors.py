@@ -10,7 +10,7 @@ from hydra.errors import HydraException, MissingConfigException, OverrideParseEx
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from rl.config.schema import RENAMED, ConfigError
+from rl.config.schema import ConfigError
 from rl.config.shipped import CONF
 from rl.config.signatures import did_you_mean
 from rl.runtime.text import leaves
@@ -47,8 +47,6 @@ def explain_hydra_error(
 
 
 def _explain_unknown_key(key: str, arguments: list[str], primary: str, added: Sequence[str]) -> str:
-    if key in RENAMED:
-        return f"there is no key {key}: its name is now {RENAMED[key]}"
     if key in added or key.startswith(("inference.args.", "deepspeed.")):
         return f"{key} is not in the configuration yet: add it with +{key}=..."
     known = known_keys(arguments, primary)

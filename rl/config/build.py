@@ -32,10 +32,10 @@ def build(node: Mapping[str, Any]) -> partial[Any]:
     module, _, name = target.rpartition(".")
     made = getattr(_import_target(module, target), name)
     settings = {key: options.pop(key) for key in [*options] if known[key].configured}
-    return partial(_configure, made, settings, **options) if settings else partial(made, **options)
+    return partial(configured, made, settings, **options) if settings else partial(made, **options)
 
 
-def _configure(made: Any, settings: dict[str, Any], /, **options: Any) -> Any:
+def configured(made: Any, settings: dict[str, Any], /, **options: Any) -> Any:
     instance = made(**options)
     instance.configure(**settings)
     return instance
@@ -57,7 +57,7 @@ def _import_target(module: str, target: str) -> ModuleType:
 def component(node: Mapping[str, Any]) -> Any:
     """Return the node's function with its options bound, or an instance of the node's class."""
     made = build(node)
-    return made() if isinstance(made.func, type) or made.func is _configure else made
+    return made() if isinstance(made.func, type) or made.func is configured else made
 
 
 def construct(run: Any, groups: Iterable[str]) -> None:

@@ -24,7 +24,7 @@ from rl.config.learned import Learned
 from rl.config.limits import bounds_problems
 from rl.config.rules import rule_problems
 from rl.config.schedules import SCHEDULED, configs_at_extremes, schedule_nodes
-from rl.config.schema import RENAMED, ConfigError, Run, Settings, as_config_error
+from rl.config.schema import ConfigError, Run, Settings, as_config_error
 from rl.config.signatures import Options, did_you_mean, options_of
 
 MISSING = "???"
@@ -129,9 +129,6 @@ def _key_problems(node: Mapping[str, Any], options: Options, path: str) -> Itera
         hint = did_you_mean(str(key), options)
         missing = [name for name in missing if not hint.endswith(f" {name}?")]
         known = f": it has {', '.join(options) or 'none'}"
-        if new := RENAMED.get(f"{prefix}{key}"):
-            missing = [name for name in missing if f"{prefix}{name}" != new]
-            hint = f": renamed to {new}"
         yield f"{prefix}{key} is not a key of {owner}{hint or known}"
     for key in missing:
         kind = options[key].annotation

@@ -27,12 +27,6 @@ from rl.runtime.files import write_atomically
 from rl.runtime.given_files import load_yaml
 
 FORMAT = 2  # format number written to config.yaml as `format`
-RENAMED = {  # old name of a key -> new name
-    "model.warm_start.slips": "model.warm_start.corruption_rate",
-    "sampler.slips": "sampler.corruption_rate",
-    "sync.strategy": "sync",
-    "sync.transport": "sync",
-}
 _UNITS = {"d": 86400.0, "h": 3600.0, "m": 60.0, "s": 1.0}
 _DURATION = re.compile("".join(rf"(?:(\d+(?:\.\d+)?){unit})?" for unit in _UNITS))
 

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from envs.user_code import ROOT, find_location
+from rl.config.build import configured
 
 
 class BadResult(ValueError):
@@ -51,7 +52,8 @@ class Report:
 def unwrap(component: Any) -> Any:
     """Return the function or class behind partials and decorators, or the class of an instance."""
     while hasattr(component, "func"):
-        component = component.func
+        # The first argument of `configured` is the class of which it creates an instance.
+        component = component.args[0] if component.func is configured else component.func
     component = inspect.unwrap(component) if callable(component) else component
     return component if hasattr(component, "__qualname__") else type(component)
 

@@ -12,12 +12,13 @@ import sys
 import threading
 import time
 from collections.abc import Callable
+from pathlib import Path
 from traceback import walk_stack
 from types import FrameType
 from typing import Self
 from weakref import WeakKeyDictionary
 
-from envs.user_code import is_library
+from envs.user_code import ROOT, is_library
 
 log = logging.getLogger(__name__)
 
@@ -60,17 +61,21 @@ class Watchdog:
         task, frame = asyncio.current_task(self._loop), sys._current_frames().get(self._ident)
         if task is None or frame is None:
             return
+        if (location := _location(frame)) is None:
+            return  # the process itself is slow, for example because other programs use all cores
         self._blocked[task] = seconds  # how long this task has blocked the loop so far
         message = (
-            f"all rollouts have been blocked for {seconds:.0f} s by {_location(frame)}: "
+            f"all rollouts have been blocked for {seconds:.0f} s by {location}: "
             "write a plain `def` function, which runs in a thread, or await non-blocking code"
         )
         log.warning("%s", message)
         self._show(message)
 
 
-def _location(frame: FrameType) -> str:
-    own = (f for f, _ in walk_stack(frame) if not is_library(f.f_code.co_filename))
-    frame = next(own, frame)
-    code = frame.f_code
-    return f"{code.co_qualname} ({code.co_filename.rsplit('/', 1)[-1]}:{frame.f_lineno})"
+def _location(frame: FrameType) -> str | None:
+    """Return the innermost line of user code (not of rl/) in a stack, or None."""
+    for one, _ in walk_stack(frame):
+        file = Path(one.f_code.co_filename)
+        if not is_library(str(file)) and not file.is_relative_to(ROOT / "rl"):
+            return f"{one.f_code.co_qualname} ({file.name}:{one.f_lineno})"
+    return None

@@ -94,6 +94,10 @@ class Replicas:
         seen = list(zip(self._all, self._pool.map(self._cause_of_end, self._all), strict=True))
         gone = [(server, cause) for server, cause in seen if cause is not None]
         another_serves = any(server.ready for server, cause in seen if cause is None)
+        if (
+            may_restart and another_serves
+        ):  # in parallel, because to end a hung server takes seconds
+            list(self._pool.map(lambda item: item[0].child and item[0].child.end(), gone))
         for server, cause in gone:
             name = server.replica.name
             server.death_steps.append(self._num_steps())

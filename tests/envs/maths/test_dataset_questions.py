@@ -66,5 +66,7 @@ def test_a_data_set_without_a_path_is_refused_with_the_same_sentence():
         def examples(self, split, *, env):
             return []
 
-    with pytest.raises(ValueError, match="data set has 0 questions for training and 0 for eval"):
+    with pytest.raises(
+        ValueError, match="data set has no question for the split train: change num_eval"
+    ):
         DataQuestions(dataset=Nothing()).load("train")

@@ -34,7 +34,6 @@ from tests.support.launching import train
         (["los=gspo", "loss=cispoo", "batchsize=3"], "loss=cispoo does not exist: did you mean"),
         (["strategy.branchs=2"], "no key strategy.branchs: the chosen strategy has no options"),
         (["buffer.replay_share=0.5"], "choice of buffer: set buffer=demonstrations|replay"),
-        (["sync.strategy=disk"], "there is no key sync.strategy: its name is now sync"),
         (["loss", "grpo"], "loss cannot be read: write key=value"),
         (["inference.args.max_num_batched_tokens=8"], "with +inference.args.max_num_batched_tok"),
         (["deepspeed.dump_state=true"], "in the configuration yet: add it with +deepspeed.dump_st"),

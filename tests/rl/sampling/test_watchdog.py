@@ -8,6 +8,7 @@ import time
 from itertools import pairwise
 
 from envs.episode import Example
+from envs.user_code import ROOT
 from rl.inference.live_version import LiveVersion
 from rl.sampling.player import Player
 from rl.sampling.renderer_chat import RendererChat
@@ -69,6 +70,19 @@ def test_a_library_in_between_does_not_hide_the_environments_line():
 
     _, sentences = asyncio.run(played(Blocking(block), patience=0.2))
     assert "block (test_watchdog.py:" in sentences[0]
+
+
+def test_code_of_rl_that_blocks_is_not_called_the_users():
+    async def blocked():
+        sentences = []
+        with Watchdog(sentences.append, patience=0.2, interval=0.05) as watchdog:
+            # The compiled frame belongs to a file of rl/, as if that file blocked.
+            code = compile("import time\ntime.sleep(1)", str(ROOT / "rl/records.py"), "exec")
+            asyncio.get_running_loop().call_soon(exec, code)
+            await asyncio.sleep(0.01)
+            return sentences, watchdog.pop_blocked_seconds()
+
+    assert asyncio.run(blocked()) == ([], 0.0)
 
 
 def test_a_loop_that_is_alive_is_left_alone():

@@ -3,6 +3,7 @@
 import signal
 import threading
 from dataclasses import replace
+from functools import partial
 from types import SimpleNamespace
 
 import pytest
@@ -271,6 +272,25 @@ def test_an_external_server_may_come_back_however_often(fleet):
         assert Endpoint.read(fleet.folder, "inference0").incarnation == min(incarnation + 1, 3)
     said = "accepts no connections any more; waiting for its answer, and the other one continues"
     assert set(fleet.warnings()) == {said}
+
+
+def test_servers_that_hang_are_ended_at_the_same_time(fleet, monkeypatch):
+    names = tuple(f"inference{i}" for i in range(4))
+    fleet = Fleet(fleet.folder, names)
+    fleet.answering = {names[0]}
+    monkeypatch.setattr(module, "is_healthy", lambda replica: replica.name in fleet.answering)
+    assert fleet.look() is None
+    together, ended = threading.Barrier(3), set[str]()
+
+    def end(name: str) -> None:
+        if name not in ended:  # a server may be ended twice
+            ended.add(name)
+            together.wait(timeout=60)  # if the others were ended later, this would fail
+
+    for name in names[1:]:
+        monkeypatch.setattr(fleet.kill(name), "end", partial(end, name), raising=False)
+    assert fleet.look() is None
+    assert ended == {*names[1:]}
 
 
 def test_servers_that_answer_late_are_asked_at_the_same_time(tmp_path, monkeypatch):
