@@ -84,17 +84,11 @@ class Dataset:
             raise ValueError(f"{self.path} has no rows: add rows or choose another path")
         for number, row in enumerate(rows if isinstance(rows, list) else rows.select([0]), 1):
             for column in filter(None, (self.prompt, self.answer)):
-                if column not in row:
+                if row.get(column) is None:
                     raise ValueError(
-                        f"{self.path}: row {number} has no column {column!r} (columns: "
-                        f"{', '.join(map(repr, row)) or 'none'}): set dataset.prompt and "
-                        "dataset.answer to existing columns, or dataset.answer=null if there are "
-                        "no answers"
-                    )
-                if row[column] is None:
-                    raise ValueError(
-                        f"{self.path}: row {number} has no value in the column {column!r}: remove "
-                        "the row, or add the value"
+                        f"{self.path}: row {number} has no value in the column {column!r} (it has "
+                        f"{', '.join(map(repr, row)) or 'none'}): add a value, set dataset.prompt "
+                        "and dataset.answer to existing columns, or dataset.answer=null"
                     )
 
     def example(self, row: Mapping[str, Any], number: int, env: str) -> Example:

@@ -47,9 +47,8 @@ class Judge(ChatEndpoint):
         names = {name for _, name, _, _ in Formatter().parse(self.prompt) if name is not None}
         if "said" not in names or names - set(FIELDS):
             raise ValueError(
-                f"the judge's prompt has the fields {sorted(names)}: write {{said}} and perhaps "
-                "{question} and {answer} in it (said is the policy's text), and double all other "
-                "braces"
+                f"the judge's prompt has the fields {sorted(names)}: use {{said}} (the policy's "
+                "text) and perhaps {question} and {answer}, and double all other braces"
             )
         if self.api_key_variable is not None and not os.environ.get(self.api_key_variable):
             raise ValueError(

@@ -67,8 +67,7 @@ def parse_stops(stop: Sequence[str], key: str) -> tuple[str, ...]:
         raise ValueError(f"{key} contains an empty text, which would end every turn: remove it")
     if len(stop) > _MAX_STOPS:
         raise ValueError(
-            f"{key} has {len(stop)} texts, but the OpenAI API accepts at most {_MAX_STOPS}: remove "
-            "some"
+            f"{key} has {len(stop)} texts, but the OpenAI API accepts {_MAX_STOPS}: remove some"
         )
     return tuple(stop)
 

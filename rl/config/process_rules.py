@@ -23,10 +23,7 @@ def zero_stage_problems(config: Config) -> Iterator[str]:
         path = f"deepspeed.zero_optimization.{key}.device"
         device = value_of(config, path)
         if device not in (None, "none") and stage != 3:
-            yield (
-                f"{path}={device} needs ZeRO stage 3, but the stage is {stage}: use "
-                f"deepspeed={choice}"
-            )
+            yield f"{path}={device} needs ZeRO stage 3, not {stage}: use deepspeed={choice}"
     if stage == 3 and value_of(config, "trainer.compile"):
         yield (
             "trainer.compile=true cannot compile layers in which ZeRO stage 3 gathers weights: "

@@ -45,9 +45,8 @@ def check_buffer(report: Report, node: Any, count: int, max_staleness: int) -> N
                 distinct = len(set(indices)) == len(indices) <= count
                 if not distinct or len(waiting.intersection(indices)) != new:
                     raise BadResult(
-                        f"drew the groups {indices}: draw {new} new groups that add() accepted, "
-                        f"at most {count - new} groups that earlier batches contained, and no "
-                        "group twice"
+                        f"drew the groups {indices}: draw {new} new groups that add() accepted, at "
+                        f"most {count - new} groups of earlier batches, and no group twice"
                     )
                 waiting.difference_update(indices)
         buffer.metrics()

@@ -193,7 +193,6 @@ def check_teacher(teacher: Path, policy: Path) -> None:
     size = vocabulary_of(teacher)
     if size and (missing := _tokens_with_ids_from(policy, size)):
         raise ValueError(
-            f"reference.path={teacher} has {size} logits, so it cannot score {len(missing)} "
-            f"tokens of the policy, such as {missing[0]!r}: choose a teacher with a larger "
-            "vocab_size"
+            f"reference.path={teacher} has {size} logits, so it cannot score {len(missing)} tokens "
+            f"of the policy, such as {missing[0]!r}: choose a teacher with a larger vocab_size"
         )

@@ -90,9 +90,8 @@ class DifficultyOrder(ExampleOrder):
         sizes = [len(pool.examples) for pool in self.pools]
         if state.get("sizes", sizes) != sizes:
             raise ValueError(
-                f"the environment's pools had {state['sizes']} examples when the checkpoint was "
-                f"written, but have {sizes} now: resume with the data of the first start, or start "
-                "a new run"
+                f"the environment's pools had {state['sizes']} examples at the checkpoint, but "
+                f"have {sizes} now: resume with the same data, or start a new run"
             )
         played = state.get("played") or [{level: [] for level in _LEVELS} for _ in sizes]
         self._queues: list[dict[str, _Queue]] = []

@@ -55,8 +55,7 @@ class ExampleOrder:
         if not (0 <= pool < len(sizes) and 0 <= position < sizes[pool]):
             raise ValueError(
                 f"{type(self).__name__}: pool {pool} has no example {position}, because the pools "
-                f"have {sizes} examples: resume with the data of the first start, or start a new "
-                "run"
+                f"have {sizes} examples: resume with the same data, or start a new run"
             )
         return self.pools[pool].examples[position]
 

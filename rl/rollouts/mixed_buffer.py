@@ -67,9 +67,8 @@ class MixedBuffer(FifoBuffer):
         numbers = [max(1, round(share * count)) if share else 0 for share in self.shares]
         if sum(numbers) >= count:
             raise ValueError(
-                f"replay_share={self.shares[0]} and demonstration_share={self.shares[1]} leave "
-                f"none of the {count} groups of a batch to new rollouts: lower them, or raise "
-                "batch_size"
+                f"replay_share={self.shares[0]} and demonstration_share={self.shares[1]} leave no "
+                f"new groups in a batch of {count} groups: lower them, or raise batch_size"
             )
         return numbers
 

@@ -9,7 +9,6 @@ commit in overrides.yaml gives the version of rl/. The path of a copy is relativ
 or the working folder (else to /), so that a run can be resumed after these folders have moved.
 """
 
-import filecmp
 import hashlib
 import json
 import shutil
@@ -54,18 +53,14 @@ def copy_code(run_folder: RunFolder, files: Iterable[str], data: Iterable[str] =
 def changed_code(run_folder: RunFolder) -> list[str]:
     """Return the names of source and data files that were deleted or changed since `copy_code`."""
     newest = sorted(run_folder.code.glob("step_*"))[-1:]
-    copies = (copy for folder in newest for copy in _copies(folder))
-    changed = [
-        name
-        for name, copy in copies
-        if not ((file := _find_file(name)) and filecmp.cmp(file, copy, shallow=False))
+    copied = {name: _fingerprint(copy) for folder in newest for name, copy in _copies(folder)}
+    with suppress(OSError, TypeError, ValueError):  # the file is missing or damaged
+        copied |= load_json(run_folder.read(run_folder.code / _DATA))
+    return [
+        printable(name)
+        for name, before in copied.items()
+        if not ((file := _find_file(name)) and _fingerprint(file) == before)
     ]
-    with suppress(OSError, ValueError):  # an older or a damaged run folder
-        prints = load_json(run_folder.read(run_folder.code / _DATA))
-        for name, before in prints.items() if isinstance(prints, dict) else ():
-            if not ((file := _find_file(name)) and _fingerprint(file) == before):
-                changed.append(name)
-    return [printable(name) for name in changed]
 
 
 def code_versions(run_folder: RunFolder) -> dict[str, tuple[str, ...]]:
@@ -73,18 +68,17 @@ def code_versions(run_folder: RunFolder) -> dict[str, tuple[str, ...]]:
     versions: dict[str, tuple[str, ...]] = defaultdict(tuple)
     for folder in sorted(run_folder.code.glob("step_*")):
         for name, copy in _copies(folder):
-            with copy.open("rb") as file:
-                digest = hashlib.file_digest(file, "sha256").hexdigest()
+            digest = _fingerprint(copy)
             if versions[name := printable(name)][-1:] != (digest,):
                 versions[name] += (digest,)
     return dict(versions)
 
 
 def _fingerprint(file: Path) -> str:
-    """Return a file's size and a hash of its beginning, because it may have many gigabytes."""
+    """Return a hash of a file's size and beginning, because data may have many gigabytes."""
     with file.open("rb") as content:
-        digest = hashlib.sha256(content.read(_HASHED_BYTES)).hexdigest()
-    return f"{file.stat().st_size} {digest}"
+        start = content.read(_HASHED_BYTES)
+        return hashlib.sha256(b"%d %b" % (file.stat().st_size, start)).hexdigest()
 
 
 def _copies(folder: Path) -> Iterator[tuple[str, Path]]:

@@ -163,8 +163,7 @@ def completion_ids(renderer: Renderer, message: Any) -> list[int]:
     positions = [i for i, (sampled, owner) in enumerate(owners) if sampled and owner == 1]
     if not positions or rendered.token_ids[: len(prompt)] != prompt:
         raise ValueError(
-            f"the chat format cannot render the turn {message}: let demonstrations() yield another "
-            "one"
+            f"the chat format cannot render the turn {message}: change what demonstrations() yields"
         )
     completion = rendered.token_ids[len(prompt) : positions[-1] + 1]
     if message.get("cut_off"):  # remove the stop token

@@ -211,8 +211,7 @@ class _Launch:
             # Raise ConfigError for an unusable loss now, not after a warm start of about 40 s.
             self.dry_call.learned()
             say(
-                f"warm start: {warm_run.max_steps} supervised steps, once for this model and "
-                "environment"
+                f"warm start: {warm_run.max_steps} supervised steps, once per model and environment"
             )
             # Signals go to `self.stop` and not to the new StopRequest. They end the warm start at
             # once, because `self.stop.waits` is still False.

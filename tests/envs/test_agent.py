@@ -178,7 +178,7 @@ def test_a_program_that_does_not_exist_is_refused_before_the_start(tmp_path):
         agent(["no-such-agent", "{prompt}"], tmp_path).check_machine()
     env = agent(["sh", "{prompt}"], tmp_path)
     (tmp_path / "tasks.jsonl").write_text("{}")
-    with pytest.raises(ValueError, match="row 1 has no column 'q'"):
+    with pytest.raises(ValueError, match="row 1 has no value in the column 'q'"):
         env.check_machine()
 
 

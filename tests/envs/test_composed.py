@@ -263,7 +263,7 @@ def test_without_tools_the_answers_are_the_demonstrations(config):
     for other in (made(config), without):
         with pytest.raises(ValueError, match="'capitals' has no scripted expert"):
             other.demonstrations(Random(0))
-    with pytest.raises(ValueError, match="row 1 has no column 'reply'"):
+    with pytest.raises(ValueError, match="row 1 has no value in the column 'reply'"):
         made(config, dataset={**answers, "answer": "reply"}).check_machine()
 
 

@@ -103,7 +103,7 @@ def test_a_file_of_which_all_prompts_are_evaluated_cannot_be_trained_on(tmp_path
 @pytest.mark.parametrize("column", ["question", "answer"])
 def test_a_row_without_a_value_is_refused(tmp_path, column):
     dataset = lines(tmp_path / "a.jsonl", [*ROWS, {**ROWS[0], column: None}])
-    with pytest.raises(ValueError, match=f"row 41 has no value in the column '{column}': remove"):
+    with pytest.raises(ValueError, match="row 41 has no value in the column"):
         dataset.check()
 
 
@@ -111,7 +111,7 @@ def test_a_file_is_checked_before_the_run_unless_it_is_large(tmp_path, monkeypat
     dataset = lines(tmp_path / "a.jsonl", answer="reply")
     size = (tmp_path / "a.jsonl").stat().st_size
     monkeypatch.setattr("envs.datasets._CHECKED_BYTES", size)
-    with pytest.raises(ValueError, match="row 1 has no column 'reply'"):
+    with pytest.raises(ValueError, match="row 1 has no value in the column 'reply'"):
         dataset.check()
     monkeypatch.setattr("envs.datasets._CHECKED_BYTES", size - 1)
     dataset.check()
@@ -184,7 +184,7 @@ def test_without_the_library_the_message_says_what_to_install(monkeypatch, tmp_p
         (
             '{"question": "q", "solution": 1}',
             {},
-            r"row 1 has no column 'answer' \(columns: 'question', ",
+            r"row 1 has no value in the column 'answer' \(it has 'question', ",
         ),
         (
             '{"question": "q", "answer": 1}\n{',

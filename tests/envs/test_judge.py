@@ -112,8 +112,8 @@ async def test_a_judge_that_does_not_answer_gives_no_reward():
 @pytest.mark.parametrize(
     ("changes", "problem"),
     [
-        ({"prompt": "{question} {answer}"}, r"write \{said\} and"),
-        ({"prompt": "{said} {json}"}, r"\['json', 'said'\]: write"),
+        ({"prompt": "{question} {answer}"}, r"use \{said\} "),
+        ({"prompt": "{said} {json}"}, r"\['json', 'said'\]: use"),
         ({"api_key_variable": "NOT_THERE"}, "NOT_THERE: this environment variable is not set"),
         ({"url": "localhost:8000"}, "judge.url=localhost:8000 is not an address"),
         ({"max_retries": -1}, "max_retries=-1: set it to at least 0"),

@@ -54,7 +54,7 @@ def test_splits_without_questions_and_questions_without_answers_are_refused(tmp_
         ValueError, match="no rows for training, because all 2 have prompts that are evaluated"
     ):
         of_file(path, eval_path=same).load("train")
-    with pytest.raises(ValueError, match="row 1 has no column 'reply'"):
+    with pytest.raises(ValueError, match="row 1 has no value in the column 'reply'"):
         of_file(path, answer="reply").check()
     bare = write(tmp_path / "c.jsonl", [{"question": "a"}, {"question": "b"}])
     with pytest.raises(ValueError, match=r"question 0 has no answer: set dataset\.answer"):

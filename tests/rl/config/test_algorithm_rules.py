@@ -89,7 +89,7 @@ REFUSED: dict[str, tuple[Changes, str]] = {
     ),
     "a share that leaves no new group": (
         {**REPLAY, "batch_size": 32, "group_size": 32},
-        "leave none of the 1 groups of a batch to new rollouts: lower them, or raise batch_size",
+        "leave no new groups in a batch of 1 groups: lower them, or raise batch_size",
     ),
     "a refresh that nothing reads": (
         {"reference.refresh_every": 10},

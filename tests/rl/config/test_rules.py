@@ -100,7 +100,7 @@ REFUSED: dict[str, tuple[Changes, str]] = {
     **{
         f"{key} under ZeRO {stage}": (
             {"deepspeed": {"zero_optimization": {"stage": stage, key: {"device": "cpu"}}}},
-            f"deepspeed.zero_optimization.{key}.device=cpu needs ZeRO stage 3, but the stage is",
+            f"deepspeed.zero_optimization.{key}.device=cpu needs ZeRO stage 3, not ",
         )
         for key in ("offload_optimizer", "offload_param")
         for stage in (0, 1, 2)

@@ -171,7 +171,7 @@ def test_a_cancelled_group_does_not_cancel_the_test_of_the_template(tmp_path):
         (["a", ""], "sampler.stop contains an empty text, which would end every turn: remove it"),
         (
             list("abcde"),
-            "sampler.stop has 5 texts, but the OpenAI API accepts at most 4: remove some",
+            "sampler.stop has 5 texts, but the OpenAI API accepts 4: remove some",
         ),
     ],
 )
