@@ -87,9 +87,9 @@ class TokenLoss:
     ratio_clamped: Tensor | None = None
 
 
-def is_clamped(difference: Tensor) -> Tensor:
+def is_clamped(log_ratios: Tensor) -> Tensor:
     """Return a float mask, 1.0 where a log ratio exceeds the clamp and has no gradient."""
-    return (difference.detach().abs() > MAX_LOG_RATIO).float()
+    return (log_ratios.detach().abs() > MAX_LOG_RATIO).float()
 
 
 def log_ratio(anchor: Tensor, logprobs: Tensor) -> Tensor:

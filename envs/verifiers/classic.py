@@ -55,7 +55,7 @@ class ClassicAdapter:
         if output["error"]:
             raise RuntimeError(f"the rollout ended in an error: {output['error']!r}")
         stop = _STOPS.get(output["stop_condition"] or "")
-        # With a truncated turn or max_turns=1, the last turn's reason says more than MAX_TURNS.
+        # For a truncated turn or max_turns=1, the stop reason of the last turn is more exact.
         prefer_last = output["is_truncated"] or getattr(self._env, "max_turns", 1) == 1
         outcome = Outcome(
             reward=float(output["reward"]),

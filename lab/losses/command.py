@@ -135,9 +135,9 @@ def _print_steps(
     is_limited = num_returned_tokens(base.sampler) > 0
     if not found or penalised or is_sharded or is_limited:
         raise ValueError(
-            f"{folder}: step=true needs one rank or no ZeRO, no critic, no KL penalty in the "
-            "reward, no sampler.top_k, and a checkpoint whose next two steps were recorded: train "
-            "with record=all trainer.checkpoint_every=10 max_steps=22 trainer.ranks=1 "
+            f"{folder}: step=true needs a run without critic, KL penalty in the reward, ZeRO over "
+            "several ranks and sampler.top_k, and a checkpoint whose next two steps were recorded: "
+            "train with record=all trainer.checkpoint_every=10 max_steps=22 trainer.ranks=1 "
             "kl.place=loss sampler.top_k=-1"
         )
     table = Table(*COLUMNS, box=None, pad_edge=False)

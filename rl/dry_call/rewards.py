@@ -52,7 +52,7 @@ def check_advantage(report: Report, advantage: Any, group_size: int) -> dict[str
             _EXAMPLE, rollouts, [Credit(reward) for reward in rewards], {"reward": 1.0}
         )
 
-    # Begin with 1.0, because subtracting the mean would leave a lone reward of 0 unchanged.
+    # Begin with 1.0. With group_size=1, a reward 0 would equal its advantage by accident.
     ordinary: list[float | None] = [(1.0, 0.0, 0.5)[i % 3] for i in range(group_size)]
     cases: dict[str, list[float | None]] = {
         f"the rewards {ordinary[:3]} of a group": ordinary,

@@ -20,12 +20,12 @@ from rl.records import RankBatch
 class TokenTable:
     """Copies values of tokens between this rank's micro-batches [N] and tables [R, L]."""
 
-    def __init__(self, batch: RankBatch, batches: Sequence[Batch]) -> None:
+    def __init__(self, batch: RankBatch, micro_batches: Sequence[Batch]) -> None:
         lengths = torch.tensor(batch.lengths, dtype=torch.int64)  # [R]
         longest = int(lengths.max()) if len(lengths) else 0
         self.exists = torch.arange(longest) < lengths[:, None]  # [R, L] False at padding
         self._starts = lengths.cumsum(0) - lengths  # [R] flat index of each rollout's first token
-        self._batches = batches
+        self._micro_batches = micro_batches
 
     def gather(self, *columns: Sequence[Tensor]) -> list[Tensor]:
         """Return each column, a tensor [N] per micro-batch, as a table [R, L]. Collective.
@@ -34,9 +34,9 @@ class TokenTable:
         """
         flat = torch.zeros(len(columns), int(self.exists.sum()), dtype=torch.float64)
         for line, column in zip(flat, columns, strict=True):
-            for batch, values in zip(self._batches, column, strict=True):
+            for batch, values in zip(self._micro_batches, column, strict=True):
                 line[self._token_indices(batch)] = values.detach().double().cpu()
-        device = self._batches[0].mask.device
+        device = self._micro_batches[0].mask.device
         flat = flat.to(device)
         dist.all_reduce(flat)  # each value is set on one rank, so the sum copies it to all ranks
         tables = torch.zeros(len(columns), *self.exists.shape, dtype=torch.float64)
@@ -46,7 +46,7 @@ class TokenTable:
     def scatter(self, table: Tensor) -> list[Tensor]:
         """Return the entries [N] of a table [R, L] that belong to each micro-batch, on the CPU."""
         flat = table[self.exists]
-        return [flat[self._token_indices(batch)] for batch in self._batches]
+        return [flat[self._token_indices(batch)] for batch in self._micro_batches]
 
     def _token_indices(self, batch: Batch) -> Tensor:
         return self._starts[batch.rollout_ids.cpu()] + batch.positions.cpu()

@@ -71,9 +71,9 @@ def weighted_row(
 
 
 def _per_token(row: TrainingRow, numbers: Sequence[float] | Floats) -> Floats:
-    """Return one value per token. `numbers`: one per row, per turn or per completion token.
+    """Return one value per token. `numbers`: one in all, per turn or per completion token.
 
-    A number per row applies to all tokens. In the other cases tokens outside completions get 0.
+    A single number applies to all tokens. Otherwise tokens outside completions get 0.
     """
     if isinstance(numbers, np.ndarray):
         values = np.zeros(len(row.token_ids), np.float32)

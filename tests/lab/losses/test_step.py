@@ -106,7 +106,7 @@ def test_a_run_of_which_the_record_lacks_numbers_or_the_ranks_shards_is_refused(
     record_run(tmp_path, *choice.split(), step=STEP + 1)
     folder.checkpoint(STEP).mkdir(parents=True)
     assert main([str(tmp_path), "step=true"]) == 2
-    assert "step=true needs one rank or no ZeRO" in capsys.readouterr().err
+    assert "step=true needs a run without critic" in capsys.readouterr().err
 
 
 def test_a_loss_that_compares_distributions_is_not_refused(tmp_path):
