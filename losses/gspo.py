@@ -18,7 +18,7 @@ PER_SEQUENCE = True  # makes rl/config/algorithm_rules.py require aggregation=se
 
 
 def gspo(tokens: Tokens, *, clip_low: float, clip_high: float) -> TokenLoss:
-    """Return the clipped surrogate [N]. Metrics mark tokens of clipped sequences, by bound."""
+    """Return the clipped surrogate [N]. Metrics [N] are 1 where a bound clips the sequence."""
     advantages = tokens.advantages
     difference = tokens.logprobs - tokens.anchor  # [N]
     mean = mean_per_sequence(difference, tokens.sequence_ids, tokens.num_sequences)  # [S]

@@ -17,7 +17,7 @@ HEADER = struct.Struct("<Q")
 class Call(msgspec.Struct, frozen=True, kw_only=True):
     """A request from a trainer rank to the rollouts process."""
 
-    # Operation: next_batch or record_all of `step`, publish or evaluation of `version`, or state.
+    # next_batch or record_all (with `step`), publish or evaluation (with `version`), or state
     what: str
     rank: int = 0
     step: int = 0

@@ -121,7 +121,7 @@ class Search:
                 f"the reflection model's answer {why}, {_MAX_EMPTY} times in a row: raise "
                 "reflection.max_tokens, or choose another model"
             )
-        raise ValueError("the answer is empty or cut off: raise reflection.max_tokens")
+        raise ValueError("the reflection model's answer is unusable: raise reflection.max_tokens")
 
     async def _answer(self, question: str) -> tuple[str, bool]:
         completion = None

@@ -43,7 +43,7 @@ class Batch(Tokens):
     mask: Tensor  # [B, T] bool, True at the N completion tokens
     token_weights: Tensor  # [N] weight of each token in the objective
     envs: tuple[str, ...]  # [B] name of each row's environment
-    # These contain the same completion tokens after prompts with hints, if the reference sees any:
+    # The same rows with hints in their prompts, or None if the reference sees no hints:
     hinted_token_ids: Tensor | None = None  # [B, H] int64
     hinted_mask: Tensor | None = None  # [B, H] bool, True at the N completion tokens
     temperatures: Tensor | None = None  # [N, 1], or None if the run has only one temperature

@@ -180,7 +180,7 @@ async def main(run_folder: RunFolder) -> None:
         await stack.enter_async_context(open_server(run_folder, service.serve, host))
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(service.sample())
-            tasks.create_task(service.report())
+            tasks.create_task(service.watch())
 
 
 if __name__ == "__main__":

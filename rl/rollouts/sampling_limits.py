@@ -10,7 +10,7 @@ from rl.wire import NoMoreBatches
 
 # Raise RolloutsFailed if this many successive groups, or one batch if it is larger, have no score:
 _MAX_UNSCORABLE_GROUPS = 16
-# End sampling if the buffer rejects all groups in a row that would fill this many batches:
+# End sampling if the buffer rejects the groups of this many batches in a row:
 _MAX_REJECTED_BATCHES = 8
 
 

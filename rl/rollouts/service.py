@@ -227,7 +227,7 @@ class RolloutService:
             self._unreported = self._unreported or Answer(over=message_of(error))
         await self._dispatcher.stop()
 
-    async def report(self) -> None:
+    async def watch(self) -> None:
         """Show the progress of the next batch and check for a stop request, four times a second.
 
         After an error, wait until the ranks have saved a checkpoint, because the supervisor ends

@@ -90,7 +90,7 @@ def test_a_mixture_without_a_system_prompt_does_not_configure_one():
 @pytest.mark.parametrize(
     ("options", "sentence"),
     [
-        ({"system_prompt": "none.txt"}, "system_prompt=none.txt: cannot be read .FileNotFound"),
+        ({"system_prompt": "none.txt"}, "system_prompt=none.txt is not a readable file .File"),
         ({"max_concurrent": 0}, "max_concurrent=0: set it to at least 1"),
         ({"tool_timeout": 0.0}, "tool_timeout=0: set it to more than 0 seconds"),
         ({"max_turns": 3}, "max_turns=3, but Alone has no tools and no reply"),

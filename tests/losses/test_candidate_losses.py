@@ -189,5 +189,5 @@ def test_without_a_teacher_s_candidates_there_is_no_comparison():
     tokens = given(torch.zeros(1, 1), torch.zeros(1, 1))
     for field in ("candidate_logprobs", "ref_candidate_logprobs"):
         lacking = Tokens(**{**vars(tokens), field: None})
-        with pytest.raises(ValueError, match="needs a teacher's candidates: use reference=model"):
+        with pytest.raises(ValueError, match="this loss needs a teacher: use reference=model"):
             candidate_distributions(lacking)

@@ -92,10 +92,10 @@ def test_the_help_explains_each_key_of_the_chosen_groups(tmp_path: Path) -> None
     result = train(*own, "model=qwen3-0.6b", "kl=adaptive", "--help", output_dir=tmp_path)
     assert (result.returncode, result.stderr) == (0, "")
     shown = result.stdout
-    assert "\nmax_steps=150\n    Optimizer steps of the whole run.\n" in shown
+    assert "\nmax_steps=150\n    Number of steps of the run, including those" in shown
     assert "\nresume=false\n    true: resume run_name from its last complete checkpoint.\n" in shown
     assert "\nloss.gamma=" in shown  # of the user's own choice
-    assert "\nmodel.max_tokens=512\n    Longest single turn in tokens.\n" in shown  # of model=hf
+    assert "\nmodel.max_tokens=512\n    Maximum number of tokens of a single turn.\n" in shown
     first = "Weight of the divergence at the first step."  # and not that of kl=none
     assert f"\nkl.beta=0.05\n    {first}\n" in shown
     maximum = "Maximum number of tokens of a single turn."

@@ -93,7 +93,7 @@ def test_a_run_without_a_usable_checkpoint_is_refused(tmp_path, capsys):
     record_run(tmp_path, step=STEP + 1)
     folder.checkpoint(STEP + 1).mkdir(parents=True)  # nothing was recorded after it
     assert main([str(tmp_path), "loss=grpo", "step=true"]) == 2
-    assert "step=true needs one rank" in capsys.readouterr().err
+    assert "step=true needs a run" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

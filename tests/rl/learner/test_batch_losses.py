@@ -175,7 +175,7 @@ def test_a_loss_that_compares_rollouts_is_the_same_for_every_split_into_whole_gr
 
 def test_a_group_that_exceeds_a_micro_batch_ends_the_run(model):
     groups = [forked(group) for group in tiny.groups(model)]
-    expected = r"a group of 6 rows exceeds trainer.tokens_per_micro_batch=20: raise it, or"
+    expected = r"a group of 6 rows exceeds trainer.tokens_per_micro_batch=20: raise it or"
     with pytest.raises(RunFailed, match=expected):
         in_parts(model, groups, 1, 20, False)
 

@@ -22,7 +22,7 @@ def test_code_in_a_file_of_a_checkpoint_does_not_run(setup, mode):
         state = torch.load(file, weights_only=False)
         for hostile in (Written(code_ran), {**state, "more": Written(code_ran)}):
             torch.save(hostile, file)
-            refused = rf"^\S*{file.name} is not loaded, .* person's code: resume from another"
+            refused = rf"^\S*{file.name} is not loaded, .* could be harmful: resume from another"
             with pytest.raises(ValueError, match=refused):
                 policy.load(folder)
             assert not code_ran.exists()

@@ -91,7 +91,7 @@ def service(
 
 async def asked(served: RolloutService, *calls: Call) -> list[Answer]:
     """Return the answers to a rank; raise the error that ends the process."""
-    reporting = asyncio.ensure_future(served.report())
+    reporting = asyncio.ensure_future(served.watch())
     answers = asyncio.gather(*(served._answer(call) for call in calls))
     done, _ = await asyncio.wait(
         [reporting, answers], timeout=10, return_when=asyncio.FIRST_COMPLETED
@@ -170,7 +170,7 @@ async def test_the_plan_counts_distinct_tokens_if_the_trainer_computes_only_thes
 async def ended(served: RolloutService, call: Call) -> tuple[Answer, BaseException | None]:
     """Return the answer to a rank, and the error that ends the process once the rank has saved."""
     served._num_connections = 1
-    reporting = asyncio.ensure_future(served.report())
+    reporting = asyncio.ensure_future(served.watch())
     answer = await asyncio.wait_for(served._answer(call), 5)
     assert first_failure(served._run_folder)
     state = await asyncio.wait_for(served._answer(Call(what="state")), 5)
@@ -293,7 +293,7 @@ async def test_a_rank_whose_state_cannot_be_saved_is_disconnected(tmp_path):
         with pytest.raises(RunFailed, match="closed its connection"):
             await asyncio.to_thread(link.state)
         with pytest.raises(ValueError, match="no state"):
-            await asyncio.wait_for(served.report(), 5)
+            await asyncio.wait_for(served.watch(), 5)
 
 
 async def test_a_message_that_json_cannot_hold_is_written_as_text(tmp_path):
@@ -373,7 +373,7 @@ async def test_every_rank_stops_before_the_same_batch(tmp_path):
     served, waiting = service(tmp_path, [group(0.0, 1.0)]), asyncio.Event()
     router = SimpleNamespace(end=waiting.set)  # requests that wait for a restart of vLLM fail
     served._replicas = SimpleNamespace(router=router, metrics=lambda: asyncio.sleep(0, {}))
-    reporting = asyncio.ensure_future(served.report())
+    reporting = asyncio.ensure_future(served.watch())
     (one,) = await asked(served, Call(what="next_batch", rank=0, step=0))
     served._run_folder.stop_request.touch()
     async with asyncio.timeout(5):
@@ -398,7 +398,7 @@ async def test_the_ranks_can_save_before_an_error_ends_this_process(failing, tmp
     else:
         served._evaluator = SimpleNamespace(run=fail)
     served._num_connections = 1
-    reporting = asyncio.ensure_future(served.report())
+    reporting = asyncio.ensure_future(served.watch())
     await asyncio.wait_for(served.sample(), 5)
     (end,) = await asked(served, Call(what="next_batch", rank=0, step=0))
     assert end.over

@@ -283,7 +283,7 @@ def test_a_broken_line_of_a_data_set_is_named_before_anything_starts(data, tmp_p
     (tmp_path / "data.jsonl").write_text("\n".join(lines))
     problem = refused("run_name=r", *f"{data}=data.jsonl".split())
     assert "data.jsonl, line 2 is not JSON at character " in problem
-    assert problem.endswith("Expecting value: correct this line")
+    assert problem.endswith("(Expecting value): correct this line")
 
 
 @pytest.mark.parametrize("offline", ["0", "1"])
