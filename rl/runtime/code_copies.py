@@ -75,10 +75,10 @@ def code_versions(run_folder: RunFolder) -> dict[str, tuple[str, ...]]:
 
 
 def _fingerprint(file: Path) -> str:
-    """Return a hash of a file's size and beginning, because data may have many gigabytes."""
+    """Return a hash of a file, or of size and beginning of a file with many megabytes."""
     with file.open("rb") as content:
-        start = content.read(_HASHED_BYTES)
-        return hashlib.sha256(b"%d %b" % (file.stat().st_size, start)).hexdigest()
+        start, size = content.read(_HASHED_BYTES), file.stat().st_size
+        return hashlib.sha256(start + (b"%d" % size) * (size > len(start))).hexdigest()
 
 
 def _copies(folder: Path) -> Iterator[tuple[str, Path]]:

@@ -339,7 +339,7 @@ ONE_TURN = "    return [[0.0] * len(t or ()) for t in group.turn_rewards][1:]\n"
         (
             "batch_credit",
             "def mine(groups):\n    return [g.credits[:1] for g in groups]\n",
-            "to [[1], [1]]: return one Credit",
+            "to [[1], [1]]: return as many",
         ),
         ("batch_credit", "def mine(): ...\n", "takes 0 positional arguments but 1 was given"),
         (

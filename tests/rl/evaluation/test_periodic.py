@@ -75,7 +75,7 @@ def test_training_and_evaluation_follow_their_schedules_at_the_version(tmp_path)
     assert [sampling["temperature"] for _, sampling, *_ in client.requests] == [0.7]
     assert player.env.max_turns == 4
     client.requests.clear()
-    run_virtually(trainer.evaluator._player_of(2).play_group(0, HELD_OUT[0], 1))
+    run_virtually(trainer.evaluator._evaluation_player(2).play_group(0, HELD_OUT[0], 1))
     assert [sampling["temperature"] for _, sampling, *_ in client.requests] == [2.5]
     assert versions == [3, 2]
 
@@ -140,7 +140,7 @@ def test_an_evaluation_asks_for_no_kept_tokens(tmp_path):
     chat = replace(player.chat, sampler=limited)
     trainer.evaluator.player = replace(player, sampler=limited, chat=chat)
     run_virtually(trainer.evaluator.player.play_group(0, HELD_OUT[0], 1))
-    run_virtually(trainer.evaluator._player_of(0).play_group(0, HELD_OUT[0], 1))
+    run_virtually(trainer.evaluator._evaluation_player(0).play_group(0, HELD_OUT[0], 1))
     assert [sampling.get("logprobs") for _, sampling, *_ in client.requests] == [30, None]
     assert [sampling["top_k"] for _, sampling, *_ in client.requests] == [15, 15]
 
@@ -167,7 +167,7 @@ def test_an_evaluation_shares_max_concurrent_of_an_environment_with_training(tmp
     env = ScriptedEnv()
     env.max_concurrent = 1
     trainer = Trainer(tmp_path, ScriptedClient("good"), every=1, last=1, env=env)
-    pinned = trainer.evaluator._player_of(0)
+    pinned = trainer.evaluator._evaluation_player(0)
     assert pinned._env_slot(env) is trainer.player._env_slot(env)
 
 
@@ -225,7 +225,9 @@ def test_the_rollouts_of_an_evaluation_have_rows_and_versions(tmp_path):
     trainer = Trainer(tmp_path, client, every=1, last=1)
     trainer.evaluator.player.strategy = Extremes(factor=3)  # evaluations ignore the run's strategy
     trainer.evaluator.player.hinted_envs = frozenset({"scripted"})  # and need no hints
-    (rollout,) = run_virtually(trainer.evaluator._player_of(3).play_group(0, HELD_OUT[0], 1))
+    (rollout,) = run_virtually(
+        trainer.evaluator._evaluation_player(3).play_group(0, HELD_OUT[0], 1)
+    )
     (row,) = rollout.rows
     assert row.hinted_prompt is None
     assert np.array_equal(np.unique(row.token_versions), [-1, 3])

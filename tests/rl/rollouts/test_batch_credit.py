@@ -106,7 +106,7 @@ def test_none_returns_the_same_credits() -> None:
     ids=["no groups", "one rollout of each", "two advantages"],
 )
 def test_a_batch_credit_of_another_shape_ends_the_run(wrong) -> None:
-    with pytest.raises(RunFailed, match=r"from \[\[1, 1\], \[1\]\] to .*: return one Credit"):
+    with pytest.raises(RunFailed, match=r"from \[\[1, 1\], \[1\]\] to .*: return as many for each"):
         apply_batch_credit([group(of(1.0), of(2.0)), group(of(3.0))], wrong)
 
 

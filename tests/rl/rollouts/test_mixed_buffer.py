@@ -138,7 +138,7 @@ def test_shares_are_rounded_to_groups_and_leave_some_to_new_rollouts(replay, sho
     if new is not None:
         assert mixed.num_new(count) == new
         return
-    with pytest.raises(ValueError, match=f"leave none of the {count} groups"):
+    with pytest.raises(ValueError, match=f"leave no new groups in a batch of {count} groups"):
         mixed.num_new(count)
 
 
