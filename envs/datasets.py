@@ -75,7 +75,7 @@ class Dataset:
 
     def _prompt_hashes(self, rows: Rows) -> list[bytes]:
         name = self.prompt
-        prompts = [row[name] for row in rows] if isinstance(rows, list) else rows[name]
+        prompts = [row[name] for row in rows] if isinstance(rows, list) else rows[name][:]
         texts = (json.dumps(one, sort_keys=True, default=str).encode() for one in prompts)
         return [hashlib.sha256(text).digest() for text in texts]
 

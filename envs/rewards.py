@@ -29,7 +29,7 @@ _DROPPED = re.compile(
     [{re.escape(punctuation)}]""",
     re.VERBOSE,
 )
-_ARTICLES = re.compile(r"\b(a|an|the)\b")
+_ARTICLES = re.compile(r"(?<![-+*/^.:=<>])\b(a|an|the)\b(?![-+*/^.:=<>])")
 _TO_DECIMAL = str.maketrans("\u2212", "-", "$€£,")
 NUMBER = re.compile(
     r"""(?: (?<![\w.)]) [-\u2212] [$€£]? )?      # a sign, but not the minus of 10-3

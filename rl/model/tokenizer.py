@@ -209,6 +209,7 @@ def _find_renderer(folder: Path, tokenizer: Tokenizer) -> str:
 def _is_qwen3_format(template: str, tokenizer: Tokenizer) -> bool:
     """Return whether a chat template and the renderer write the same text after a question."""
     messages: Any = [{**message, "reasoning_content": ""} for message in _CONVERSATION[1:]]
+    messages = messages if "tool_calls" in template else [messages[0], *messages[3:]]
     # transformers sets these options, too.
     environment = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True)
     try:

@@ -90,7 +90,7 @@ def _copies(folder: Path) -> Iterator[tuple[str, Path]]:
 def _relative_name(file: Path) -> Path:
     """Return the path of a file relative to one of the folders in which `_find_file` searches."""
     names = (file.relative_to(base) for base in _base_folders() if file.is_relative_to(base))
-    return next(name for name in names if _find_file(name) == file)
+    return next((name for name in names if _find_file(name) == file), file)
 
 
 def _find_file(name: str | Path) -> Path | None:
