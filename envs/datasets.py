@@ -66,7 +66,8 @@ class Dataset:
         for rows in loaded.values():
             self._check(rows)
         train, eval_rows = loaded[TRAIN], loaded.get(EVAL, loaded[TRAIN])
-        keys, eval_keys = self._prompt_hashes(train), self._prompt_hashes(eval_rows)
+        keys = self._prompt_hashes(train)
+        eval_keys = self._prompt_hashes(eval_rows) if EVAL in loaded else keys
         chosen = set(sorted(set(eval_keys))[: self.num_eval])
         held_out = {*eval_keys} if EVAL in loaded else chosen
         train_numbers = [i for i, key in enumerate(keys) if key not in held_out]

@@ -26,13 +26,17 @@ class DataQuestions(QuestionSource):
 
     @cached_property
     def _splits(self) -> dict[Split, list[Question]]:
-        splits: dict[Split, list[Question]] = {"train": [], "eval": []}
-        for split, questions in splits.items():
-            questions += map(question_of, self._dataset.examples(split, env=""))
-            if not questions:
-                path = getattr(self._dataset, "path", "the data set")
-                raise ValueError(f"{path} has no question for the split {split}: change num_eval")
-        return splits
+        held_out, train = (
+            [question_of(example) for example in self._dataset.examples(split, env="")]
+            for split in ("eval", "train")
+        )
+        texts = {question.text for question in held_out}
+        kept = [question for question in train if question.text not in texts]
+        if not kept or not held_out:
+            path = getattr(self._dataset, "path", "the data set")
+            split = "eval" if kept else "train"
+            raise ValueError(f"{path} has no question for the split {split}: change num_eval")
+        return {"train": kept, "eval": held_out}
 
 
 def question_of(example: Example) -> Question:

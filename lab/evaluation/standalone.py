@@ -48,8 +48,6 @@ def evaluate(config: dict[str, Any], *, overrides: list[str]) -> float:
     with lock_run_folder(evaluation) as run_folder, as_run_failures():
         examples = choose_examples(env, evaluation.split, evaluation.num_examples)
         record_start(run_folder, evaluation, overrides=overrides)
-        if (count := len(examples)) < evaluation.num_examples:
-            console.print(f"evaluating {count} examples, because the environment has no more")
         with serving_policy(evaluation, run_folder, console):
             played = _run_coroutine(_play(evaluation, run_folder, env, examples, console))
         summary = summarise(played, evaluation.pass_threshold)

@@ -205,7 +205,9 @@ def _results(
                 score=st.interval(float(scores.y.mean()), draws[index], st.spread_of(scores)),
                 difference=difference,
                 p_value=state.p_value,
-                decision=decision + f" within {smallest_effect:g}" * (decision == st.EQUAL),
+                decision=f"{decision} within {smallest_effect:g}"
+                if decision == st.EQUAL
+                else decision,
                 undecided_if=undecided_if,
                 chance_better=st.chance_better(scores.means, base.means) if can_decide else nan,
                 visible_difference=visible,

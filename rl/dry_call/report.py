@@ -50,9 +50,8 @@ class Report:
 
 
 def unwrap(component: Any) -> Any:
-    """Return the function or class behind partials and decorators, or the class of an instance."""
+    """Return the function or class that `component` calls, or its class if it is an instance."""
     while hasattr(component, "func"):
-        # The first argument of `configured` is the class of which it creates an instance.
         component = component.args[0] if component.func is configured else component.func
     component = inspect.unwrap(component) if callable(component) else component
     return component if hasattr(component, "__qualname__") else type(component)

@@ -210,11 +210,10 @@ def _is_qwen3_format(template: str, tokenizer: Tokenizer) -> bool:
     """Return whether a chat template and the renderer write the same text after a question."""
     messages: Any = [{**message, "reasoning_content": ""} for message in _CONVERSATION[1:]]
     messages = messages if "tool_calls" in template else [messages[0], *messages[3:]]
-    # transformers sets these options, too.
-    environment = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True)
+    jinja = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True)  # as transformers
     try:
         ids = create_renderer(tokenizer, Qwen3RendererConfig()).render_ids(messages)
-        text = environment.from_string(template).render(messages=messages)
+        text = jinja.from_string(template).render(messages=messages)
     except Exception:  # noqa: BLE001 a template may use extensions that only transformers has
         return "<function=" not in template
     question = messages[0]["content"]

@@ -27,11 +27,8 @@ from rl.runtime.text import printable
 _DATA, _HASHED_BYTES = "data.json", 10_000_000
 
 
-def copy_code(run_folder: RunFolder, files: Iterable[str], data: Iterable[str] = ()) -> None:
-    """Copy the user's files into the run folder; at a resume, only if a file is new or changed.
-
-    `data` are paths or patterns of data files, of which only the fingerprints are stored.
-    """
+def copy_code(run_folder: RunFolder, files: Iterable[str], patterns: Iterable[str] = ()) -> None:
+    """Copy source files, and hash data files (`patterns`). A resume does so only after a change."""
     step, paths = run_folder.num_saved_steps(), [Path(file) for file in files]
     own = {_relative_name(path): path for path in paths if not path.is_relative_to(ROOT / "rl")}
     newest = max(run_folder.code.glob("step_*"), default=run_folder.code)
@@ -44,7 +41,7 @@ def copy_code(run_folder: RunFolder, files: Iterable[str], data: Iterable[str] =
         copy = folder / name
         copy.parent.mkdir(parents=True, exist_ok=True)
         shutil.copyfile(file, copy)
-    found = (Path(file).absolute() for pattern in data for file in sorted(glob(pattern)))
+    found = (Path(file).absolute() for pattern in patterns for file in sorted(glob(pattern)))
     prints = {str(_relative_name(file)): _fingerprint(file) for file in found if file.is_file()}
     run_folder.code.mkdir(parents=True, exist_ok=True)
     write_atomically(run_folder.code / _DATA, json.dumps(prints))
@@ -78,7 +75,8 @@ def _fingerprint(file: Path) -> str:
     """Return a hash of a file, or of size and beginning of a file with many megabytes."""
     with file.open("rb") as content:
         start, size = content.read(_HASHED_BYTES), file.stat().st_size
-        return hashlib.sha256(start + (b"%d" % size) * (size > len(start))).hexdigest()
+    suffix = b"" if size == len(start) else b"%d" % size
+    return hashlib.sha256(start + suffix).hexdigest()
 
 
 def _copies(folder: Path) -> Iterator[tuple[str, Path]]:

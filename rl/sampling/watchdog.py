@@ -59,19 +59,18 @@ class Watchdog:
 
     def _report(self, seconds: float) -> None:
         task, frame = asyncio.current_task(self._loop), sys._current_frames().get(self._ident)
-        if task is None or frame is None or (location := _location(frame)) is None:
+        if task is None or frame is None or (line := _innermost_user_line(frame)) is None:
             return  # no user code runs, so the machine or the library is slow
         self._blocked[task] = seconds  # how long this task has blocked the loop so far
         message = (
-            f"all rollouts have been blocked for {seconds:.0f} s by {location}: "
+            f"all rollouts have been blocked for {seconds:.0f} s by {line}: "
             "write a plain `def` function, which runs in a thread, or await non-blocking code"
         )
         log.warning("%s", message)
         self._show(message)
 
 
-def _location(frame: FrameType) -> str | None:
-    """Return the innermost line of user code (not of rl/) in a stack, or None."""
+def _innermost_user_line(frame: FrameType) -> str | None:
     for one, _ in walk_stack(frame):
         file = Path(one.f_code.co_filename)
         if not is_library(str(file)) and not file.is_relative_to(ROOT / "rl"):
