@@ -56,7 +56,8 @@ class Dataset:
         if split == TRAIN and not numbers:
             raise ValueError(
                 f"{self.path} leaves no rows for training, because all {len(rows)} have prompts "
-                "that are evaluated: add rows, lower num_eval, or choose another eval_path"
+                "that are evaluated: add rows with other prompts, choose another eval split, or "
+                "lower num_eval if there is no eval split"
             )
         return _Examples(self, rows, numbers, env)
 
@@ -75,22 +76,21 @@ class Dataset:
         return {TRAIN: (train, train_numbers), EVAL: (eval_rows, eval_numbers)}
 
     def _prompt_hashes(self, rows: Rows) -> list[bytes]:
-        name = self.prompt
-        prompts = [row[name] for row in rows] if isinstance(rows, list) else rows[name][:]
+        prompts = _column(rows, self.prompt)
         texts = (json.dumps(one, sort_keys=True, default=str).encode() for one in prompts)
         return [hashlib.sha256(text).digest() for text in texts]
 
     def _check(self, rows: Rows) -> None:
         if not len(rows):
             raise ValueError(f"{self.path} has no rows: add rows or choose another path")
-        for number, row in enumerate(rows if isinstance(rows, list) else rows.select([0]), 1):
-            for column in filter(None, (self.prompt, self.answer)):
-                if row.get(column) is None:
-                    raise ValueError(
-                        f"{self.path}: row {number} has no value in the column {column!r} (it has "
-                        f"{', '.join(map(repr, row)) or 'none'}): add a value, set dataset.prompt "
-                        "and dataset.answer to existing columns, or dataset.answer=null"
-                    )
+        for column in filter(None, (self.prompt, self.answer)):
+            if None in (values := _column(rows, column)):
+                number = values.index(None)
+                raise ValueError(
+                    f"{self.path}: row {number + 1} has no value in the column {column!r} (it has "
+                    f"{', '.join(map(repr, rows[number])) or 'none'}): add a value, set "
+                    "dataset.prompt and dataset.answer to existing columns, or dataset.answer=null"
+                )
 
     def example(self, row: Mapping[str, Any], number: int, env: str) -> Example:
         """Return the example of a row. `info` has the answer, and all columns except the prompt."""
@@ -100,6 +100,13 @@ class Dataset:
         if self.answer is not None:
             info["answer"] = row[self.answer]
         return Example(id=number, env=env, messages=messages, info=info)
+
+
+def _column(rows: Rows, name: str) -> list[Any]:
+    """Return the values of a column. A value is None if it is null or if the column is missing."""
+    if isinstance(rows, list):
+        return [row.get(name) for row in rows]
+    return rows[name][:] if name in rows.column_names else [None]
 
 
 @dataclass(frozen=True)

@@ -24,9 +24,10 @@ from rich.jupyter import JupyterMixin
 from rich.text import Text
 
 from lab.cli.hydra_errors import explain_hydra_error
-from lab.cli.launch import as_hydra_config, as_plain_dict
+from lab.cli.launch import add_conf_folder, as_hydra_config, as_plain_dict
 from lab.evaluation.standalone import evaluate, read_summary
 from lab.evaluation.table import result_lines
+from rl.config.schema import ConfigError
 from rl.config.shipped import CONF
 from rl.runtime.files import LineTail
 from rl.runtime.folder import RunFolder, step_of
@@ -126,7 +127,7 @@ def compose(overrides: Sequence[str] = (), config_name: str = "train") -> Config
             with as_hydra_config(config):
                 return Config(list(overrides), as_plain_dict(config))
     except (HydraException, OmegaConfBaseException) as error:
-        raise explain_hydra_error(error, list(overrides), config_name) from None
+        raise explain_hydra_error(error, [*add_conf_folder([]), *overrides], config_name) from None
 
 
 def train(config: Config | Sequence[str]) -> Run:
@@ -135,6 +136,8 @@ def train(config: Config | Sequence[str]) -> Run:
     Raise ConfigError for an unusable configuration, RunFailed if an error or max_time ends the run.
     """
     chosen = config if isinstance(config, Config) else compose(config)
+    if chosen.values.get("until"):
+        raise ConfigError(["until=decided adds runs to a sweep: use train.py --multirun"])
     supervise(
         chosen.values,
         overrides=chosen.overrides,

@@ -127,6 +127,9 @@ class Arm:
 
 def arms_of(folder: RunFolder, words: Sequence[str], has_model: bool = False) -> list[Arm]:
     """Return the run's own arm, and an arm per combination of the override values in `words`."""
+    for path in (_started_in(folder), Path.cwd()):
+        if str(path) not in sys.path:
+            sys.path.append(str(path))  # makes the user's modules importable
     try:
         base = Run.load(folder.config)
         arms = [Arm(RECORDED, base, base, has_model=has_model)]
@@ -158,16 +161,17 @@ def arms_of(folder: RunFolder, words: Sequence[str], has_model: bool = False) ->
     return arms
 
 
+def _started_in(folder: RunFolder) -> Path:
+    return Path(str(read_record(folder).get("started_in", ".")))
+
+
 def _compose_run(folder: RunFolder, words: list[str]) -> dict[str, Any]:
-    record = read_record(folder)
-    flags, _ = get_args_parser().parse_known_args(list(map(str, record.get("command", []))))
-    started_in = Path(str(record.get("started_in", ".")))
+    command = read_record(folder).get("command", [])
+    flags, _ = get_args_parser().parse_known_args(list(map(str, command)))
+    started_in = _started_in(folder)
     own = [started_in / flags.config_dir] if flags.config_dir else []
     conf_folders = dict.fromkeys((started_in / "conf", Path("conf").resolve()))
     own += [path for path in conf_folders if path.is_dir()]
-    for path in (str(started_in), str(Path.cwd())):
-        if path not in sys.path:
-            sys.path.append(path)  # makes the user's modules importable
     folders = ",".join(f"file://{path}" for path in [*own, CONF])
     keys = {word.partition("=")[0].split("@")[0] for word in words}
     before = read_overrides(folder)
@@ -180,7 +184,8 @@ def _compose_run(folder: RunFolder, words: list[str]) -> dict[str, Any]:
             HydraConfig.instance().set_config(config)
             return as_plain_dict(config)
     except HydraException as error:
-        raise explain_hydra_error(error, words) from error
+        folder_flags = [f"--config-dir={path}" for path in own[:1]]
+        raise explain_hydra_error(error, [*folder_flags, *kept, *words]) from error
 
 
 def _weights(run: Run, batch: RecordedBatch) -> Tensor:

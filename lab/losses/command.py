@@ -86,7 +86,9 @@ def _compare(
     count = options.get("tokens", "10")
     if not count.isdecimal():
         raise ValueError(f"tokens={count}: give the number of tokens to print")
-    if options.get("step") == "true":
+    if (is_step := options.get("step", "false")) not in ("true", "false"):
+        raise ValueError(f"step={is_step}: write step=true, or steps={is_step} to choose steps")
+    if is_step == "true":
         _print_steps(folder, words, steps, console)
         return
     arms = arms_of(folder, words)

@@ -75,7 +75,7 @@ def _view(words: Sequence[str], console: Console) -> None:
     folders, options = folders_and_options(words, KEYS)
     port = options.get("port", "0")
     if not port.isdigit() or int(port) >= 2**16:
-        raise ValueError(f"port={port} is not a port: give a number from 1024 to 65535")
+        raise ValueError(f"port={port} is not a port: give a number up to 65535, or 0")
     runs = _runs_of(folders)
     from lab.viewer.index import RunIndex  # not at the top, because the import takes a second
 

@@ -128,7 +128,7 @@ def _key_problems(node: Mapping[str, Any], options: Options, path: str) -> Itera
             continue
         hint = did_you_mean(str(key), options)
         missing = [name for name in missing if not hint.endswith(f" {name}?")]
-        known = f": it has {', '.join(options) or 'none'}"
+        known = f": it has {', '.join(options) or 'none, because no parameter follows a *'}"
         yield f"{prefix}{key} is not a key of {owner}{hint or known}"
     for key in missing:
         kind = options[key].annotation

@@ -94,7 +94,7 @@ class Run(Settings):
     max_steps: PositiveInt
     max_time: float | str | None
     stop_when: str | None
-    batch_size: PositiveInt  # rollouts per optimizer step
+    batch_size: PositiveInt  # rollouts per training step
     group_size: PositiveInt  # rollouts per example
     max_seq_len: Annotated[int, Meta(ge=2)]
     updates_per_batch: PositiveInt

@@ -95,7 +95,7 @@ def _build_components(report: Report, config: Config) -> dict[str, Any]:
     for group, node in nodes.items():
         try:
             built[group] = build(node)
-        except ValueError as error:
+        except (ValueError, LookupError) as error:
             report.problems.append(f"{group}: {error}")
     return built
 

@@ -28,15 +28,15 @@ class Report:
 
         Drop errors of the type `ignored`, because made-up values or missing data may cause them.
         """
+        called = name_of(component) + (f", called with {given}," if given else "")
         try:
             yield
         except ignored:
             pass
         except BadResult as error:
-            self._add(group, f"{name_of(component)} {error}", source_of(component))
+            self._add(group, f"{called} {error}", source_of(component))
         except Exception as error:  # noqa: BLE001 user code may raise anything
-            what = f"{name_of(component)} raised {type(error).__name__}: {error}"
-            what += f", called with {given}" if given else ""
+            what = f"{called} raised {type(error).__name__}: {error}"
             source = source_of(component)
             file = source and source[0]
             found = find_location(error, file)

@@ -109,6 +109,8 @@ def check_loss(report: Report, loss: Any, num_updates: int) -> tuple[set[str], b
         with trial.calling("loss", loss, INPUT):
             result = with_statistics(loss, tokens)(tokens)
             check_token_loss(trial, result, leaves)
+            if not getattr(loss, "whole_groups", False):
+                _require_same_losses_of_parts(with_statistics(loss, tokens), tokens)
             results += [result.loss.detach()] if has_old else []
         used |= here
     corrects = len(results) == 2 and not torch.equal(*results)
@@ -129,13 +131,7 @@ def with_statistics(loss: Any, tokens: Tokens) -> Any:
     """Return the loss, with the sums of its method `statistics`, if any, bound as an argument."""
     if not hasattr(loss, "statistics"):
         return loss
-    with torch._C.DisableTorchFunctionSubclass():  # a copy is not a use, so record nothing
-        values = {k: v.detach() for k, v in vars(tokens).items() if isinstance(v, Tensor)}
-        parts = [
-            Tokens(num_sequences=1, **{name: each[index] for name, each in values.items()})
-            for index in (slice(0, 5), slice(5, 8), slice(0, 0))
-        ]
-    whole, *shares = (loss.statistics(each) for each in (tokens, *parts))
+    whole, *shares = (loss.statistics(each) for each in (tokens, *_parts(tokens)))
     if not isinstance(whole, Tensor) or whole.dim() != 1 or not whole.isfinite().all():
         what = f"has statistics() that return {_describe(whole)}"
         raise BadResult(
@@ -148,6 +144,33 @@ def with_statistics(loss: Any, tokens: Tokens) -> Any:
             "the result for all tokens: return sums over the tokens, and divide them in __call__"
         )
     return partial(loss, statistics=whole.detach())
+
+
+def _parts(tokens: Tokens) -> list[Tokens]:
+    """Return the two sequences of made-up tokens, and an empty one, as micro-batches."""
+    with torch._C.DisableTorchFunctionSubclass():  # a copy is not a use, so record nothing
+        values = {k: v.detach() for k, v in vars(tokens).items() if isinstance(v, Tensor)}
+        values["sequence_ids"] = torch.zeros(NUM_TOKENS, dtype=torch.int64)
+        return [
+            Tokens(num_sequences=1, **{name: each[index] for name, each in values.items()})
+            for index in (slice(0, 5), slice(5, 8), slice(0, 0))
+        ]
+
+
+def _require_same_losses_of_parts(loss: Any, tokens: Tokens) -> None:
+    """Raise BadResult if the losses of tokens depend on the other sequences of the call.
+
+    A loss that differs at a repeated call is not compared, because it is random.
+    """
+    first, again = loss(tokens).loss.detach(), loss(tokens).loss.detach()
+    parts = torch.cat([loss(part).loss for part in _parts(tokens)[:2]])
+    if torch.equal(first, again) and not torch.allclose(parts, first, rtol=1e-4, atol=1e-6):
+        raise BadResult(
+            "returned other losses for the same tokens if a call had only one of the sequences: a "
+            "call gets a micro-batch, which is a part of the batch, so compute no mean, sum or "
+            "maximum over its tokens. Return sums over the batch from a method `statistics`, or set "
+            "whole_groups = True to get all tokens of a group at once (docs/losses.md)"
+        )
 
 
 def check_token_loss(report: Report, result: Any, leaves: list[Tensor]) -> None:

@@ -9,12 +9,14 @@ model and Qwen3-4B-Instruct-2507 were not trained on such a block.
 """
 
 import json
+import re
 from collections.abc import Mapping, Sequence
 from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, cast
 
 import tokenizers
+from jinja2 import TemplateError
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 from renderers import (
     ParsedResponse,
@@ -29,6 +31,7 @@ Options = Mapping[str, Any]
 # model.renderer is `auto` or one of these model families of the library `renderers`.
 RENDERERS = tuple(sorted(set(MODEL_RENDERER_MAP.values())))
 _CHOICES = ", ".join(RENDERERS)
+_GENERATION_TAG = re.compile(r"\{%-?\s*(end)?generation\s*-?%\}")
 
 # This maps model_type of config.json to a renderer if `renderers` does not know a model's name.
 # glm4_moe and deepseek_v3 are missing, because each has several formats. Users must choose one.
@@ -210,12 +213,16 @@ def _is_qwen3_format(template: str, tokenizer: Tokenizer) -> bool:
     """Return whether a chat template and the renderer write the same text after a question."""
     messages: Any = [{**message, "reasoning_content": ""} for message in _CONVERSATION[1:]]
     messages = messages if "tool_calls" in template else [messages[0], *messages[3:]]
-    jinja = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True)  # as transformers
+    # The options are those of transformers, which also defines the tag `generation`.
+    jinja = ImmutableSandboxedEnvironment(
+        trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols"]
+    )
+    template, prompt = _GENERATION_TAG.sub("", template), {"add_generation_prompt": True}
+    ids = create_renderer(tokenizer, Qwen3RendererConfig()).render_ids(messages, **prompt)
     try:
-        ids = create_renderer(tokenizer, Qwen3RendererConfig()).render_ids(messages)
-        text = jinja.from_string(template).render(messages=messages)
-    except Exception:  # noqa: BLE001 a template may use extensions that only transformers has
-        return "<function=" not in template
+        text = jinja.from_string(template).render(messages=messages, **prompt)
+    except TemplateError:  # for example, a format without tools
+        return False
     question = messages[0]["content"]
     return text.partition(question)[2] == tokenizer.decode(ids).partition(question)[2]
 

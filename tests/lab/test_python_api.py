@@ -7,6 +7,7 @@ import yaml
 
 import offbyone
 from lab.evaluation.standalone import read_summary
+from rl.config.schema import ConfigError
 from rl.runtime.folder import RunFolder
 from rl.runtime.metrics import MetricsFile
 from tests.lab.evaluation.test_evaluate import OURS
@@ -110,3 +111,13 @@ def test_the_rollouts_of_a_run_that_still_writes_are_its_complete_lines(folder):
     path.write_text('{"reward": 1.0}\n{"rew')
     table = offbyone.load_run(folder.path).rollouts
     assert table.to_dict("records") == [{"step": 2, "reward": 1.0}]
+
+
+def test_an_unknown_key_of_an_own_loss_gets_the_keys_of_this_loss(tmp_path, monkeypatch):
+    (tmp_path / "conf" / "loss").mkdir(parents=True)
+    (tmp_path / "conf" / "loss" / "own.yaml").write_text("_target_: own.loss\nthreshold: 0.5\n")
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(ConfigError, match=r"no key loss\.treshold: did you mean loss\.threshold"):
+        offbyone.compose(["loss=own", "loss.treshold=1"])
+    with pytest.raises(ConfigError, match="until=decided adds runs to a sweep: use train"):
+        offbyone.train(["until=decided"])

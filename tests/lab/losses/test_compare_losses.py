@@ -1,6 +1,8 @@
 """Losses on recorded batches repeat the gradients of the run, and others are computed by hand."""
 
 import json
+import subprocess
+import sys
 from dataclasses import replace
 
 import pytest
@@ -267,6 +269,35 @@ def test_tokens_with_equal_gradients_are_not_said_to_differ(tmp_path, capsys):
     for part in screen.split("changes ")[1:]:
         rows = [line.split() for line in part.splitlines() if line.startswith("5 ")]
         assert all(row[-1] != row[-2] for row in rows), part
+
+
+def test_a_run_with_modules_of_its_own_is_compared_from_another_folder(tmp_path):
+    lab, folder = tmp_path / "lab", tmp_path / "lab" / "run"
+    folder.mkdir(parents=True)
+    (lab / "own_loss.py").write_text("from losses.cispo import cispo as mine\n")
+    target = "loss._target_=own_loss.mine"
+    program = (
+        "import sys\n"
+        f"sys.path.append({str(lab)!r})\n"
+        "from pathlib import Path\n"
+        "from tests.support.recorded_run import record_run\n"
+        f"record_run(Path({str(folder)!r}), {target!r})\n"
+    )
+    subprocess.run([sys.executable, "-c", program], cwd=REPO, check=True)
+    record = json.loads((folder / "overrides.yaml").read_text())
+    (folder / "overrides.yaml").write_text(json.dumps(record | {"started_in": str(lab)}))
+    compare = [sys.executable, str(REPO / "compare_losses.py"), str(folder)]
+    done = subprocess.run([*compare, "loss=gspo"], cwd=tmp_path, capture_output=True, text=True)
+    assert "loss=gspo changes loss" in done.stdout, done.stderr
+    for words, said in (
+        (["loss.clip_hihg=3"], "there is no key loss.clip_hihg: did you mean loss.clip_high?"),
+        (["loss=gspo", "step=5"], "step=5: write step=true, or steps=5 to choose steps"),
+    ):
+        done = subprocess.run([*compare, *words], cwd=tmp_path, capture_output=True, text=True)
+        assert said in done.stderr
+    (lab / "own_loss.py").unlink()
+    done = subprocess.run([*compare, "kl.beta=1"], cwd=tmp_path, capture_output=True, text=True)
+    assert "cannot be compared:\n- loss: there is no module own_loss: run from" in done.stderr
 
 
 def test_the_help_names_the_command_that_was_typed(monkeypatch, capsys):

@@ -187,7 +187,7 @@ def test_a_file_may_name_the_fields_that_a_branch_hides(own: Any) -> None:
             3,
         ),
         ("return TokenLoss(-tokens.logprob, {})", "raised AttributeError", 4),
-        ("raise KeyError('x')", "raised KeyError: 'x', called with eight made-up tokens", 4),
+        ("raise KeyError('x')", "called with eight made-up tokens, raised KeyError: 'x'", 4),
     ],
 )
 def test_a_loss_that_a_run_cannot_use_is_named_with_file_line_and_remedy(
@@ -198,6 +198,29 @@ def test_a_loss_that_a_run_cannot_use_is_named_with_file_line_and_remedy(
     assert said in problem
     (file,) = modules.glob("rl_own*.py")
     assert problem.endswith(f"({file}, line {line})")
+
+
+@pytest.mark.parametrize(
+    ("expression", "is_refused"),
+    [
+        ("tokens.logprobs / tokens.entropies.mean()", True),
+        ("tokens.logprobs - tokens.logprobs.logsumexp(0).detach()", True),
+        ("sum_per_sequence(tokens.logprobs, ids, tokens.num_sequences)[ids]", False),
+        ("tokens.logprobs * torch.rand_like(tokens.logprobs)", False),
+    ],
+)
+def test_a_loss_that_depends_on_the_other_sequences_of_a_micro_batch_is_refused(
+    expression: str, is_refused: bool, own: Any
+) -> None:
+    text = (
+        f"{HEAD}from losses.tokens import sum_per_sequence\n"
+        "def mine(tokens):\n    ids = tokens.sequence_ids\n"
+        f"    return TokenLoss(-({expression}), {{}})\n"
+    )
+    if is_refused:
+        assert "returned other losses for the same tokens if" in the_problem(own("loss", text))
+    else:
+        assert learn(own("loss", text)).reads({"logprobs"})
 
 
 def test_a_loss_that_works_only_with_several_updates_is_refused_for_one(own: Any) -> None:
@@ -346,7 +369,7 @@ ONE_TURN = "    return [[0.0] * len(t or ()) for t in group.turn_rewards][1:]\n"
             "batch_credit",
             "def mine(groups):\n    count = 1 / sum(len(g.credits) for g in groups)\n"
             "    return [g.credits for g in groups]\n",
-            "ZeroDivisionError: division by zero, called with groups with the rewards []",
+            "called with groups with the rewards [], raised ZeroDivisionError: division by zero",
         ),
         (
             "batch_credit",
@@ -468,13 +491,13 @@ def test_an_error_in_a_file_of_rl_is_reported_with_the_line_that_raised_it() -> 
         (
             "estimator",
             "def mine(rewards, values):\n    return (rewards - values).sum(1)\n",
-            "critic.estimator: rl_own1.mine returned a Tensor of shape [2]: return a tensor with "
-            "one advantage for each value, of shape [2, 3]",
+            "critic.estimator: rl_own1.mine, called with made-up rewards and values, returned a "
+            "Tensor of shape [2]: return a tensor with one advantage for each value, of shape",
         ),
         (
             "loss",
             "def mine(values, old_values, returns):\n    return values\n",
-            "critic.loss: rl_own1.mine returned a Tensor of shape [8]: return TokenLoss(",
+            "critic.loss: rl_own1.mine, called with eight made-up values, returned a Tensor of",
         ),
     ],
 )

@@ -137,15 +137,17 @@ def test_auto_refuses_a_template_that_writes_another_format_than_the_renderer(tm
     path = folder / "chat_template.jinja"
     path.write_text("{{ bos_token }}{# a copy with a system message #}Be kind." + template)
     assert load_renderer(folder, "auto").config.name == "qwen3"
-    path.write_text("{% generation %}{% endgeneration %}")  # a tag that only transformers has
+    path.write_text(f"{{% generation %}}{template}{{%- endgeneration -%}}")  # of transformers
     assert load_renderer(folder, "auto").config.name == "qwen3"
     path.write_text("{% for m in messages %}### {{ m.role }}: {{ m.content }}{% endfor %}")
     refusal = r"'qwen3', but its chat template differs from Qwen3's\): use client=tokens"
     with pytest.raises(ValueError, match=refusal):
         load_renderer(folder, "auto")
-    path.write_text(template.replace("tool_call>", "call>"))
-    with pytest.raises(ValueError, match=refusal):
-        load_renderer(folder, "auto")
+    thinks = "{% if add_generation_prompt %}<think>{% endif %}"
+    for other in (template.replace("tool_call>", "call>"), template + thinks, "{{ f() }}"):
+        path.write_text(other)
+        with pytest.raises(ValueError, match=refusal):
+            load_renderer(folder, "auto")
     assert load_renderer(folder, "qwen3").config.name == "qwen3"  # the user decides
 
 
