@@ -168,8 +168,8 @@ def _require_same_losses_of_parts(loss: Any, tokens: Tokens) -> None:
         raise BadResult(
             "returned other losses for the same tokens if a call had only one of the sequences: a "
             "call gets a micro-batch, which is a part of the batch, so compute no mean, sum or "
-            "maximum over its tokens. Return sums over the batch from a method `statistics`, or set "
-            "whole_groups = True to get all tokens of a group at once (docs/losses.md)"
+            "maximum of its tokens. Return sums over the batch from the method `statistics`, or "
+            "set whole_groups = True to get all tokens of a group at once (docs/losses.md)"
         )
 
 
