@@ -53,7 +53,7 @@ class Agent(Composed):
         super().configure(system_prompt=system_prompt)
         check_at_least(1, max_requests=max_requests)
         if self.tools:
-            raise ValueError("tools are set, but the agent has its own tools: remove them")
+            raise ValueError("tools are set, but the agent has its own: remove `tools`")
         if not any(_PROMPT in argument for argument in command):
             raise ValueError(
                 f"command={list(command)} has no {_PROMPT}: write {_PROMPT} where the task belongs"
@@ -80,7 +80,7 @@ class Agent(Composed):
             if episode.turns >= self._max_requests:
                 episode.stop_reason = StopReason.MAX_TURNS
                 await _kill_all(key)
-                raise ContextFull(f"{episode.turns} requests were answered: raise max_requests")
+                raise ContextFull(f"the agent made {episode.turns} requests: raise max_requests")
             return await speak(messages, tools)
 
         task = str(episode.example.messages[-1].get("content") or "")

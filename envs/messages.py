@@ -30,7 +30,7 @@ def user(content: str) -> Message:
 
 
 def without_reasoning(text: str) -> str:
-    """Return the text after the last </think>. Return "" if <think> begins it and has no end."""
+    """Return the text after the last </think>, or "" if <think> begins the text and never ends."""
     _, ended, after = text.rpartition("</think>")
     return after if ended or not after.lstrip().startswith("<think>") else ""
 
