@@ -9,8 +9,7 @@ import offbyone
 from lab.evaluation.standalone import read_summary
 from rl.runtime.folder import RunFolder
 from rl.runtime.metrics import MetricsFile
-from tests.lab.evaluation.test_evaluate import OURS
-from tests.lab.evaluation.test_standalone import assistant, played, rollout, written
+from tests.lab.evaluation.test_standalone import OURS, assistant, played, rollout, written
 from tests.support.prompted_endpoint import PromptedEndpoint
 
 

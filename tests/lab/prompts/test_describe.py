@@ -17,12 +17,8 @@ def attempt(*turns: dict, **record: object) -> Attempt:
 
 
 def test_one_turn_is_told_as_it_was_said():
-    assert describe_rollout(attempt(assistant("Per")), []) == {
-        "query": "who?",
-        "completion": "Per",
-        "expected_answer": "Ola",
-        "reward": 0.5,
-    }
+    told = {"query": "who?", "completion": "Per", "expected_answer": "Ola", "reward": 0.5}
+    assert describe_rollout(attempt(assistant("Per")), []) == told
 
 
 def test_a_conversation_is_told_with_its_calls_their_mistakes_and_their_answers():
@@ -62,8 +58,6 @@ def test_a_search_starts_from_the_system_prompt_that_all_examples_share():
 
 def test_a_column_that_nothing_has_is_refused_with_those_that_there_are():
     check_columns(["level", "turns", "thinking"], [EXAMPLE])
-    with pytest.raises(
-        ValueError,
-        match=r"contains levle, which no rollout has: choose from rewards, .*answer, level",
-    ):
+    problem = r"contains levle, which no rollout has: choose from rewards, .*answer, level"
+    with pytest.raises(ValueError, match=problem):
         check_columns(["levle"], [EXAMPLE])

@@ -32,12 +32,8 @@ def evaluated(rewards: list[float | None]) -> SubsampleEvaluation:
     ],
 )
 def test_a_prompt_is_compared_with_its_parent_on_examples_that_both_scored(before, after, accepted):
-    proposal = CandidateProposal(
-        candidate={COMPONENT: "new"},
-        parent_program_ids=[0],
-        eval_before=evaluated(before),
-        eval_after=evaluated(after),
-    )
+    evaluations = {"eval_before": evaluated(before), "eval_after": evaluated(after)}
+    proposal = CandidateProposal({COMPONENT: "new"}, [0], **evaluations)
     known = SimpleNamespace(program_candidates=[{COMPONENT: "old"}])
     assert searching().should_accept(proposal, known) is accepted
     known.program_candidates.append({COMPONENT: "new"})
@@ -66,9 +62,8 @@ def test_only_unusable_answers_in_a_row_end_the_search_and_a_late_one_at_once(tm
         if number == 3:
             assert search.reflect("?") == "p"
             continue
-        with pytest.raises(
-            SearchEnded if number == 7 else ValueError, match="the reflection model"
-        ):
+        error = SearchEnded if number == 7 else ValueError
+        with pytest.raises(error, match="the reflection model"):
             search.reflect("?")
 
     def late(_):

@@ -22,13 +22,10 @@ def read(*paths):
 def test_the_scores_of_a_run_are_those_of_its_files(tmp_path):
     made_arm(tmp_path, "loss=grpo", seeds=1)
     (run,) = read(tmp_path)
-    rewards = [[] for _ in range(NUM_QUESTIONS)]
-    for line in RunFolder(run.folder).evaluation_of(20).read_text().splitlines():
-        rewards[json.loads(line)["example"]].append(json.loads(line)["reward"])
-    scores = {
-        int(question.example): score for question, score in run.evaluations[20].scores.items()
-    }
-    assert scores == pytest.approx(dict(enumerate(np.mean(rewards, axis=1))))
+    lines = map(json.loads, RunFolder(run.folder).evaluation_of(20).open())
+    rewards = np.reshape([line["reward"] for line in lines], (NUM_QUESTIONS, 2))
+    scores = {int(question.example): x for question, x in run.evaluations[20].scores.items()}
+    assert scores == pytest.approx(dict(enumerate(rewards.mean(axis=1))))
     assert list(run.evaluations) == [20]  # only those that are judged are read
     assert (run.overrides, run.seed, run.num_steps) == (("loss=grpo",), 0, 20)
     assert (run.finished, run.seconds, run.tokens) == (True, 60.0, 2000.0)
@@ -117,10 +114,8 @@ def test_runs_with_the_name_of_their_loss_are_separate_arms(tmp_path):
 
 
 def test_a_run_says_whether_its_examples_were_chosen_by_rewards_and_when_its_sweep_got_it(tmp_path):
-    folders = [
-        made_run(tmp_path / str(grown), seed=grown, learned={"selects_examples": bool(grown)})
-        for grown in (0, 1)
-    ]
+    learned = ({"selects_examples": False}, {"selects_examples": True})
+    folders = [made_run(tmp_path / str(i), seed=i, learned=one) for i, one in enumerate(learned)]
     sweep = made_sweep(tmp_path / "sweep", folders)
     record = json.loads((sweep / "jobs" / "00001.json").read_text())
     (sweep / "jobs" / "00001.json").write_text(json.dumps({**record, "grown": 1}))
