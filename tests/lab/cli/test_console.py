@@ -14,16 +14,14 @@ def call(monkeypatch, *arguments: str) -> None:
     console.main()
 
 
-def test_without_a_command_all_commands_are_listed(monkeypatch, capsys):
+def test_all_commands_are_listed_and_an_unknown_one_is_refused(monkeypatch, capsys):
     call(monkeypatch)
     listed = capsys.readouterr().out
-    assert all(
-        f"offbyone {name}" in listed for name in (*console.ENTRY_POINTS, *console.FUNCTIONS, "new")
-    )
+    names = (*console.ENTRY_POINTS, *console.FUNCTIONS, "new")
+    assert all(f"offbyone {name}" in listed for name in names)
     assert all((SHIPPED / f"{n.replace('-', '_')}.py").exists() for n in console.ENTRY_POINTS)
-
-
-def test_an_unknown_command_is_refused(monkeypatch):
+    call(monkeypatch, "--version")
+    assert capsys.readouterr().out[0].isdigit()
     with pytest.raises(SystemExit, match="offbyone has no command trian"):
         call(monkeypatch, "trian")
 
@@ -33,11 +31,6 @@ def test_a_command_ends_with_the_status_of_its_program(command, monkeypatch):
     with pytest.raises(SystemExit) as end:
         call(monkeypatch, command, "nowhere")
     assert end.value.code == 2
-
-
-def test_the_version_is_printed(monkeypatch, capsys):
-    call(monkeypatch, "--version")
-    assert capsys.readouterr().out[0].isdigit()
 
 
 def test_a_new_folder_has_the_name_of_the_user_in_files_folders_and_text(tmp_path):

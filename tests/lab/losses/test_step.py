@@ -50,15 +50,11 @@ def test_the_step_of_a_loss_is_that_of_a_run_with_it(setup, case):
     checkpoint.mkdir(parents=True)
     learner.save(checkpoint)
     groups = forked_groups(num_groups=6)
-    trains = [
-        replace(group, credits=tuple(replace(one, trains=True) for one in group.credits))
-        for group in groups
-    ]
+    all_train = [[replace(one, trains=True) for one in group.credits] for group in groups]
+    trains = [replace(g, credits=tuple(c)) for g, c in zip(groups, all_train, strict=True)]
+    options = {"step": STEP, "ranks": 1, "tokens_per_micro_batch": 99, "metrics": {}}
     batch, everything = (
-        plan_batch(
-            some, build(run.aggregation), step=STEP, ranks=1, tokens_per_micro_batch=99, metrics={}
-        )[0]
-        for some in (groups, trains)
+        plan_batch(some, build(run.aggregation), **options)[0] for some in (groups, trains)
     )
     before = answers(learner, everything)
     learner.update(batch)
@@ -99,9 +95,7 @@ def test_a_run_without_a_usable_checkpoint_is_refused(tmp_path, capsys):
 @pytest.mark.parametrize(
     "choice", ["sampler.top_k=20", "kl=k1", "loss=ppo", "deepspeed=zero1 trainer.ranks=2"]
 )
-def test_a_run_of_which_the_record_lacks_numbers_or_the_ranks_shards_is_refused(
-    choice, tmp_path, capsys
-):
+def test_a_run_whose_record_or_rank_lacks_numbers_is_refused(choice, tmp_path, capsys):
     folder = record_run(tmp_path, *choice.split())
     record_run(tmp_path, *choice.split(), step=STEP + 1)
     folder.checkpoint(STEP).mkdir(parents=True)

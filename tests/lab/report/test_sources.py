@@ -4,9 +4,6 @@ import fcntl
 import json
 from dataclasses import replace
 
-import numpy as np
-import pytest
-
 from lab.report.arms import arms_of
 from lab.report.comparison import compare
 from lab.report.evaluations import read_evaluation
@@ -17,20 +14,6 @@ from tests.support.finished_runs import NUM_QUESTIONS, made_arm, made_run, made_
 
 def read(*paths):
     return read_sources(paths).runs
-
-
-def test_the_scores_of_a_run_are_those_of_its_files(tmp_path):
-    made_arm(tmp_path, "loss=grpo", seeds=1)
-    (run,) = read(tmp_path)
-    lines = map(json.loads, RunFolder(run.folder).evaluation_of(20).open())
-    rewards = np.reshape([line["reward"] for line in lines], (NUM_QUESTIONS, 2))
-    scores = {int(question.example): x for question, x in run.evaluations[20].scores.items()}
-    assert scores == pytest.approx(dict(enumerate(rewards.mean(axis=1))))
-    assert list(run.evaluations) == [20]  # only those that are judged are read
-    assert (run.overrides, run.seed, run.num_steps) == (("loss=grpo",), 0, 20)
-    assert (run.finished, run.seconds, run.tokens) == (True, 60.0, 2000.0)
-    assert run.training.seconds[2] == 6.0  # two steps of 3 s are before it
-    assert run.held_out.steps.tolist() == [0, 10, 20]
 
 
 def test_unfinished_runs_have_a_cause(tmp_path):

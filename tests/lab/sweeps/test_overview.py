@@ -6,9 +6,18 @@ from types import SimpleNamespace
 
 import pytest
 
-from lab.sweeps.overview import _print_changes, printing_changes, read_jobs
+from lab.sweeps.overview import (
+    _print_changes,
+    print_unfinished,
+    printing_changes,
+    read_jobs,
+    start_message,
+)
+from rl.runtime.folder import RunFolder
 from rl.runtime.sweep_folder import DONE, FAILED, RUNNING, WAITING, SweepFolder, identity, labels
 from rl.runtime.text import relative_path
+from tests.support.golden import golden
+from tests.support.outcomes import without
 
 NOW = 10_000.0
 
@@ -90,3 +99,38 @@ def test_a_job_is_identified_without_the_folder_of_its_run():
     assert labels([["a=1", "b=1"], ["a=1", "b=2"]]) == ["b=1", "b=2"]
     assert labels([["a=1"]]) == ["a=1"]
     assert labels([]) == []
+
+
+def test_the_lines_about_jobs_in_every_state(tmp_path, monkeypatch, capsys):
+    """start_message, progress, the line of each job, and the last lines."""
+    (tmp_path / "sweep").mkdir()
+    sweep = SweepFolder(tmp_path / "sweep")
+    monkeypatch.chdir(tmp_path)
+    states = {
+        "done": (1.0, 31.0, 0.25, None),
+        "done too": (10.0, 100.0, None, None),
+        "failed": (0.0, 5.0, None, "vLLM ended"),
+        "waiting, stopped before": (0.0, 50.0, None, "interrupted"),
+        "waiting, stopped now": (150.0, 170.0, None, "max_time"),
+        "running": (150.0, None, None, "did not end"),
+        "waiting": (None, None, None, "not started"),
+    }
+    for name, times in states.items():
+        number, record = sweep.claim(["max_steps=9", f"loss={name}", "seed=0"])
+        record.state = name.replace(",", "").split()[0]
+        record.started, record.ended, record.result, record.error = times
+        if "stopped" in name:
+            record.folder = str(tmp_path / name)
+            (tmp_path / name).mkdir()
+            RunFolder(tmp_path / name).metrics.write_text('{"step": 0}\n')
+        sweep.write(number, record)
+    slots, found = [{"cores": [0, 1, 2], "gpus": ["3"]}] * 2, {}
+    for info in ({"question": "Why?", "slots": slots, "started": 120.0},
+                 {"slots": [], "jobs": [0, 2, 3], "started": 0.0}):  # fmt: skip
+        sweep.write_info(info)
+        jobs = read_jobs(sweep)
+        lines = [jobs.line_of(number, sweep.log_of(number)) for number in jobs.records]
+        print_unfinished(sweep, "python train.py")
+        start = start_message(sweep, "python train.py").splitlines()
+        found[f"{len(lines)} jobs"] = [start, lines, jobs.seconds_left, capsys.readouterr().out]
+    golden("sweeps/overview", without(tmp_path, found))

@@ -7,7 +7,6 @@ from pathlib import Path
 
 import pytest
 
-from lab.cli.sweep import _prepare_for_parallel_jobs
 from lab.sweeps.slots import Slot, hold_slot, slots_of
 from rl.config.schema import ConfigError
 from tests.support.launching import wait_for
@@ -85,16 +84,6 @@ def test_a_slot_restricts_this_process_until_the_block_ends(visible, tmp_path, m
     assert os.environ["CUDA_VISIBLE_DEVICES"] == visible
     with hold_slot([], tmp_path) as slot:
         assert slot is None
-
-
-@pytest.mark.parametrize(("given", "num_threads"), [("", "2"), ("7", "7")])
-def test_a_job_leaves_a_core_free_unless_the_user_sets_the_threads(given, num_threads, monkeypatch):
-    monkeypatch.setenv("OMP_NUM_THREADS", given)
-    if not given:
-        monkeypatch.delenv("OMP_NUM_THREADS")
-    monkeypatch.setattr("signal.signal", lambda *_: None)  # the handlers of pytest stay
-    _prepare_for_parallel_jobs([Slot((10**6, 10**6 + 1, 10**6 + 2), ())])
-    assert os.environ["OMP_NUM_THREADS"] == num_threads
 
 
 HOLDER = """

@@ -16,6 +16,7 @@ from lab.sweeps.until import Progress
 from rl.runtime.folder import RunFolder
 from rl.runtime.metrics import MetricsFile
 from rl.runtime.sweep_folder import SWEEP_VARIABLE, SweepFolder, identity
+from tests.support.golden import golden
 from tests.support.launching import alive, groups_below, wait_for
 from tests.support.sweep_app import SweepApp
 
@@ -213,13 +214,33 @@ def test_a_killed_sweep_of_parallel_jobs_resumes_by_the_same_command(app):
 
 
 def test_what_until_cannot_do_is_refused_before_any_run(app):
-    status, output = app.run("--multirun", "rate=0.5,0.7", "seed=0,1", "+until.smallest_effect=0")
-    assert status == 2
-    assert "until.smallest_effect=0: set it to a number above 0" in output
-    assert "until=decided chooses the seeds: remove seed=0,1" in output
-    status, output = app.run("--multirun", "rate=0.5", "+until.smallest_effect=0.1")
-    assert (status, app.calls()) == (2, [])
-    assert "until=decided compares arms: give a key two values" in output
-    status, output = app.run("rate=0.5", "+until.smallest_effect=0.1")
-    assert (status, app.calls()) == (2, [])
-    assert "until=decided adds runs to a sweep: add --multirun" in output
+    for words, problem in (
+        (["--multirun"], "until=decided compares arms: give a key two values"),
+        ([], "until=decided adds runs to a sweep: add --multirun"),
+    ):
+        status, output = app.run(*words, "rate=0.5", "+until.smallest_effect=0.1")
+        assert (status, app.calls()) == (2, [])
+        assert problem in output
+
+
+def test_what_a_sweep_that_adds_seeds_says_and_starts_next(sweep):
+    """The text, the next jobs and the seeds needed, from no run to decided arms and spent hours."""
+    found = {}
+
+    def describe(name, arms=ARMS, size=2, effect=0.1, **options):
+        one = Progress(sweep, arms, size, effect, **options)
+        needed = {str(key): value for key, value in one.seeds_needed.items()}
+        found[name] = [one.text(), next_of(one, number=7), needed, one.timings, one.is_time_spent]
+
+    describe("nothing")
+    describe("a small effect", effect=0.02, size=1)
+    play_seeds(sweep, ARMS[0], range(4), 0.5)
+    describe("the baseline alone")
+    for arm, reward in zip(ARMS[1:], (0.7, 0.56), strict=True):
+        play_seeds(sweep, arm, range(3), reward)
+    describe("some seeds")
+    describe("spent", max_hours=0.18)
+    describe("not spent", max_hours=0.19)
+    describe("every arm is decided", arms=ARMS[:2])
+    describe("a smaller effect", effect=0.005)
+    golden("sweeps/until", found)
