@@ -55,6 +55,7 @@ def test_every_shipped_loss_repeats_its_recorded_gradient(loss, tmp_path):
         ("kl.place=reward kl.beta=0.1", [], "the run's critic, KL penalty or normalised"),
         ("", ["loss=reinforce_pp"], "cannot apply batch_credit to new advantages"),
     ],
+    ids=["distributions", "normalised rewards", "critic", "penalty in the reward", "batch credit"],
 )
 def test_an_arm_that_the_record_cannot_give_is_refused(changed, words, problem, tmp_path):
     folder = record_run(tmp_path, *changed.split())

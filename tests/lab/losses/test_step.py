@@ -84,21 +84,18 @@ def test_a_loss_that_compares_rollouts_gets_each_group_whole(whole, tmp_path, mo
     assert (sum(map(len, places)) == len(set().union(*places))) is whole
 
 
-def test_a_run_without_a_usable_checkpoint_is_refused(tmp_path, capsys):
-    folder = record_run(tmp_path)
-    record_run(tmp_path, step=STEP + 1)
-    folder.checkpoint(STEP + 1).mkdir(parents=True)  # nothing was recorded after it
-    assert main([str(tmp_path), "loss=grpo", "step=true"]) == 2
-    assert "step=true needs a run" in capsys.readouterr().err
-
-
 @pytest.mark.parametrize(
-    "choice", ["sampler.top_k=20", "kl=k1", "loss=ppo", "deepspeed=zero1 trainer.ranks=2"]
+    ("choice", "step"),
+    [
+        pytest.param("", STEP + 1, id="no next step"),
+        *((one, STEP) for one in ("sampler.top_k=20", "kl=k1", "loss=ppo")),
+        ("deepspeed=zero1 trainer.ranks=2", STEP),
+    ],
 )
-def test_a_run_whose_record_or_rank_lacks_numbers_is_refused(choice, tmp_path, capsys):
+def test_a_run_without_a_usable_checkpoint_or_record_is_refused(choice, step, tmp_path, capsys):
     folder = record_run(tmp_path, *choice.split())
     record_run(tmp_path, *choice.split(), step=STEP + 1)
-    folder.checkpoint(STEP).mkdir(parents=True)
+    folder.checkpoint(step).mkdir(parents=True)  # nothing was recorded after STEP + 1
     assert main([str(tmp_path), "step=true"]) == 2
     assert "step=true needs a run without critic" in capsys.readouterr().err
 

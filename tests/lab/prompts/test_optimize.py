@@ -121,8 +121,7 @@ def test_a_search_finds_the_best_prompt_and_unscored_rollouts_change_no_score(
     best = [[] if half is None else [1, 2] if half else [2] for half in scores[1]]
     assert [place["candidates"] for place in frontier] == best
     assert not any("is down" in question for question in endpoint.teacher_asked)
-    assert metadata(folder)["num_calls"] == len(endpoint.policy_asked) <= 200
-    assert len(read(folder / "rollouts.jsonl")) == len(endpoint.policy_asked)
+    assert metadata(folder)["num_calls"] == len(read(folder / "rollouts.jsonl")) <= 200
     assert len(read(folder / "reflections.jsonl")) == len(endpoint.teacher_asked)
     assert " x FlakyReversal.score raised" in screen
     assert "python train.py" not in screen  # a remote server returns no tokens to train on

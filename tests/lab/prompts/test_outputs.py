@@ -11,15 +11,8 @@ from rich.console import Console
 
 from envs.episode import Example
 from lab.evaluation.settings import check_evaluation
+from lab.prompts import outputs
 from lab.prompts.describe import Task
-from lab.prompts.outputs import (
-    Candidate,
-    closing_lines,
-    gain,
-    index_of_best,
-    next_commands,
-    write_outputs,
-)
 from rl.config.check import check
 from rl.runtime.folder import RunFolder
 from tests.lab.evaluation.test_settings import HUB, REMOTE
@@ -32,29 +25,30 @@ SEARCH = ["max_calls=9", "reflection.base_url=http://x/v1", "run_name=a", "env.s
 
 
 def candidates(*scores):
-    return [Candidate(f"prompt {i}", [0] * (i > 0), 10 * i, own) for i, own in enumerate(scores)]
+    made = outputs.Candidate
+    return [made(f"prompt {i}", [0] * (i > 0), 10 * i, own) for i, own in enumerate(scores)]
 
 
 def test_the_gain_is_the_mean_difference_of_what_both_scored_with_its_standard_error():
     found = candidates([0.0, 0.5, None], [1.0, 1.0, 0.0])
-    mean, error = gain(found)
+    mean, error = outputs.gain(found)
     assert mean == pytest.approx((1.0 + 0.5) / 2)
     # The differences 1 and 0.5 have the variance 0.125; of their mean, half of it.
     assert error == pytest.approx(math.sqrt(0.125 / 2))
     assert [one.mean for one in found] == [0.25, pytest.approx(2 / 3)]
-    assert math.isnan(gain(candidates([0.0], [1.0]))[1])
-    assert gain(candidates([0.5, 0.5])) == (0.0, 0.0)
+    assert math.isnan(outputs.gain(candidates([0.0], [1.0]))[1])
+    assert outputs.gain(candidates([0.5, 0.5])) == (0.0, 0.0)
 
 
 def test_a_prompt_that_is_no_better_replaces_none():
-    assert index_of_best(candidates([0.5, 0.5], [1.0, 0.0])) == 0
-    assert index_of_best(candidates([0.5, 0.5], [1.0, 0.5], [0.5, 1.0])) == 1
-    assert index_of_best(candidates([None, None], [0.0, None], [None, None])) == 1
+    assert outputs.index_of_best(candidates([0.5, 0.5], [1.0, 0.0])) == 0
+    assert outputs.index_of_best(candidates([0.5, 0.5], [1.0, 0.5], [0.5, 1.0])) == 1
+    assert outputs.index_of_best(candidates([None, None], [0.0, None], [None, None])) == 1
 
 
 def test_the_frontier_names_who_is_best_at_each_example_and_leaves_out_what_nobody_scored(tmp_path):
     found = candidates([0.0, 1.0, None], [1.0, 1.0, None])
-    write_outputs(tmp_path, found, TASKS, more=math.nan)
+    outputs.write_outputs(tmp_path, found, TASKS, more=math.nan)
 
     places = map(json.loads, (tmp_path / "pareto_frontier.jsonl").read_text().splitlines())
     assert [(p["place"], p["example"], p["score"], p["candidates"]) for p in places] == [
@@ -96,13 +90,13 @@ def test_the_printed_commands_evaluate_and_train_the_same_policy_with_the_found_
 ):
     search = composed(*overrides, *SEARCH, primary="optimize_prompt")
     choices = LOCAL | choices
-    evaluate, train = next_commands(folder, [*overrides, *SEARCH], choices, 50)
+    evaluate, train = outputs.next_commands(folder, [*overrides, *SEARCH], choices, 50)
     evaluation, run = composed_by(evaluate, tmp_path), composed_by(train, tmp_path)
 
     check_evaluation(evaluation)
     check(run)
     assert evaluation["num_examples"] == 500
-    adapted = next_commands(folder, [*overrides, "adapter_path=mine"], choices, 50)
+    adapted = outputs.next_commands(folder, [*overrides, "adapter_path=mine"], choices, 50)
     assert ["adapter_path=mine" in line for line in adapted] == [True, False]
     for config in (evaluation, run):
         assert config["model"] == search["model"]
@@ -111,8 +105,8 @@ def test_the_printed_commands_evaluate_and_train_the_same_policy_with_the_found_
 
 
 def test_one_example_has_no_standard_error_and_none_is_printed(folder, capsys):
-    found = [Candidate("Hm.", [], 0, [0.0]), Candidate("Better.", [0], 3, [1.0])]
-    Console().print(closing_lines(found, "max_calls=9", Counter(), folder, [], LOCAL))
+    found = [outputs.Candidate("Hm.", [], 0, [0.0]), outputs.Candidate("Better.", [0], 3, [1.0])]
+    Console().print(outputs.closing_lines(found, "max_calls=9", Counter(), folder, [], LOCAL))
     screen = " ".join(capsys.readouterr().out.split())
     assert "(+1.000)" in screen
     assert "±" not in screen
@@ -121,5 +115,5 @@ def test_one_example_has_no_standard_error_and_none_is_printed(folder, capsys):
 
 def test_a_remote_policy_gets_no_command_that_trains_it(folder, tmp_path):
     choices = LOCAL | {"client": "messages"}
-    (evaluate,) = next_commands(folder, [*REMOTE, *SEARCH], choices, 50)
+    (evaluate,) = outputs.next_commands(folder, [*REMOTE, *SEARCH], choices, 50)
     assert check_evaluation(composed_by(evaluate, tmp_path)).client["model"] == "name"

@@ -11,14 +11,8 @@ import msgspec
 import pytest
 
 from lab.report.card import Card, Cell, card_of, read_cards, read_rows, write_page
-from lab.sweeps.card import (
-    RATE,
-    ROWS,
-    STORED,
-    card_of_ended_jobs,
-    remaining_work,
-    split_jobs,
-)
+from lab.sweeps import card as cards
+from lab.sweeps.card import RATE, ROWS, STORED, split_jobs
 from rl.runtime.folder import RunFolder
 from rl.runtime.sweep_folder import SweepFolder
 from tests.support.composing import REPO, check_all, composed
@@ -123,7 +117,7 @@ def test_rows_play_the_ladder_first_and_no_level_that_a_row_lacks(sweep, tmp_pat
     sweep.write_info({"slots": [{}, {}]})
     sweep.claim(ladder[2])  # it waits
     work = "1 runs are not done: about 40 s each, 20 s in total"
-    assert remaining_work(sweep, [*ladder, *others]) == work
+    assert cards.remaining_work(sweep, [*ladder, *others]) == work
     given, _ = split_jobs([[*jobs[0], f"{RATE}=0.01"]], [1e-4])
     assert given == [["seed=0", "loss=mine", "row=basic", "card.level=easy", f"{RATE}=0.01"]]
 
@@ -189,7 +183,7 @@ def test_a_report_card_and_what_is_left_of_it(tmp_path, monkeypatch):
         | {"day": "", "rate": own.rate, "ladder": own.score_by_rate},
         "intervals": [own.interval(row) for row in (*rows, "none")],
         "texts": texts, "page": page.replace(own.day, "").splitlines(), "jobs": [ladder, others],
-        "left": [remaining_work(sweep, some) for some in (ladder, others, [*ladder, *others])],
-        "other": card_of_ended_jobs("x", sweep, [[*jobs[0], "kl=k3"]]).name,
+        "left": [cards.remaining_work(sweep, some) for some in (ladder, others, ladder + others)],
+        "other": cards.card_of_ended_jobs("x", sweep, [[*jobs[0], "kl=k3"]]).name,
     }  # fmt: skip
     golden("sweeps/card", without(tmp_path, found))

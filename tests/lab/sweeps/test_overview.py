@@ -6,13 +6,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from lab.sweeps.overview import (
-    _print_changes,
-    print_unfinished,
-    printing_changes,
-    read_jobs,
-    start_message,
-)
+from lab.sweeps import overview
 from rl.runtime.folder import RunFolder
 from rl.runtime.sweep_folder import DONE, FAILED, RUNNING, WAITING, SweepFolder, identity, labels
 from rl.runtime.text import relative_path
@@ -46,7 +40,7 @@ def sweep(tmp_path):
 
 
 def test_a_line_names_a_job_its_state_and_the_progress_of_all(sweep):
-    jobs = read_jobs(sweep)
+    jobs = overview.read_jobs(sweep)
     # A job took 60 s, two are left, and two run at once.
     progress = "1 done, 1 running, 1 waiting, 1 failed, about 1 m 00 s left"
     assert jobs.line_of(0) == f"done job 1 of 4: loss=a seed=0, result 0.450; {progress}"
@@ -59,7 +53,7 @@ def test_a_line_names_a_job_its_state_and_the_progress_of_all(sweep):
 def test_changes_are_printed_once_and_the_last_ones_at_the_end(sweep, capsys, monkeypatch):
     monkeypatch.setattr("lab.sweeps.overview._TICK_S", 0.01)
     before = threading.active_count()
-    with printing_changes(sweep):
+    with overview.printing_changes(sweep):
         set_state(sweep, RUNNING, "loss=b", "seed=1")
         time.sleep(0.2)
         set_state(sweep, DONE, "loss=b", "seed=1")
@@ -78,9 +72,9 @@ def test_the_progress_is_printed_every_minute(sweep, capsys, monkeypatch):
 
     clock = SimpleNamespace(monotonic=lambda: now[0], strftime=lambda _: f"{now[0]:g}")
     monkeypatch.setattr("lab.sweeps.overview.time", clock)
-    states = {number: record.state for number, record in read_jobs(sweep).records.items()}
-    _print_changes(sweep, states, End())
-    progress = read_jobs(sweep).progress()
+    states = {number: record.state for number, record in overview.read_jobs(sweep).records.items()}
+    overview._print_changes(sweep, states, End())
+    progress = overview.read_jobs(sweep).progress()
     assert capsys.readouterr().out.splitlines() == [f"75 {progress}", f"150 {progress}"]
 
 
@@ -128,9 +122,9 @@ def test_the_lines_about_jobs_in_every_state(tmp_path, monkeypatch, capsys):
     for info in ({"question": "Why?", "slots": slots, "started": 120.0},
                  {"slots": [], "jobs": [0, 2, 3], "started": 0.0}):  # fmt: skip
         sweep.write_info(info)
-        jobs = read_jobs(sweep)
+        jobs = overview.read_jobs(sweep)
         lines = [jobs.line_of(number, sweep.log_of(number)) for number in jobs.records]
-        print_unfinished(sweep, "python train.py")
-        start = start_message(sweep, "python train.py").splitlines()
+        overview.print_unfinished(sweep, "python train.py")
+        start = overview.start_message(sweep, "python train.py").splitlines()
         found[f"{len(lines)} jobs"] = [start, lines, jobs.seconds_left, capsys.readouterr().out]
     golden("sweeps/overview", without(tmp_path, found))

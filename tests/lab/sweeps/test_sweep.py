@@ -120,7 +120,10 @@ def test_the_start_of_a_sweep_reads_the_records_twice_however_many_jobs_it_has(t
     new = [["seed=5"], ["seed=1"], ["seed=6"], ["seed=5", "resume=true"]]
     assert record_jobs(sweep, new) == [3, 1, 4, 3]
     assert len(reads) == 2 * 2
-    assert list(sweep.records()) == [0, 1, 2, 3, 4]
+    record_jobs(sweep, new)  # adds nothing
+    record_jobs(sweep, [["seed=7"], ["seed=1"]])
+    grown = {number: record.grown for number, record in sweep.records().items()}
+    assert grown == {0: 0, 1: 0, 2: 0, 3: 1, 4: 1, 5: 2}  # how often the sweep had grown before
 
 
 @pytest.mark.parametrize("content", ["", "max_steps: [", "{}", "null"])
@@ -376,11 +379,3 @@ def test_the_threads_of_a_parallel_job_leave_a_core_free(cpus, cores_less_one, m
         monkeypatch.setattr(os, "environ", {"OMP_NUM_THREADS": given} if given else {})
         module._prepare_for_parallel_jobs([Slot(cores=list(range(cpus)), gpus=[])])
         assert os.environ["OMP_NUM_THREADS"] == expected
-
-
-def test_a_sweep_records_how_often_it_had_grown_when_it_got_a_job(tmp_path):
-    sweep = SweepFolder(tmp_path)
-    for seeds in (2, 2, 3, 5):  # the second start adds nothing
-        record_jobs(sweep, [[f"rate={r}", f"seed={s}"] for s in range(seeds) for r in (0.5, 0.7)])
-    grown = [record.grown for record in sweep.records().values()]
-    assert grown == [0] * 4 + [1] * 2 + [2] * 4

@@ -36,22 +36,16 @@ def sweep(tmp_path):
     return SweepFolder(tmp_path / "sweep")
 
 
-def play(sweep, job, reward, seconds=60.0):
-    """Write the run and the record of a job that is done."""
-    number, record = sweep.claim(job)
-    folder = RunFolder(sweep.path.parent / f"run-{number}")
-    metrics = MetricsFile(folder)
-    folder.config.write_text(f"max_steps: 1\nrate: {job[0]}\n")
-    metrics.append(0, {"train/reward": reward})
-    record.folder, record.state, record.error, record.max_steps = str(folder), "done", None, 1
-    record.started = 1000.0 + number * seconds
-    record.ended = record.started + seconds
-    sweep.write(number, record)
-
-
 def play_seeds(sweep, arm, seeds, reward):
+    """Write the runs and the records of jobs that are done, one after the other in 60 s each."""
     for seed in seeds:
-        play(sweep, [*arm, f"seed={seed}"], reward + (seed * 5 % 7) / 100)
+        number, record = sweep.claim([*arm, f"seed={seed}"])
+        folder = RunFolder(sweep.path.parent / f"run-{number}")
+        MetricsFile(folder).append(0, {"train/reward": reward + (seed * 5 % 7) / 100})
+        folder.config.write_text(f"max_steps: 1\nrate: {arm[0]}\n")
+        record.folder, record.state, record.error, record.max_steps = str(folder), "done", None, 1
+        record.started, record.ended = 1000.0 + number * 60, 1060.0 + number * 60
+        sweep.write(number, record)
 
 
 def next_of(progress, tried=(), number=4):
@@ -67,9 +61,8 @@ def test_the_first_seed_of_all_arms_comes_first_and_the_price_assumes_how_seeds_
     text = progress.text()
     assert text.startswith("0 of 2 arms decided; open: rate=0.7 (0 seeds), rate=0.505 (0 seeds). ")
     # With so few seeds the level is the raised one, 0.025 / (20 n (n + 1)).
-    radii = [
-        -stats.t.ppf(0.025 / 20 / n / (n + 1), 2 * n - 2) * 0.02 * (2 / n) ** 0.5 for n in (4, 5)
-    ]
+    p = 0.025 / 20
+    radii = [stats.t.isf(p / n / (n + 1), 2 * n - 2) * 0.02 * (2 / n) ** 0.5 for n in (4, 5)]
     assert radii[0] > 0.1 > radii[1]
     assert "Probably still needed: 15 runs (5 seeds of each arm, if the scores" in text
     assert text.endswith("their time is known after the first run.")
@@ -82,9 +75,8 @@ def test_decided_arms_get_no_more_seeds_and_the_price_is_measured(sweep):
         progress = Progress(sweep, arms, 1, 0.1)
         assert list(map(len, progress.done_by_arm)) == [3, 3, 3]
     assert list(progress.seeds_needed) == [2]
-    assert next_of(progress) == [
-        f"{arm} seed={seed}" for seed in (3, 4) for arm in ("rate=0.5", "rate=0.505")
-    ]
+    undecided = ("rate=0.5", "rate=0.505")
+    assert next_of(progress) == [f"{arm} seed={seed}" for seed in (3, 4) for arm in undecided]
     assert "1 of 2 arms decided; open: rate=0.505 (3 seeds). " in progress.text()
     assert " runs of 1 m 00 s, " in progress.text()
     progress.__dict__["seeds_needed"] = {2: 2.0}  # fewer than it has: the next seed may decide it
@@ -105,8 +97,7 @@ def test_a_sweep_ends_before_the_run_that_would_exceed_its_hours(sweep):
 
 def test_jobs_at_the_same_time_count_once(sweep):
     spans = ((0, 60), (10, 40), (20, 60), (100, 130))  # nothing runs between 60 and 100
-    for seed in range(4):
-        play(sweep, ["rate=0.5", f"seed={seed}"], 0.5)
+    play_seeds(sweep, ARMS[0], range(4), 0.5)
     for (number, record), span in zip(sweep.records().items(), spans, strict=True):
         record.started, record.ended = 1000.0 + span[0], 1000.0 + span[1]
         sweep.write(number, record)

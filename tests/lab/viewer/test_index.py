@@ -95,21 +95,7 @@ def test_new_lines_are_added_and_an_incomplete_line_is_read_later(run):
     assert after["columns"]["place"][-1] == 4  # it joins the group that was there
 
 
-def test_a_rewritten_step_is_read_again_under_another_generation(run):
-    index = indexed(run)
-    before = answers.table(index)
-    path = run / "rollouts" / "step_000001.jsonl"
-    lines = [json.loads(line) for line in path.read_text().splitlines()]
-    path.write_text("".join(json.dumps({**line, "reward": 7.0}) + "\n" for line in lines[:5]))
-    index.refresh()
-    after = answers.table(index, len(before["columns"]["step"]), before["generation"])
-    assert after["generation"] != before["generation"]
-    assert after["start"] == 0
-    assert after["columns"]["reward"].count(7.0) == 5
-    assert after["columns"]["step"].count(1) == 5
-
-
-def test_steps_that_a_resumed_run_deleted_disappear_with_their_pushes(run):
+def test_rewritten_and_deleted_steps_are_read_again_under_another_generation(run):
     index = indexed(run)
     before = answers.table(index)
     for path in [*run.glob("rollouts/step_000002*"), *run.glob("tokens/step_000002*")]:
@@ -119,6 +105,16 @@ def test_steps_that_a_resumed_run_deleted_disappear_with_their_pushes(run):
     assert (after["start"], after["generation"] == before["generation"]) == (0, False)
     assert after["columns"]["push"][:24] == before["columns"]["push"][:24]
     assert "2" not in after["scales"]
+    before = after
+    path = run / "rollouts" / "step_000001.jsonl"
+    lines = [json.loads(line) for line in path.read_text().splitlines()]
+    path.write_text("".join(json.dumps({**line, "reward": 7.0}) + "\n" for line in lines[:5]))
+    index.refresh()
+    after = answers.table(index, len(before["columns"]["step"]), before["generation"])
+    assert after["generation"] != before["generation"]
+    assert after["start"] == 0
+    assert after["columns"]["reward"].count(7.0) == 5
+    assert after["columns"]["step"].count(1) == 5
 
 
 def test_a_broken_line_is_reported_and_the_others_are_read(run):

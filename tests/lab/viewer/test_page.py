@@ -115,6 +115,8 @@ def test_filters_narrow_the_list_and_can_be_cleared(browser, address):
         page.click(".clear-all")
         expect(questions(page)).to_have_count(8)
     with looking(browser, address) as page:
+        expect(page.locator(".curve .levels span")).to_have_text(["0.67", "0"])
+        expect(page.locator(".curve .key")).to_have_text(["training", "evaluations"])
         count = page.locator(".find > .count")
         expect(count).to_have_text("9 questions")
         page.click("[data-choice='used=false']")
@@ -261,15 +263,6 @@ def test_every_text_has_enough_contrast(browser, address, scheme):
         assert page.evaluate(CONTRAST) == {}
 
 
-def test_the_reward_curve_has_a_scale_and_a_key(browser, address):
-    with looking(browser, address) as page:
-        expect(page.locator(".curve .levels span")).to_have_text(["0.67", "0"])
-        expect(page.locator(".curve .key")).to_have_text(["training", "evaluations"])
-    with looking(browser, f"{address}#run=bare") as page:
-        ends = ["step 0", "trainingevaluations", "2"]
-        expect(page.locator(".curve .ends > span")).to_have_text(ends)
-
-
 def test_a_phone_shows_the_head_of_the_conversation_without_scrolling(browser, address):
     with looking(browser, address) as page:
         page.set_viewport_size({"width": 500, "height": 900})
@@ -295,6 +288,8 @@ def test_rollouts_without_tokens_are_labelled_and_keep_the_advantage(browser, ad
         marked = "questions marked “tokens” on the left have a record"
         expect(page.locator(".legend")).to_contain_text(marked)
     with looking(browser, f"{address}#run=bare&open=training.1.3.0") as page:
+        ends = ["step 0", "trainingevaluations", "2"]
+        expect(page.locator(".curve .ends > span")).to_have_text(ends)
         legend = page.locator(".legend")
         page.keyboard.press("2")
         expect(legend).to_have_text(re.compile("^ratio needs tokens: this step has no token reco"))
