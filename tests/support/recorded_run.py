@@ -43,9 +43,9 @@ def record_run(path, *overrides, step=STEP, num_groups=6):
     folder.overrides.write_text(json.dumps(record))
     groups = forked_groups(num_groups=num_groups)
     lines = [
-        {"id": id, **trained_line(group, *played, True)}
+        {"id": id, **trained_line(group, played, credit, True)}
         for group in groups
-        for id, *played in zip(group.rollout_ids, group.rollouts, group.credits, strict=True)
+        for id, played, credit in zip(group.rollout_ids, group.rollouts, group.credits, strict=True)
     ]
     folder.rollouts_of(step).parent.mkdir(exist_ok=True)
     folder.rollouts_of(step).write_text("".join(json.dumps(line) + "\n" for line in lines))

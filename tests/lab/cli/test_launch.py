@@ -161,9 +161,11 @@ def program(tmp_path):
 
 
 def start(program, *arguments):
-    options = {"cwd": program, "env": {**os.environ, "PYTHONPATH": str(REPO)}, "text": True}
-    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
-    return subprocess.Popen([sys.executable, "program.py", *arguments], **options, **pipes)
+    command, pipe = [sys.executable, "program.py", *arguments], subprocess.PIPE
+    environment = {**os.environ, "PYTHONPATH": str(REPO)}
+    return subprocess.Popen(
+        command, cwd=program, env=environment, stdout=pipe, stderr=pipe, text=True
+    )
 
 
 def run(program, *arguments):

@@ -97,11 +97,13 @@ def test_a_card_names_each_commit_of_its_runs_and_whether_the_code_had_changes(s
 def test_a_loss_is_compared_neither_with_itself_nor_in_a_row_without_all_levels(sweep, tmp_path):
     def page_beside(name, levels):
         places = [("basic", "easy"), *(("staleness", level) for level in levels)]
-        cells = [Cell(*place, 1e-3, [0.3, 0.3], [0.8, 0.82], 30.0) for place in places]
+        cells = [Cell(row, x, 1e-3, [0.3, 0.3], [0.8, 0.82], 30.0) for row, x in places]
         stored = Card(name, "2026-11-26", "abc", 3.0, cells)
         return write_page(tmp_path / "report.html", card(sweep), [stored], read_rows(ROWS))
 
-    assert "Staleness: lower than cispo" in page_beside("cispo", ["easy", "hard"])
+    text = page_beside("cispo", ["easy", "hard"])
+    assert "Staleness: lower than cispo" in text
+    assert "Basic learning: " not in text  # because the intervals overlap
     assert "lower than" not in page_beside("mine", ["easy", "hard"])
     assert "lower than" not in page_beside("cispo", ["easy"])
     assert ", only easy" in (tmp_path / "report.html").read_text()
