@@ -10,42 +10,32 @@ from pathlib import Path
 
 import pytest
 
+from lab import from_toml
 from lab.cli import console
 from lab.from_toml import translate
 from rl.config.check import check
+from rl.config.shipped import SHIPPED
 from tests.support.composing import composed
+from tests.support.golden import golden
 
+QWEN = "model.path=Qwen/Qwen3-0.6B"
 PRIME = """
 inference_gpu_ids = [0]
-[model]
-name = "Qwen/Qwen3-0.6B"
-[wandb]
-project = "mine"
-name = "first"
-[trainer.model.experimental.lora]
-rank = 4
-target_modules = ["q_proj", "v_proj"]
+model.name = "Qwen/Qwen3-0.6B"
+wandb = { project = "mine", name = "first" }
+trainer.model.experimental.lora = { rank = 4, target_modules = ["q_proj", "v_proj"] }
 [orchestrator]
 mask_truncated_completions = false
 zero_truncated_completions = true
-[orchestrator.buffer]
-type = "online-difficulty"
+buffer.type = "online-difficulty"
 [[orchestrator.env]]
 id = "owner/reverse-text"
 """
 VF = """
 model = "Qwen/Qwen3-0.6B"
-[env]
-id = "owner/alphabet-sort"
-[env.args]
-max_turns = 3
-seed = 7
-[inference]
-gpus = 2
-[inference.args]
-max_model_len = 64
-[trainer]
-gpus = 1
+env = { id = "owner/alphabet-sort", args = { max_turns = 3, seed = 7 } }
+inference = { gpus = 2, args.max_model_len = 64 }
+trainer.gpus = 1
 [trainer.args]
 use_lora = false
 micro_batch_size = 4
@@ -58,26 +48,14 @@ surprise = 1
 HOSTED = """
 model = "Qwen/Qwen3-0.6B"
 batch_size = 32
-[sampling]
-stop = ["</answer>"]
-[difficulty_filter]
-enabled = true
-max_reward = 0.95
-[kl_penalty]
-enabled = true
-beta = 0.1
+sampling.stop = ["</answer>"]
+difficulty_filter = { enabled = true, max_reward = 0.95 }
+kl_penalty = { enabled = true, beta = 0.1 }
 [[env]]
 id = "owner/unknown"
-[env.harness]
-max_turns = 8
+harness.max_turns = 8
 """
-GEPA = """
-model = "Qwen/Qwen3-0.6B"
-[env]
-id = "reverse-text"
-[gepa]
-max_calls = 40
-"""
+GEPA = 'model = "Qwen/Qwen3-0.6B"\nenv.id = "reverse-text"\ngepa.max_calls = 40'
 
 
 @pytest.mark.parametrize(
@@ -85,7 +63,7 @@ max_calls = 40
     [
         (
             PRIME,
-            "offbyone train inference.devices=[0] model=hf model.path=Qwen/Qwen3-0.6B logger=wandb "
+            f"train inference.devices=[0] model=hf {QWEN} logger=wandb "
             "logger.project=mine run_name=first adapter=lora adapter.rank=4 "
             "adapter.target_modules=[q_proj,v_proj] truncation=zero_reward buffer=difficulty "
             "buffer.min_reward=0.01 buffer.max_reward=0.99 env=reverse-text",
@@ -93,7 +71,7 @@ max_calls = 40
         ),
         (
             VF,
-            "offbyone train experiment=rlconfig model=hf model.path=Qwen/Qwen3-0.6B "
+            f"train experiment=rlconfig model=hf {QWEN} "
             "env=alphabet-sort env.max_turns=3 inference.replicas=2 "
             "+inference.args.max_model_len=64 trainer.ranks=1 adapter=none "
             "sampler.allow_biased_ratio=true sampler.top_p=0.9 model.dtype=float32 "
@@ -102,22 +80,18 @@ max_calls = 40
         ),
         (
             HOSTED,
-            "offbyone train model=hf model.path=Qwen/Qwen3-0.6B batch_size=32 "
+            f"train model=hf {QWEN} batch_size=32 "
             "sampler.stop=['</answer>'] buffer=difficulty buffer.max_reward=0.95 kl=adaptive "
             "kl.beta=0.1 env=verifiers env.id=owner/unknown",
             ["env.max_turns=8", "adapter"],
         ),
-        (
-            GEPA,
-            "offbyone optimize-prompt model.path=Qwen/Qwen3-0.6B env=reverse-text max_calls=40",
-            ["env.id"],
-        ),
+        (GEPA, f"optimize-prompt {QWEN} env=reverse-text max_calls=40", ["env.id"]),
     ],
     ids=["prime-rl", "vf-rl", "hosted", "gepa"],
 )
 def test_each_key_is_translated_or_named_with_the_reason(text, command, noted):
     first, *notes = translate(text).splitlines()
-    assert shlex.split(first) == shlex.split(command, posix=False)
+    assert shlex.split(first) == ["offbyone", *shlex.split(command, posix=False)]
     assert [re.split(" = |: ", note.removeprefix("# "))[0] for note in notes] == noted
 
 
@@ -129,22 +103,17 @@ def test_the_translated_command_passes_the_check(text, tmp_path):
 
 
 def test_truncated_answers_that_are_masked_and_zeroed_have_one_choice():
-    text = PRIME.replace("mask_truncated_completions = false", "mask_truncated_completions = true")
-    assert "truncation=mask_zero" in translate(text)
-    assert "truncation=mask " not in translate(text)
+    command = translate(PRIME.replace("= false", "= true"))
+    assert "truncation=mask_zero" in command
+    assert "truncation=mask " not in command
 
 
 @pytest.mark.parametrize(
     ("sampling", "is_biased"),
-    [
-        ("top_p = 0.9", True),
-        ("top_p = 0.9\ntop_k = 64", False),
-        ("top_k = 129", True),
-        ("top_k = -1\nmin_p = 0.1", True),
-        ("top_k = 64\nrepetition_penalty = 1.1", True),
-        ("top_k = 64\nrepetition_penalty = 1.0", False),
-    ],
-)
+    [("top_p = 0.9", True), ("top_p = 0.9\ntop_k = 64", False), ("top_k = 129", True),
+     ("top_k = -1\nmin_p = 0.1", True), ("top_k = 64\nrepetition_penalty = 1.1", True),
+     ("top_k = 64\nrepetition_penalty = 1.0", False)],
+)  # fmt: skip
 def test_a_bias_is_accepted_only_where_no_exact_ratios_exist(sampling, is_biased, tmp_path):
     command = translate(f"[orchestrator.sampling]\n{sampling}").splitlines()[0]
     assert ("sampler.allow_biased_ratio=true" in command) == is_biased
@@ -214,3 +183,22 @@ def test_the_command_reads_a_file_and_refuses_one_that_is_no_toml(tmp_path, monk
     path.write_text("max_steps: 3")
     with pytest.raises(SystemExit, match="cannot be read"):
         console.main()
+
+
+def test_every_key_of_the_tables_of_from_verifiers():
+    """The overrides of each key for values of every type, and the notes on model=hf."""
+    values, found = ("linear", True, False, 3), {}
+    sections = from_toml._sections((SHIPPED / "docs" / "from-verifiers.md").read_text())
+    for name in from_toml._COMMANDS:
+        for key in sections[name]:
+            items = [from_toml._translate_key(key, value, sections[name])[0] for value in values]
+            lines = list(map(" ".join, items))
+            found[f"{name}: {key}"] = lines[0] if len({*lines}) == 1 else lines
+    hf = [["model=hf", "sampler.max_tokens=2049"], ["model=hf", "sampler.max_tokens=2048"],
+          ["model=hf", "max_seq_len=9", "sampler.max_tokens=4000"], ["model=hf", "adapter=none"],
+          ["sampler.max_tokens=4000"]]  # fmt: skip
+    notes = from_toml._notes_on_hf
+    found["hf"] = [[notes(name, one), one] for one in hf for name in ("hosted", "gepa")]
+    plain = (0.25, [1, "x y"], "null", "a'b", [True])
+    found["values"] = list(map(from_toml._as_hydra_value, plain))
+    golden("cli/from_toml", found)

@@ -10,8 +10,7 @@ from lab.evaluation.standalone import read_summary
 from rl.config.schema import ConfigError
 from rl.runtime.folder import RunFolder
 from rl.runtime.metrics import MetricsFile
-from tests.lab.evaluation.test_evaluate import OURS
-from tests.lab.evaluation.test_standalone import assistant, played, rollout, written
+from tests.lab.evaluation.test_standalone import OURS, assistant, played, rollout, written
 from tests.support.prompted_endpoint import PromptedEndpoint
 
 
@@ -32,7 +31,7 @@ def folder(tmp_path) -> RunFolder:
     return folder
 
 
-def test_a_run_shows_rewards_files_and_how_to_resume(folder):
+def test_a_run_shows_rewards_files_how_to_resume_and_its_newest_model(folder):
     run = offbyone.load_run(folder.path)
     assert repr(run) == f"<Run {folder}: 4 steps, last reward 0.300>"
     bundle = shown(run)
@@ -40,6 +39,10 @@ def test_a_run_shows_rewards_files_and_how_to_resume(folder):
     assert "resume=true" in bundle["text/plain"]
     assert "&lt;grpo&gt;" in bundle["text/html"]  # a name is no markup
     assert "\x1b]" not in bundle["text/plain"]
+    assert run.checkpoint is None
+    for step in (2, 4):
+        folder.export_of(folder.checkpoint(step)).mkdir(parents=True)
+    assert offbyone.load_run(folder.path).checkpoint == folder.checkpoint(4) / "hf"
 
 
 def test_train_supervises_the_composed_configuration(tmp_path, monkeypatch):
@@ -72,13 +75,6 @@ def test_sample_plays_held_out_examples_with_the_options_of_evaluate(tmp_path):
     assert len(endpoint.policy_asked) == 6
 
 
-def test_the_checkpoint_of_a_run_is_its_newest_model(folder):
-    assert offbyone.load_run(folder.path).checkpoint is None
-    for step in (2, 4):
-        folder.export_of(folder.checkpoint(step)).mkdir(parents=True)
-    assert offbyone.load_run(folder.path).checkpoint == folder.checkpoint(4) / "hf"
-
-
 def test_an_evaluation_shows_the_table_of_its_command(tmp_path):
     folder = RunFolder(tmp_path)
     written(tmp_path, played(rollout(0.25, assistant("a")), rollout(1.0, assistant("b"))))
@@ -92,9 +88,7 @@ def test_an_evaluation_shows_the_table_of_its_command(tmp_path):
 
 def test_an_evaluation_without_a_score_has_no_number(tmp_path):
     written(tmp_path, played(rollout(None)))
-    summary = read_summary(RunFolder(tmp_path))
-    assert summary is not None
-    assert math.isnan(summary.reward)
+    assert math.isnan(read_summary(RunFolder(tmp_path)).reward)
     assert read_summary(RunFolder(tmp_path / "none")) is None
 
 

@@ -24,9 +24,7 @@ def run(scores=None, *, name="run", env="reverse", rewards=(), **keywords) -> Ru
 def arm(name, y=None, rewards=()) -> Arm:
     """Return an arm with scores y [S, Q], or with the same reward in all steps of a run."""
     runs = [run(scores, name=f"{name}-s{seed}", seed=seed) for seed, scores in enumerate(y or ())]
-    runs += [
-        run(rewards=[reward] * 20, name=name, seed=seed) for seed, reward in enumerate(rewards)
-    ]
+    runs += [run(rewards=[x] * 20, name=name, seed=seed) for seed, x in enumerate(rewards)]
     return Arm(f"loss={name}", name, tuple(runs))
 
 

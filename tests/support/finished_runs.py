@@ -26,10 +26,8 @@ def made_run(
     """Write one run. `evaluations` has question scores by version; `reward` is for all steps."""
     run, evaluations = RunFolder(folder), evaluations or {}
     folder.mkdir(parents=True, exist_ok=True)
-    rows = [
-        {"step": step, "train/reward": reward, "train/tokens": 100.0, "time/step": 3.0}
-        for step in range(steps)
-    ]
+    row = {"train/reward": reward, "train/tokens": 100.0, "time/step": 3.0}
+    rows = [{"step": step, **row} for step in range(steps)]
     for version, scores in evaluations.items():
         write_evaluation(run, version, scores)
         rows += [{"step": steps, "time": 1.0}] if version == steps else []

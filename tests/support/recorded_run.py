@@ -36,18 +36,16 @@ def record_run(path, *overrides, step=STEP, num_groups=6):
     """Write the files of a run with one step of two updates and three ranks, without a model."""
     options = [*overrides, "record=all", f"updates_per_batch={UPDATES}"]
     run = run_with_facts(split_schedules(composed(*options)))
+    path.mkdir(exist_ok=True)
     folder = RunFolder(path)
     run.save(folder.config)
-    command = ["python", "train.py"]
-    record = {"overrides": options, "command": command, "started_in": str(REPO)}
+    record = {"overrides": options, "command": ["python", "train.py"], "started_in": str(REPO)}
     folder.overrides.write_text(json.dumps(record))
     groups = forked_groups(num_groups=num_groups)
     lines = [
-        {"id": id, **trained_line(group, rollout, credit, True)}
+        {"id": id, **trained_line(group, played, credit, True)}
         for group in groups
-        for id, rollout, credit in zip(
-            group.rollout_ids, group.rollouts, group.credits, strict=True
-        )
+        for id, played, credit in zip(group.rollout_ids, group.rollouts, group.credits, strict=True)
     ]
     folder.rollouts_of(step).parent.mkdir(exist_ok=True)
     folder.rollouts_of(step).write_text("".join(json.dumps(line) + "\n" for line in lines))

@@ -14,16 +14,14 @@ def call(monkeypatch, *arguments: str) -> None:
     console.main()
 
 
-def test_without_a_command_all_commands_are_listed(monkeypatch, capsys):
+def test_all_commands_are_listed_and_an_unknown_one_is_refused(monkeypatch, capsys):
     call(monkeypatch)
     listed = capsys.readouterr().out
-    assert all(
-        f"offbyone {name}" in listed for name in (*console.ENTRY_POINTS, *console.FUNCTIONS, "new")
-    )
+    names = (*console.ENTRY_POINTS, *console.FUNCTIONS, "new")
+    assert all(f"offbyone {name}" in listed for name in names)
     assert all((SHIPPED / f"{n.replace('-', '_')}.py").exists() for n in console.ENTRY_POINTS)
-
-
-def test_an_unknown_command_is_refused(monkeypatch):
+    call(monkeypatch, "--version")
+    assert capsys.readouterr().out[0].isdigit()
     with pytest.raises(SystemExit, match="offbyone has no command trian"):
         call(monkeypatch, "trian")
 
@@ -35,12 +33,7 @@ def test_a_command_ends_with_the_status_of_its_program(command, monkeypatch):
     assert end.value.code == 2
 
 
-def test_the_version_is_printed(monkeypatch, capsys):
-    call(monkeypatch, "--version")
-    assert capsys.readouterr().out[0].isdigit()
-
-
-def test_a_new_folder_has_the_name_of_the_user_in_files_folders_and_text(tmp_path):
+def test_a_new_folder_gives_its_name_to_the_package_its_files_and_text(tmp_path, monkeypatch):
     said = console.copy_my_lab([str(tmp_path / "my-idea")])
     assert "offbyone train loss=my_idea" in said
     assert (tmp_path / "my-idea" / "my_idea" / "focal.py").is_file()
@@ -48,13 +41,10 @@ def test_a_new_folder_has_the_name_of_the_user_in_files_folders_and_text(tmp_pat
     texts = [path.read_text() for path in tmp_path.rglob("*") if path.is_file()]
     assert len(texts) > 20
     assert not any("my_lab" in text for text in texts)
-
-
-def test_the_current_folder_gives_its_name_to_the_package(tmp_path, monkeypatch):
-    (tmp_path / "My-Idea").mkdir()
-    monkeypatch.chdir(tmp_path / "My-Idea")
-    assert "created . with the package my_idea" in console.copy_my_lab(["."])
-    assert (tmp_path / "My-Idea" / "my_idea" / "focal.py").is_file()
+    (tmp_path / "Other-Idea").mkdir()
+    monkeypatch.chdir(tmp_path / "Other-Idea")
+    assert "created . with the package other_idea" in console.copy_my_lab(["."])
+    assert (tmp_path / "Other-Idea" / "other_idea" / "focal.py").is_file()
 
 
 @pytest.mark.parametrize(

@@ -2,9 +2,7 @@
 
 import json
 from dataclasses import replace
-from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
 
 import pytest
 from hydra import compose, initialize_config_dir
@@ -12,7 +10,7 @@ from hydra.core.hydra_config import HydraConfig
 
 from lab.cli.launch import as_plain_dict
 from lab.evaluation.served import chat_settings
-from lab.evaluation.settings import Evaluation, check_evaluation
+from lab.evaluation.settings import check_evaluation
 from rl.config.positions import base_model_of, positions_of
 from rl.config.schema import ConfigError
 from rl.inference.server import SERVED_AS
@@ -24,58 +22,43 @@ from tests.support.launching import train
 HUB = ["model.path=Qwen/Qwen3-0.6B"]
 REMOTE = ["client=messages", "client.url=http://localhost:1/v1", "client.model=name"]
 GROUPS = ("env", "client", "sampler", "inference")
+EXTERNAL = "inference=external is only for training: to use a server that already runs, set client="
+PATH = "env.questions.dataset.path"
 WARM_START = (
     "{_target_: rl.supervisor.warm_start.WarmStart, steps: 1, batch_size: 1, learning_rate: 1e-3, "
     "corruption_rate: 0.0}"
 )
-# Not of an evaluation: nothing is sampled there.
-IMITATE = {"sampler=demonstrations", "sampler=transcripts"}
+# Choices that sample nothing, or that need more settings
+OTHERS = {"sampler=demonstrations", "sampler=transcripts", "client=messages", "inference=external"}
 
 
-def composed(*overrides: str, output_dir: Path) -> dict[str, Any]:
-    with initialize_config_dir(str(CONF), version_base=None):
-        lines = [*overrides, f"output_dir={output_dir}"]
-        config = compose("evaluate", lines, return_hydra_config=True)
-        HydraConfig.instance().set_config(config)
-        return as_plain_dict(config)
+@pytest.fixture
+def evaluation(tmp_path):
+    def evaluation(*overrides):
+        with initialize_config_dir(str(CONF), version_base=None):
+            lines = [*overrides, f"output_dir={tmp_path}"]
+            config = compose("evaluate", lines, return_hydra_config=True)
+            HydraConfig.instance().set_config(config)
+            return check_evaluation(as_plain_dict(config))
 
-
-def evaluation(*overrides: str, output_dir: Path) -> Evaluation:
-    return check_evaluation(composed(*overrides, output_dir=output_dir))
-
-
-def only_problem(*overrides: str, output_dir: Path) -> str:
-    with pytest.raises(ConfigError) as caught:
-        evaluation(*overrides, output_dir=output_dir)
-    (problem,) = caught.value.problems
-    return problem
+    return evaluation
 
 
 @pytest.mark.parametrize(
-    "choice",
-    sorted(
-        {f"{g}={p.stem}" for g in GROUPS for p in (CONF / g).glob("*.yaml")}
-        - IMITATE
-        - {"client=messages", "inference=external"}
-    ),
+    "choice", sorted({f"{g}={p.stem}" for g in GROUPS for p in (CONF / g).glob("*.yaml")} - OTHERS)
 )
-def test_every_choice_of_every_group_can_be_evaluated(choice: str, tmp_path: Path) -> None:
+def test_every_choice_of_every_group_can_be_evaluated(choice, evaluation):
     needed = [key for key in COMPANIONS.get(choice, []) if key.startswith("env.")]
-    evaluation(choice, *HUB, *needed, output_dir=tmp_path)
+    evaluation(choice, *HUB, *needed)
 
 
-def test_a_remote_model_needs_no_local_model(tmp_path: Path) -> None:
-    remote = evaluation(*REMOTE, output_dir=tmp_path)
+def test_a_remote_model_needs_no_local_model_and_an_adapter_its_base_model(evaluation, tmp_path):
+    remote = evaluation(*REMOTE)
     assert remote.model is remote.inference is None
-
-
-def test_the_folder_of_an_adapter_selects_its_base_model_and_the_adapter(tmp_path: Path) -> None:
     described = {"base_model_name_or_path": "Qwen/Qwen3-0.6B", "r": 8}
     (tmp_path / "adapter_config.json").write_text(json.dumps(described))
-    found = evaluation(f"model.path={tmp_path}", output_dir=tmp_path)
-    assert found.model is not None
-    assert found.model["path"] == "Qwen/Qwen3-0.6B"
-    assert found.adapter_path == str(tmp_path)
+    found = evaluation(f"model.path={tmp_path}")
+    assert (found.model["path"], found.adapter_path) == ("Qwen/Qwen3-0.6B", str(tmp_path))
 
 
 @pytest.mark.parametrize(
@@ -90,42 +73,34 @@ def test_the_folder_of_an_adapter_selects_its_base_model_and_the_adapter(tmp_pat
         ([*HUB, "num_examples=0"], "num_examples=0, but it must be >= 1"),
         ([*HUB, "split=test"], 'split is "test"'),
         ([*HUB, "adapter_path=/nowhere"], "adapter_path=/nowhere contains no adapter_config.json"),
-        (
-            [*HUB, "+client.on_rewrit=fork"],
-            "client.on_rewrit is not a key of rl.sampling.renderer_chat.",
-        ),
+        ([*HUB, "+client.on_rewrit=fork"], "client.on_rewrit is not a key of rl.sampling.rend"),
         ([*HUB, "run_name=../up"], 'run_name="../up" names no folder below'),
-        (
-            [*HUB, "inference=external", "inference.urls=[http://a:1]"],
-            "inference=external is only for training: to use a server that already runs, set "
-            "client=messages client.url=",
-        ),
-        (
-            [*HUB, "sampler.max_tokens=4096"],
-            "sampler.max_tokens=4096 leaves no room for the prompt",
-        ),
+        ([*HUB, "inference=external", "inference.urls=[http://a:1]"], EXTERNAL),
+        ([*HUB, "sampler.max_tokens=4096"], "sampler.max_tokens=4096 leaves no room for the prom"),
         ([*HUB, "env.reward_weights={exact: 0, similarity: 0}"], "env.reward_weights={"),
-        (
-            [*HUB, "env=math-file", "env.questions.dataset.path=/nowhere"],
-            "env.questions.dataset.path=/nowhere does not exist",
-        ),
+        ([*HUB, "env=math-file", f"{PATH}=/nowhere"], f"{PATH}=/nowhere does not exist"),
         ([*REMOTE, "client.url=http://me:secret@host/v1"], "client.url contains a password or key"),
         ([*HUB, "inference.replicas=2"], "inference.replicas=2, but only train.py starts several"),
         (
             [*HUB, "model.head_dtype=float32", "+inference.args.hf_overrides={a: 1}"],
             "model.head_dtype=float32 and inference.args.hf_overrides exclude each other",
         ),
+        ([*HUB, "run_name=mine"], "tmp_path/mine already holds a run: choose another run_name"),
     ],
 )
-def test_an_impossible_evaluation_is_refused(
-    overrides: list[str], said: str, tmp_path: Path
-) -> None:
-    assert only_problem(*overrides, output_dir=tmp_path).startswith(said)
+def test_an_impossible_evaluation_is_refused(overrides, said, evaluation, tmp_path):
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "config.yaml").touch()
+    (tmp_path / "mine" / "summary.json").touch()
+    with pytest.raises(ConfigError) as caught:
+        evaluation(*overrides)
+    (problem,) = caught.value.problems
+    assert problem.startswith(said.replace("tmp_path", str(tmp_path)))
 
 
-def test_vllm_and_its_client_get_the_settings_of_the_evaluation(tmp_path: Path) -> None:
+def test_vllm_and_its_client_get_the_settings_of_the_evaluation(evaluation, tmp_path):
     at = [*HUB, "max_seq_len=512", "sampler.max_tokens=64", "+inference.args.max_num_seqs=7"]
-    settings, folder = evaluation(*at, output_dir=tmp_path), RunFolder(tmp_path)
+    settings, folder = evaluation(*at), RunFolder(tmp_path)
     folder.set_model(tmp_path / "hf")
     for adapter, several in ((None, True), ("adapter", False)):
         env = SimpleNamespace(is_multi_turn=several)
@@ -135,27 +110,14 @@ def test_vllm_and_its_client_get_the_settings_of_the_evaluation(tmp_path: Path) 
         assert (chat.model, chat.sampler.max_tokens) == (tmp_path / "hf", 64)
 
 
-def test_a_folder_contains_one_evaluation(tmp_path: Path) -> None:
-    (tmp_path / "mine").mkdir()
-    (tmp_path / "mine" / "config.yaml").touch()
-    (tmp_path / "mine" / "summary.json").touch()
-    problem = only_problem(*HUB, "run_name=mine", output_dir=tmp_path)
-    assert "already holds a run: choose another run_name" in problem
-
-
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
         (["num_exampels=3"], "there is no key num_exampels: did you mean num_examples?"),
-        (
-            [*REMOTE, "client.url=host/v1"],
-            "client: client.url=host/v1 is not an address: write http",
-        ),
+        ([*REMOTE, "client.url=host/v1"], "client.url=host/v1 is not an address: write http"),
     ],
 )
-def test_a_mistake_on_the_command_line_is_reported_without_a_traceback(
-    arguments: list[str], said: str, tmp_path: Path
-) -> None:
+def test_a_mistake_on_the_command_line_is_reported_without_a_traceback(arguments, said, tmp_path):
     done = train(*arguments, output_dir=tmp_path, program="evaluate.py")
     assert said in done.stderr
     assert "Traceback" not in done.stderr
@@ -163,30 +125,21 @@ def test_a_mistake_on_the_command_line_is_reported_without_a_traceback(
     assert not any(tmp_path.iterdir())
 
 
-@pytest.fixture
-def short_model(tmp_path: Path) -> Path:
-    """Return the folder of a model with 2,048 positions; only a check can read it."""
-    (tmp_path / "hf").mkdir()
-    (tmp_path / "hf" / "config.json").write_text('{"max_position_embeddings": 2048}')
-    return tmp_path / "hf"
-
-
-def test_rows_are_no_longer_than_the_model_was_built_for(short_model: Path) -> None:
-    at = f"model.path={short_model}"
-    assert evaluation(at, output_dir=short_model.parent).max_seq_len == 2048
-    assert evaluation(*HUB, output_dir=short_model.parent).max_seq_len == 4096
-    (short_model.parent / "long").mkdir()
-    (short_model.parent / "long" / "config.json").write_text('{"max_position_embeddings": 32768}')
-    longer = evaluation(f"model.path={short_model.parent}/long", output_dir=short_model.parent)
-    assert longer.max_seq_len == 4096
-    adapter = short_model.parent / "adapter"
+def test_rows_are_no_longer_than_the_model_was_built_for(evaluation, tmp_path):
+    assert evaluation(*HUB).max_seq_len == 4096
+    for name, positions, length in (("short", 2048, 2048), ("long", 32768, 4096)):
+        (tmp_path / name).mkdir()
+        form = json.dumps({"max_position_embeddings": positions})
+        (tmp_path / name / "config.json").write_text(form)  # only a check can read this model
+        assert evaluation(f"model.path={tmp_path}/{name}").max_seq_len == length
+    short, adapter = tmp_path / "short", tmp_path / "adapter"
     adapter.mkdir()
-    form = json.dumps({"base_model_name_or_path": str(short_model)})
+    form = json.dumps({"base_model_name_or_path": str(short)})
     (adapter / "adapter_config.json").write_text(form)
-    of_adapter = evaluation(f"model.path={adapter}", output_dir=short_model.parent)
+    of_adapter = evaluation(f"model.path={adapter}")
     assert (of_adapter.max_seq_len, of_adapter.adapter_path) == (2048, str(adapter))
     # The check ignores a damaged file, because the model's own check says what is wrong.
     for damaged in (b"{half", b"[]", b"\x80"):
         (adapter / "adapter_config.json").write_bytes(damaged)
-        (short_model / "config.json").write_bytes(damaged)
-        assert (base_model_of(adapter), positions_of(short_model)) == (None, None)
+        (short / "config.json").write_bytes(damaged)
+        assert (base_model_of(adapter), positions_of(short)) == (None, None)

@@ -1,6 +1,7 @@
 """Losses on recorded batches repeat the gradients of the run, and others are computed by hand."""
 
 import json
+import re
 import subprocess
 import sys
 from dataclasses import replace
@@ -22,9 +23,12 @@ from lab.python_api import load_run
 from losses.groups import Source
 from losses.tokens import ratio_to
 from rl.rollouts.sampled_tokens import TokenRecord
+from rl.runtime.metrics import MetricsFile
 from rl.runtime.token_files import Lines, read_rows, write_lines
 from tests.support.composing import REPO
 from tests.support.forked_groups import forked_groups
+from tests.support.golden import golden
+from tests.support.outcomes import numbers_in
 from tests.support.recorded_run import STEP, UPDATES, record_run
 
 ALL = sorted(path.stem for path in (REPO / "conf" / "loss").glob("*.yaml"))
@@ -44,21 +48,32 @@ def test_every_shipped_loss_repeats_its_recorded_gradient(loss, tmp_path):
         torch.testing.assert_close(gradient, batch.grads, rtol=1e-6, atol=1e-9)
 
 
-def test_a_loss_that_compares_distributions_is_refused(tmp_path):
-    folder = record_run(tmp_path)
-    with pytest.raises(ValueError, match=r"compares distributions .*: add step=true"):
-        arms_of(folder, ["loss=jsd_topk"])
+@pytest.mark.parametrize(
+    ("changed", "words", "problem"),
+    [
+        ("", ["loss=jsd_topk"], r"compares distributions .*: add step=true"),
+        ("reward.normalise_each=true", [], "the run's critic, KL penalty or normalised"),
+        ("loss=ppo", [], "the run's critic, KL penalty or normalised"),
+        ("kl.place=reward kl.beta=0.1", [], "the run's critic, KL penalty or normalised"),
+        ("", ["loss=reinforce_pp"], "cannot apply batch_credit to new advantages"),
+    ],
+    ids=["distributions", "normalised rewards", "critic", "penalty in the reward", "batch credit"],
+)
+def test_an_arm_that_the_record_cannot_give_is_refused(changed, words, problem, tmp_path):
+    folder = record_run(tmp_path, *changed.split())
+    with pytest.raises(ValueError, match=problem):
+        arms_of(folder, ["advantage=group_zscore", *words])
 
 
 def test_another_arm_equals_the_record_of_a_run_with_it(tmp_path):
-    (tmp_path / "ours").mkdir()
-    (tmp_path / "theirs").mkdir()
     choices = ["loss=gspo", "aggregation=prompt_mean", "correction=icepop", "kl.beta=0.3"]
     ours = record_run(tmp_path / "ours", "advantage=group_zscore")
     theirs = record_run(tmp_path / "theirs", *choices)
     own, arm = arms_of(ours, choices)
     assert arm.changes == ["loss", "correction", "kl", "aggregation"]
     assert own.changes == []
+    # The advantage is the run's, so batch_credit can stay.
+    assert arms_of(ours, ["loss=reinforce_pp", "advantage=group_zscore"])[1].changes == ["loss"]
     batch, other = recorded_tokens(ours.path, STEP, 1), recorded_tokens(theirs.path, STEP, 1)
     _, gradient = arm.gradient(replace(batch, tokens=other.tokens), 0.0)
     torch.testing.assert_close(gradient, other.grads, rtol=1e-6, atol=1e-9)
@@ -106,28 +121,9 @@ def test_the_table_of_tokens_has_the_tokens_of_all_updates_in_order(tmp_path):
     batches = recorded_batches(folder, STEP)
     table = token_table(batches, None)
     assert len(table) == sum(len(batch.weights) for batch in batches)
-    second = table[table["update"] == 1]
-    assert (
-        second.ratio.tolist()
-        == ratio_to(batches[1].tokens.anchor, batches[1].tokens.logprobs).tolist()
-    )
+    second, tokens = table[table["update"] == 1], batches[1].tokens
+    assert second.ratio.tolist() == ratio_to(tokens.anchor, tokens.logprobs).tolist()
     assert second.text.tolist() == [f"{number} " for number in batches[1].token_ids.tolist()]
-
-
-def test_the_command_prints_a_table_and_writes_a_page(tmp_path, capsys):
-    folder = record_run(tmp_path)
-    assert main([str(tmp_path), "loss=gspo,dapo", "steps=5..", "tokens=2"]) == 0
-    screen = capsys.readouterr().out
-    rows = [line.split() for line in screen.splitlines() if line.startswith(("as rec", "loss="))]
-    assert [row[0] for row in rows[:3]] == ["as", "loss=gspo", "loss=dapo"]
-    assert rows[0][3:5] == ["1.0000", "1"]
-    assert "; the comparison ignores its buffer, truncation" in screen
-    assert screen.count("the tokens whose gradients differ most:") == 2
-    page = (tmp_path / "losses.html").read_text()
-    assert page.count("<h2>") == 2
-    assert page.count("<figure>") == 10
-    assert "step 5, update 1, rollout 0000" in page
-    assert recorded_steps(folder) == [STEP]
 
 
 @pytest.mark.parametrize(
@@ -139,6 +135,8 @@ def test_the_command_prints_a_table_and_writes_a_page(tmp_path, capsys):
         (["loss=gspo", "steps=7"], "steps=7: choose from the recorded steps 5 to 5"),
         (["loss=gspo", "steps=1..4"], "steps=1..4: choose from the recorded steps 5 to 5"),
         (["loss=gspo", "steps=x"], "steps=x: give a step or a range"),
+        (["loss=gspo", "step=5"], "step=5: write step=true, or steps=5 to choose steps"),
+        (["loss.clip_hihg=3"], "there is no key loss.clip_hihg: did you mean loss.clip_high?"),
         (["tokens=-1"], "tokens=-1: give the number of tokens"),
         (["steps"], "steps cannot be read: write key=value"),
         (["loss=[gspo"], "loss=[gspo cannot be read: write key=value"),
@@ -148,6 +146,24 @@ def test_a_mistake_is_one_sentence(words, said, tmp_path, capsys):
     record_run(tmp_path)
     assert main([str(tmp_path), *words]) == 2
     assert said in capsys.readouterr().err
+
+
+def test_a_folder_that_is_no_run_or_one_of_an_older_version_is_refused(tmp_path, capsys):
+    assert main([str(tmp_path), "loss=gspo"]) == 2
+    assert "is not the folder of a run" in capsys.readouterr().err
+    folder = record_run(tmp_path)
+    before, _, after = folder.config.read_text().partition("strategy:\n")
+    folder.config.write_text(before + after.partition("\n")[2])
+    assert main([str(tmp_path), "loss=gspo"]) == 2
+    assert "is a run of an older version" in capsys.readouterr().err
+
+
+def test_the_help_names_the_command_that_was_typed(monkeypatch, capsys):
+    monkeypatch.setattr("sys.orig_argv", ["python", "/bin/offbyone", "compare-losses"])
+    assert main([]) == 2
+    told = capsys.readouterr().out
+    assert "offbyone compare-losses outputs/run loss=gspo,dapo" in told
+    assert "compare_losses.py" not in told
 
 
 def test_only_a_whole_batch_has_another_aggregation_or_an_optimizer_step(tmp_path):
@@ -171,20 +187,10 @@ def test_only_a_whole_batch_has_another_aggregation_or_an_optimizer_step(tmp_pat
     torch.testing.assert_close(own.gradient(batch, 0.0)[1], batch.grads)
 
 
-def test_a_folder_that_is_no_run_is_refused(tmp_path, capsys):
-    assert main([str(tmp_path), "loss=gspo"]) == 2
-    assert "is not the folder of a run" in capsys.readouterr().err
-
-
-def schedule(start, end):
-    return f"{{_target_:rl.schedule.linear,start:{start},end:{end},steps:10}}"
-
-
 @pytest.mark.parametrize("key", ["loss.clip_high", "reward.length_penalty", "kl.beta"])
 def test_a_run_with_a_schedule_is_compared_at_the_value_of_the_step(key, tmp_path):
-    (tmp_path / "ours").mkdir()
-    (tmp_path / "theirs").mkdir()
-    ours = record_run(tmp_path / "ours", f"{key}={schedule(0.0, 4.0)}")
+    schedule = "{_target_:rl.schedule.linear,start:0,end:4,steps:10}"
+    ours = record_run(tmp_path / "ours", f"{key}={schedule}")
     theirs = record_run(tmp_path / "theirs", f"{key}=2.0")  # its value at step 5 of 10
     beta = 2.0 if key == "kl.beta" else 0.0
     (expected,) = arms_of(theirs, [])
@@ -192,23 +198,6 @@ def test_a_run_with_a_schedule_is_compared_at_the_value_of_the_step(key, tmp_pat
     for arm in arms_of(ours, ["correction=none"]):
         gradient = arm.gradient(batch, beta)[1]
         assert torch.equal(gradient, expected.gradient(batch, beta)[1])
-
-
-@pytest.mark.parametrize(
-    "changed", ["reward.normalise_each=true", "loss=ppo", "kl.place=reward kl.beta=0.1"]
-)
-def test_a_new_advantage_is_refused_if_the_run_changed_its_rewards_or_advantages(changed, tmp_path):
-    folder = record_run(tmp_path, *changed.split())
-    with pytest.raises(ValueError, match="cannot apply the run's critic, KL penalty or normalised"):
-        arms_of(folder, ["advantage=group_zscore"])
-
-
-def test_a_new_advantage_that_the_batch_credit_would_change_is_refused(tmp_path):
-    folder = record_run(tmp_path)
-    with pytest.raises(ValueError, match="cannot apply batch_credit to new advantages"):
-        arms_of(folder, ["advantage=group_zscore", "loss=reinforce_pp"])
-    _, arm = arms_of(folder, ["loss=reinforce_pp", "advantage=group_mean"])
-    assert arm.changes == ["loss"]
 
 
 def test_rollouts_of_different_roles_are_in_different_groups(tmp_path):
@@ -248,18 +237,12 @@ def test_a_step_that_trained_no_token_is_left_out(tmp_path, capsys):
     TokenRecord(num_groups=None).write(folder, STEP + 1, forked_groups())
     write_lines(folder.tokens_of(STEP + 1, "trainer.rank0"), Lines([], [], [], {}, []))
     assert recorded_steps(folder) == [STEP, STEP + 1]
-    assert main([str(tmp_path)]) == 0
-    assert "2 updates, steps 5 to 5." in capsys.readouterr().out
+    assert main([str(tmp_path), "loss=dapo"]) == 0
+    screen = capsys.readouterr().out
+    assert "2 updates, steps 5 to 5." in screen
+    assert "; the comparison ignores its buffer, truncation" in screen
     assert main([str(tmp_path), "steps=6"]) == 2
     assert "has no trained token in these steps" in capsys.readouterr().err
-
-
-def test_a_run_of_an_older_version_is_refused_with_a_sentence(tmp_path, capsys):
-    folder = record_run(tmp_path)
-    before, _, after = folder.config.read_text().partition("strategy:\n")
-    folder.config.write_text(before + after.partition("\n")[2])
-    assert main([str(tmp_path), "loss=gspo"]) == 2
-    assert "is a run of an older version" in capsys.readouterr().err
 
 
 def test_tokens_with_equal_gradients_are_not_said_to_differ(tmp_path, capsys):
@@ -289,20 +272,32 @@ def test_a_run_with_modules_of_its_own_is_compared_from_another_folder(tmp_path)
     compare = [sys.executable, str(REPO / "compare_losses.py"), str(folder)]
     done = subprocess.run([*compare, "loss=gspo"], cwd=tmp_path, capture_output=True, text=True)
     assert "loss=gspo changes loss" in done.stdout, done.stderr
-    for words, said in (
-        (["loss.clip_hihg=3"], "there is no key loss.clip_hihg: did you mean loss.clip_high?"),
-        (["loss=gspo", "step=5"], "step=5: write step=true, or steps=5 to choose steps"),
-    ):
-        done = subprocess.run([*compare, *words], cwd=tmp_path, capture_output=True, text=True)
-        assert said in done.stderr
     (lab / "own_loss.py").unlink()
     done = subprocess.run([*compare, "kl.beta=1"], cwd=tmp_path, capture_output=True, text=True)
     assert "cannot be compared:\n- loss: there is no module own_loss: run from" in done.stderr
 
 
-def test_the_help_names_the_command_that_was_typed(monkeypatch, capsys):
-    monkeypatch.setattr("sys.orig_argv", ["python", "/bin/offbyone", "compare-losses"])
-    assert main([]) == 2
-    told = capsys.readouterr().out
-    assert "offbyone compare-losses outputs/run loss=gspo,dapo" in told
-    assert "compare_losses.py" not in told
+def words_of(text):
+    return [numbers_in(line.split()) for line in text.splitlines() if line.strip()]
+
+
+def test_a_comparison_of_several_losses(tmp_path, capsys):
+    """The tables, the tokens that differ most, the page, and each arm's objective and gradient."""
+    folder = record_run(tmp_path, "kl.beta=0.1", "correction=tis_token")
+    metrics = MetricsFile(folder)
+    metrics.append(STEP, {"train/kl_beta": 0.1})
+    metrics.close()
+    words = ["loss=gspo", "steps=5..", "aggregation=sequence_mean,turn_mean", "correction=none"]
+    assert main([str(tmp_path), *words, "tokens=3"]) == 0
+    printed = capsys.readouterr().out.replace(str(tmp_path), "<folder>")
+    body = re.sub(r"<style.*?</style>", "", (tmp_path / "losses.html").read_text(), flags=re.S)
+    assert body.count("<figure>") == 10
+    golden("losses/printed", words_of(printed))
+    golden("losses/page", words_of(re.sub(r"<[^>]*>", "\n", body))[:160])
+    found = {}
+    for arm in arms_of(folder, ["loss=dapo", "advantage=group_zscore", "kl=k2"]):
+        for batch in recorded_batches(folder, STEP):
+            value, gradient = arm.gradient(batch, 0.1)
+            sums = [value, gradient.sum().item(), gradient.abs().max().item()]
+            found[f"{arm.name}, update {batch.update}"] = [*sums, arm.changes, arm.ignored]
+    golden("losses/arms", found)

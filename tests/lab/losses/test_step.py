@@ -50,15 +50,11 @@ def test_the_step_of_a_loss_is_that_of_a_run_with_it(setup, case):
     checkpoint.mkdir(parents=True)
     learner.save(checkpoint)
     groups = forked_groups(num_groups=6)
-    trains = [
-        replace(group, credits=tuple(replace(one, trains=True) for one in group.credits))
-        for group in groups
-    ]
+    all_train = [[replace(one, trains=True) for one in group.credits] for group in groups]
+    trains = [replace(g, credits=tuple(c)) for g, c in zip(groups, all_train, strict=True)]
+    options = {"step": STEP, "ranks": 1, "tokens_per_micro_batch": 99, "metrics": {}}
     batch, everything = (
-        plan_batch(
-            some, build(run.aggregation), step=STEP, ranks=1, tokens_per_micro_batch=99, metrics={}
-        )[0]
-        for some in (groups, trains)
+        plan_batch(some, build(run.aggregation), **options)[0] for some in (groups, trains)
     )
     before = answers(learner, everything)
     learner.update(batch)
@@ -88,23 +84,18 @@ def test_a_loss_that_compares_rollouts_gets_each_group_whole(whole, tmp_path, mo
     assert (sum(map(len, places)) == len(set().union(*places))) is whole
 
 
-def test_a_run_without_a_usable_checkpoint_is_refused(tmp_path, capsys):
-    folder = record_run(tmp_path)
-    record_run(tmp_path, step=STEP + 1)
-    folder.checkpoint(STEP + 1).mkdir(parents=True)  # nothing was recorded after it
-    assert main([str(tmp_path), "loss=grpo", "step=true"]) == 2
-    assert "step=true needs a run" in capsys.readouterr().err
-
-
 @pytest.mark.parametrize(
-    "choice", ["sampler.top_k=20", "kl=k1", "loss=ppo", "deepspeed=zero1 trainer.ranks=2"]
+    ("choice", "step"),
+    [
+        pytest.param("", STEP + 1, id="no next step"),
+        *((one, STEP) for one in ("sampler.top_k=20", "kl=k1", "loss=ppo")),
+        ("deepspeed=zero1 trainer.ranks=2", STEP),
+    ],
 )
-def test_a_run_of_which_the_record_lacks_numbers_or_the_ranks_shards_is_refused(
-    choice, tmp_path, capsys
-):
+def test_a_run_without_a_usable_checkpoint_or_record_is_refused(choice, step, tmp_path, capsys):
     folder = record_run(tmp_path, *choice.split())
     record_run(tmp_path, *choice.split(), step=STEP + 1)
-    folder.checkpoint(STEP).mkdir(parents=True)
+    folder.checkpoint(step).mkdir(parents=True)  # nothing was recorded after STEP + 1
     assert main([str(tmp_path), "step=true"]) == 2
     assert "step=true needs a run without critic" in capsys.readouterr().err
 

@@ -15,13 +15,15 @@ from rl.config.schema import ConfigError
 from rl.runtime.failure import RunFailed
 from rl.runtime.folder import RunFolder
 from tests.support.composing import REPO, composed
+from tests.support.golden import golden
+from tests.support.outcomes import without
 from tests.support.prompted_endpoint import PromptedEndpoint
 
 START, HALF, WHOLE = "Say the word.", "Write short words backwards.", "Write the word backwards."
 PROPOSALS = tuple(f"So:\n```\n{prompt}\n```" for prompt in ("Shout it.", HALF, WHOLE))
 LOCAL = {"reflection.base_url": "null", "reflection.model": "null"}
 LOCAL |= {"reflection.path": REPO / "models" / "tiny-wiki", "reflection.max_seq_len": 9999}
-FLAKY = {"env._target_": "tests.support.flaky_reversal.FlakyReversal"}
+FLAKY = "tests.support.flaky_reversal"
 
 
 @pytest.fixture
@@ -31,7 +33,8 @@ def endpoint() -> Iterator[PromptedEndpoint]:
 
 
 def flaky(broken: str = "", empty: str = "[]") -> dict[str, object]:
-    return {**FLAKY, "+env.broken": f"'{broken}'", "+env.empty": empty}
+    env = {"env._target_": f"{FLAKY}.FlakyReversal", "+env.broken": f"'{broken}'"}
+    return {**env, "+env.empty": empty}
 
 
 def search(endpoint: PromptedEndpoint, folder: Path, **more: object) -> Path:
@@ -44,42 +47,22 @@ def search(endpoint: PromptedEndpoint, folder: Path, **more: object) -> Path:
     return folder / "mine"
 
 
-def lines(path: Path) -> list[dict]:
-    return [json.loads(line) for line in path.read_text().splitlines()]
+def read(path: Path) -> list:
+    """Return a file's lines, as objects if it is .jsonl."""
+    lines = path.read_text().splitlines()
+    return [json.loads(line) if path.suffix == ".jsonl" else line for line in lines]
 
 
 def metadata(folder: Path) -> dict:
     return json.loads((folder / "metadata.json").read_text())
 
 
-def test_a_search_finds_the_best_prompt_and_records_its_parents(endpoint, tmp_path, capsys):
-    endpoint.proposals = ("", *PROPOSALS)  # an answer without a prompt costs one round
-    folder = search(endpoint, tmp_path)
-
+def test_a_policy_that_is_its_own_teacher_ends_when_nothing_is_left_to_improve(endpoint, tmp_path):
+    own = {"reflection.base_url": "null", "reflection.model": "null", "perfect_score": 1.0}
+    folder = search(endpoint, tmp_path, **own, max_calls=400)
     assert (folder / "system_prompt.txt").read_text() == f"{WHOLE}\n"
-    rows = lines(folder / "results.jsonl")
-    assert [row["info"]["system_prompt"] for row in rows] == [START, HALF, WHOLE]
-    assert [row["info"]["parents"] for row in rows] == [[], [0], [1]]
-    assert rows[0]["reward"] == 0 < rows[1]["reward"] < rows[2]["reward"] == 1
-    assert [row["info"]["is_best"] for row in rows] == [False, False, True]
-    frontier = lines(folder / "pareto_frontier.jsonl")
-    assert len(frontier) == 10
-    halves = [i for i, score in enumerate(rows[1]["info"]["scores"]) if score]
-    assert [place["candidates"] for place in frontier] == [
-        [1, 2] if place in halves else [2] for place in range(10)
-    ]
-    assert metadata(folder)["best_score"] == 1
-    assert metadata(folder)["config"]["num_val"] == 10
-    assert metadata(folder)["num_calls"] == len(endpoint.policy_asked) <= 80
-    assert len(lines(folder / "rollouts.jsonl")) == len(endpoint.policy_asked)
-    assert len(lines(folder / "reflections.jsonl")) == len(endpoint.teacher_asked)
-
-    screen = capsys.readouterr().out
-    assert "candidate 1: validation score 0." in screen
-    assert "validation score 0.000 -> 1.000 on 10 examples (+1.000 ± 0.000)" in screen
-    assert f"env.system_prompt={folder}/system_prompt.txt" in screen
-    assert "python evaluate.py env=reverse-text client=messages" in screen
-    assert "python train.py" not in screen  # a remote server returns no tokens to train on
+    assert metadata(folder)["ended_by"] == "the validation reached perfect_score=1"
+    assert metadata(folder)["num_calls"] < 100
 
 
 def test_the_teacher_reads_the_prompt_the_question_the_answer_and_the_reward(endpoint, tmp_path):
@@ -96,12 +79,6 @@ def test_the_teacher_reads_the_prompt_the_question_the_answer_and_the_reward(end
     assert "similarity" not in question
 
 
-def test_a_search_whose_teacher_is_the_policy_itself(endpoint, tmp_path):
-    nobody = {"reflection.base_url": "null", "reflection.model": "null"}
-    folder = search(endpoint, tmp_path, **nobody)
-    assert (folder / "system_prompt.txt").read_text() == f"{WHOLE}\n"
-
-
 @pytest.mark.parametrize("max_calls", [26, 37, 42, 43, 45, 47])
 def test_no_search_exceeds_its_budget(max_calls, endpoint, tmp_path):
     folder = search(endpoint, tmp_path, max_calls=max_calls)
@@ -109,12 +86,6 @@ def test_no_search_exceeds_its_budget(max_calls, endpoint, tmp_path):
     assert num_calls == len(endpoint.policy_asked) <= max_calls
     assert f"exceed max_calls={max_calls}" in metadata(folder)["ended_by"]
     assert num_calls + 2 * 3 + 10 > max_calls
-
-
-def test_a_search_ends_when_nothing_is_left_to_improve(endpoint, tmp_path):
-    folder = search(endpoint, tmp_path, perfect_score=1.0, max_calls=400)
-    assert metadata(folder)["ended_by"] == "the validation reached perfect_score=1"
-    assert metadata(folder)["num_calls"] < 100
 
 
 def test_a_search_without_a_better_prompt_keeps_the_first(endpoint, tmp_path, capsys):
@@ -127,29 +98,52 @@ def test_a_search_without_a_better_prompt_keeps_the_first(endpoint, tmp_path, ca
     assert "python evaluate.py" not in screen
 
 
-def test_unscored_rollouts_change_no_score(endpoint, tmp_path, capsys):
-    folder = search(endpoint, tmp_path, **flaky("aeioubcdf"), max_calls=200, num_val=20)
+def test_a_search_finds_the_best_prompt_and_unscored_rollouts_change_no_score(
+    endpoint, tmp_path, capsys, monkeypatch
+):
+    """Every file, every printed line, and the questions are stored."""
+    monkeypatch.setenv("COLUMNS", "300")
+    endpoint.proposals = ("", *PROPOSALS)  # an answer without a prompt costs one round
+    more = {**flaky("aeioubcdf"), "max_calls": 200, "num_val": 20, "perfect_score": 1.0}
+    more["state_columns"] = "[stop_reason,turns,rewards]"
+    folder, screen = search(endpoint, tmp_path, **more), capsys.readouterr().out
 
-    rows = lines(folder / "results.jsonl")
-    scores = [row["info"]["scores"] for row in rows]
+    results, frontier = (read(folder / f"{n}.jsonl") for n in ("results", "pareto_frontier"))
+    found = [(row["info"]["system_prompt"], row["info"]["parents"]) for row in results]
+    assert found == [(START, []), (HALF, [0]), (WHOLE, [1])]
+    assert (folder / "system_prompt.txt").read_text() == f"{WHOLE}\n"
+    # The reward is the mean of the rollouts that could be scored.
+    assert results[0]["reward"] == 0 < results[1]["reward"] < results[2]["reward"] == 1
+    scores = [row["info"]["scores"] for row in results]
     unscored = [i for i, score in enumerate(scores[0]) if score is None]
     assert 0 < len(unscored) < 20
     assert all([i for i, s in enumerate(own) if s is None] == unscored for own in scores)
-    assert rows[0]["reward"] == 0
-    assert rows[-1]["reward"] == 1  # of those that could be scored
-    frontier = lines(folder / "pareto_frontier.jsonl")
-    assert [p["place"] for p in frontier if not p["candidates"]] == unscored
+    best = [[] if half is None else [1, 2] if half else [2] for half in scores[1]]
+    assert [place["candidates"] for place in frontier] == best
     assert not any("is down" in question for question in endpoint.teacher_asked)
-    assert " x FlakyReversal.score raised" in capsys.readouterr().out
+    assert metadata(folder)["num_calls"] == len(read(folder / "rollouts.jsonl")) <= 200
+    assert len(read(folder / "reflections.jsonl")) == len(endpoint.teacher_asked)
+    assert " x FlakyReversal.score raised" in screen
+    assert "python train.py" not in screen  # a remote server returns no tokens to train on
+
+    changing = ("time", "generation_time", "seconds")
+    rollouts = [
+        json.dumps({k: v for k, v in line.items() if k not in changing}, sort_keys=True)
+        for line in read(folder / "rollouts.jsonl")
+    ]
+    names = ("system_prompt.txt", "results.jsonl", "pareto_frontier.jsonl", "reflections.jsonl")
+    found = [{name: read(folder / name) for name in names}, endpoint.teacher_asked[:2]]
+    found += [metadata(folder), screen.splitlines(), len(rollouts), *sorted(rollouts)[::7]]
+    found = json.loads(json.dumps(found).replace(endpoint.url, "<url>"))
+    golden("prompts/search", without(tmp_path, found))
 
 
 def test_an_environment_that_scores_nothing_ends_the_search(endpoint, tmp_path):
     with pytest.raises(RunFailed) as caught:
         search(endpoint, tmp_path, **flaky("abcdefghijklmnopqrstuvwxyz"))
-    assert "none of the 10 rollouts of a batch has a reward" in str(caught.value)
-    assert "the scorer is down" in str(caught.value)
-    assert "best prompt so far:  python o.py" in str(caught.value)
-    assert "resume=true" in str(caught.value)
+    parts = ("none of the 10 rollouts of a batch has a reward", "the scorer is down")
+    for part in (*parts, "best prompt so far:  python o.py", "resume=true"):
+        assert part in str(caught.value)
 
 
 @pytest.mark.parametrize(
@@ -158,24 +152,15 @@ def test_an_environment_that_scores_nothing_ends_the_search(endpoint, tmp_path):
         ({"env.system_prompt": "null"}, "the environment 'reverse-text' has no system prompt"),
         ({"max_calls": 25}, "max_calls=25 is too low for one round: scoring the first prompt"),
         ({"state_columns": "[turn, turns]"}, "state_columns contains turn, which no rollout has"),
-        (
-            {"env._target_": "tests.support.flaky_reversal.Compared"},
-            "reverse-text compares rollouts of a group (score_group), but",
-        ),
+        ({"env._target_": f"{FLAKY}.Compared"}, "reverse-text compares rollouts of a group"),
         (flaky(empty="[train]"), "the environment 'flaky' has no train examples"),
         (flaky(empty="[eval]"), "the environment 'flaky' has no eval examples"),
         ({"reflection.model": "null"}, "reflection: reflection.base_url=http"),
         ({"reflection.base_url": "host/v1"}, "reflection: reflection.base_url=host/v1 is not an"),
         ({"reflection.path": "x/y"}, "and reflection.path=x/y are both set"),
         (LOCAL, "reflection.max_seq_len=9999, but"),
-        (
-            LOCAL | {"reflection.max_tokens": 9999},
-            "reflection.max_tokens=9999: set it below reflection.max_seq_len=9999",
-        ),
-        (
-            {"reflection.template": "better"},
-            "reflection.template lacks <curr_param> and <side_info>",
-        ),
+        (LOCAL | {"reflection.max_tokens": 9999}, "9999: set it below reflection.max_seq_len=9999"),
+        ({"reflection.template": "x"}, "reflection.template lacks <curr_param> and <side_info>"),
     ],
 )
 def test_an_impossible_search_is_refused_before_the_first_request(more, said, endpoint, tmp_path):
@@ -236,9 +221,7 @@ def test_a_question_that_fills_the_context_of_the_teacher_ends_the_search(tmp_pa
         search(endpoint, tmp_path)
 
 
-def test_a_resumed_search_begins_with_the_best_prompt_and_the_calls_that_are_left(
-    endpoint, tmp_path
-):
+def test_a_resumed_search_begins_with_the_best_prompt_and_the_calls_left(endpoint, tmp_path):
     folder = search(endpoint, tmp_path, num_rounds=2)
     assert (folder / "system_prompt.txt").read_text() == f"{HALF}\n"
     num_before = len(endpoint.policy_asked)
@@ -249,10 +232,6 @@ def test_a_resumed_search_begins_with_the_best_prompt_and_the_calls_that_are_lef
     assert endpoint.policy_asked[num_before][0] == HALF
     assert (folder / "system_prompt.txt").read_text() == f"{WHOLE}\n"
     assert metadata(folder)["num_calls"] == len(endpoint.policy_asked) + 1 <= 80
-    assert (
-        len((folder / "rollouts.jsonl").read_text().splitlines()) == metadata(folder)["num_calls"]
-    )
-    with pytest.raises(
-        ConfigError, match="rollouts were played before, scoring the first prompt takes 10"
-    ):
+    assert len((folder / "rollouts.jsonl").open().readlines()) == metadata(folder)["num_calls"]
+    with pytest.raises(ConfigError, match="were played before, scoring the first prompt takes 10"):
         search(endpoint, tmp_path, max_calls=80, num_rounds=9, resume="true")

@@ -1,4 +1,4 @@
-"""When a prompt becomes a candidate."""
+"""What the teacher is told of a rollout, and when a prompt becomes a candidate."""
 
 from dataclasses import replace
 from types import SimpleNamespace
@@ -8,12 +8,64 @@ from gepa.proposer.base import CandidateProposal, SubsampleEvaluation
 from rich.console import Console
 
 from envs.episode import Example
-from lab.prompts.describe import Attempt
+from envs.messages import assistant, tool_call, user
+from envs.protocol import Environment
+from lab.prompts.describe import Attempt, check_columns, describe_rollout, starting_prompt
 from lab.prompts.search import COMPONENT, Search, SearchEnded
 from rl.runtime.folder import RunFolder
 from rl.terminal.progress import Progress
 
-EXAMPLE = Example(id=0, env="e", messages=[])
+SYSTEM = {"role": "system", "content": "Search."}
+EXAMPLE = Example(0, "e", [SYSTEM, user("who?")], info={"answer": "Ola", "level": 2})
+
+
+def attempt(*turns: dict, **record: object) -> Attempt:
+    rest = {"reward": 0.5, "stop_reason": "stop", "rewards": {"exact": 0.0}, "turns": 1, **record}
+    return Attempt(EXAMPLE, [*turns], {"messages": [SYSTEM, user("who?"), *turns], **rest})
+
+
+def test_a_conversation_is_told_with_its_calls_their_mistakes_and_their_answers():
+    call = tool_call("find", query="Ola")
+    answers = [{"role": "tool", "content": text} for text in ("page 3", "Error: query is missing")]
+    turns = [call, answers[0], tool_call("find"), answers[1], assistant("Ola")]
+    told = describe_rollout(attempt(*turns), [])
+    assert told["completion"].splitlines() == [
+        *("assistant: find", '{"query": "Ola"}', "tool: page 3", "assistant: find"),
+        *("tool: Error: query is missing", "assistant: Ola"),
+    ]
+
+
+def test_one_turn_is_told_as_it_was_said_and_whether_it_was_cut_off():
+    told = {"query": "who?", "completion": "Per", "expected_answer": "Ola", "reward": 0.5}
+    assert describe_rollout(attempt(assistant("Per")), []) == told
+    told = describe_rollout(attempt(assistant("P"), stop_reason="max_tokens"), [])
+    assert told["error"] == "the rollout was cut off: max_tokens"
+    unknown = Attempt(Example(id=0, env="e", messages=[]), [], attempt(assistant("P")).record)
+    assert "expected_answer" not in describe_rollout(unknown, [])
+
+
+def test_columns_are_of_the_rollout_of_the_example_and_what_was_thought():
+    turns = [{**assistant(x), "reasoning_content": f"Let me see {x}."} for x in ("Per", "Ola")]
+    columns = ["rewards", "level", "thinking", "turn_rewards"]
+    told = describe_rollout(attempt(*turns, turn_rewards=[0, 1]), columns)
+    assert (told["rewards"], told["turn_rewards"]) == ('{"exact": 0.0}', "[0, 1]")
+    assert (told["level"], told["thinking"]) == (2, "Let me see Per.\nLet me see Ola.")
+    assert "Let me see" not in told["completion"]
+
+
+def test_a_search_starts_from_the_system_prompt_that_all_examples_share():
+    bare = Example(1, "e", [user("who?")])
+    assert starting_prompt(Environment(), [EXAMPLE, EXAMPLE]) == "Search."
+    for examples, has in (([EXAMPLE, bare], "different system prompts"), ([bare], "no system pro")):
+        with pytest.raises(ValueError, match=f"the environment 'environment' has {has}"):
+            starting_prompt(Environment(), examples)
+
+
+def test_a_column_that_nothing_has_is_refused_with_those_that_there_are():
+    check_columns(["level", "turns", "thinking"], [EXAMPLE])
+    problem = r"contains levle, which no rollout has: choose from rewards, .*answer, level"
+    with pytest.raises(ValueError, match=problem):
+        check_columns(["levle"], [EXAMPLE])
 
 
 def evaluated(rewards: list[float | None]) -> SubsampleEvaluation:
@@ -32,12 +84,8 @@ def evaluated(rewards: list[float | None]) -> SubsampleEvaluation:
     ],
 )
 def test_a_prompt_is_compared_with_its_parent_on_examples_that_both_scored(before, after, accepted):
-    proposal = CandidateProposal(
-        candidate={COMPONENT: "new"},
-        parent_program_ids=[0],
-        eval_before=evaluated(before),
-        eval_after=evaluated(after),
-    )
+    evaluations = {"eval_before": evaluated(before), "eval_after": evaluated(after)}
+    proposal = CandidateProposal({COMPONENT: "new"}, [0], **evaluations)
     known = SimpleNamespace(program_candidates=[{COMPONENT: "old"}])
     assert searching().should_accept(proposal, known) is accepted
     known.program_candidates.append({COMPONENT: "new"})
@@ -66,9 +114,8 @@ def test_only_unusable_answers_in_a_row_end_the_search_and_a_late_one_at_once(tm
         if number == 3:
             assert search.reflect("?") == "p"
             continue
-        with pytest.raises(
-            SearchEnded if number == 7 else ValueError, match="the reflection model"
-        ):
+        error = SearchEnded if number == 7 else ValueError
+        with pytest.raises(error, match="the reflection model"):
             search.reflect("?")
 
     def late(_):

@@ -55,15 +55,12 @@ def test_code_that_learns_less_is_worse_at_the_last_version_that_both_have(
         ("no file", "make baseline STORE=store"),
     ],
 )
-def test_an_impossible_comparison_is_refused_with_the_reason(
-    broken, problem, main, tmp_path, capsys
-):
+def test_an_impossible_comparison_is_refused(broken, problem, main, tmp_path, capsys):
     for folder in made_arm(tmp_path / "now", "code=b") if broken != "no runs" else []:
-        if broken == "other questions":
-            for version in (0, 10, 20):
+        for version in (0, 10, 20):
+            if broken == "other questions":
                 write_evaluation(RunFolder(folder), version, [0.5] * 16, words="add")
-        if broken == "no version":
-            for version in (10, 20):
+            if broken == "no version" and version:
                 RunFolder(folder).evaluation_of(version).unlink()
     if broken == "no file":
         (tmp_path / "stored" / "default.json").unlink()
@@ -87,9 +84,8 @@ def test_a_run_of_today_that_failed_and_unscored_rollouts_that_were_stored_are_c
     assert main([str(tmp_path / "now")]) == 0
     assert "Ended early: 1 of 10 runs, of today." in capsys.readouterr().out
     evaluation = RunFolder(made_arm(tmp_path / "now", "code=a")[0]).evaluation_of(20)
-    evaluation.write_text(
-        evaluation.read_text().replace('"reward": 0.', '"reward": null, "was": 0.', 1)
-    )
+    text = evaluation.read_text().replace('"reward": 0.', '"reward": null, "was": 0.', 1)
+    evaluation.write_text(text)
     assert main([str(tmp_path / "now"), "store"]) == 0
     assert main([str(tmp_path / "before")]) == 0
     assert "left out: stored 1 of 160" in capsys.readouterr().out.replace("\n", " ")

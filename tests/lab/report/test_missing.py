@@ -109,13 +109,9 @@ def test_a_question_that_one_of_two_judged_versions_could_not_score_has_no_score
 
 def test_runs_with_one_seed_are_averaged_and_count_as_one_seed():
     cispo, grpo = scores(2, 0.1, 3), scores(1, num_seeds=3)
-    once, twice = (
-        compare([arm("grpo", grpo), replace(arm("cispo", y), runs=runs)])
-        for y, runs in (
-            (cispo, arm("cispo", cispo).runs),
-            (cispo, [*arm("cispo", cispo).runs, *arm("cispo", np.add(cispo, 0.02).tolist()).runs]),
-        )
-    )
+    few, more = arm("cispo", cispo), arm("cispo", np.add(cispo, 0.02).tolist())
+    once = compare([arm("grpo", grpo), few])
+    twice = compare([arm("grpo", grpo), replace(few, runs=(*few.runs, *more.runs))])
     one, both = result(once, "cispo"), result(twice, "cispo")
     assert (both.scores.num_seeds, len(both.runs)) == (3, 6)
     assert both.p_value == pytest.approx(result(once, "cispo").p_value, rel=0.5)
@@ -139,10 +135,8 @@ def with_early_ends(whole, ended, *, share=1.0):
 
 def by_mean(whole):
     """Return the seeds of the arm, the worst run first."""
-    return [
-        one.seed
-        for one in sorted(whole.runs, key=lambda r: np.mean([*r.evaluations[20].scores.values()]))
-    ]
+    means = {one.seed: np.mean([*one.evaluations[20].scores.values()]) for one in whole.runs}
+    return sorted(means, key=means.__getitem__)
 
 
 def spread_scores(seed, gain=0.0):
@@ -156,13 +150,13 @@ def spread_scores(seed, gain=0.0):
     ids=["the worst", "the worst, unevaluated", "the best"],
 )
 def test_runs_that_ended_early_do_not_make_an_equal_arm_better_or_worse(ended, share):
-    def comparisons():
-        for seed in range(50):
-            whole = arm("cispo", spread_scores(100 + seed))
-            cut = with_early_ends(whole, by_mean(whole)[ended], share=share)
-            yield compare([arm("grpo", spread_scores(200 + seed)), cut])
+    def comparison(seed):
+        whole = arm("cispo", spread_scores(100 + seed))
+        cut = with_early_ends(whole, by_mean(whole)[ended], share=share)
+        return compare([arm("grpo", spread_scores(200 + seed)), cut])
 
-    claimed = next(c for c in comparisons() if result(c, "cispo").p_value < 0.05)
+    comparisons = map(comparison, range(50))
+    claimed = next(one for one in comparisons if result(one, "cispo").p_value < 0.05)
     cispo = result(claimed, "cispo")
     assert cispo.undecided_if.startswith("lost runs get ")
     assert cispo.decision == "open"
@@ -208,16 +202,13 @@ def test_runs_that_wait_or_go_on_or_were_repeated_did_not_end_early():
     assert fewer.notes[0].startswith("1 run has not ended: ")
 
 
-def test_a_run_of_unknown_seed_is_no_repetition_of_another():
-    early = run(name="early", cause="vLLM is gone")
-    assert Arm("x", "x", (run([0.5]), early)).ended_early == [early]
-
-
 def test_runs_of_many_arms_that_ended_early_are_counted_in_one_line():
     names = [f"a_long_name_of_an_arm_{index}" for index in range(6)]
     arms = [with_early_ends(arm(name, spread_scores(1)), range(i)) for i, name in enumerate(names)]
     text = ended_early(compare(arms))
     assert text == f"Ended early: 15 of 60 runs, 5 of them of {names[5]}."
+    early = run(name="early", cause="vLLM is gone")  # its unknown seed repeats no other seed
+    assert Arm("x", "x", (run([0.5]), early)).ended_early == [early]
 
 
 def test_a_sweep_that_grew_is_judged_more_strictly_and_says_so():
@@ -287,9 +278,7 @@ def test_arms_that_are_judged_at_different_versions_are_named():
 def test_many_arms_are_counted_and_the_best_is_named():
     names = [f"a_long_name_of_an_arm_{index}" for index in range(6)]
     gains = (0.0, 0.2, 0.3, -0.2, 0.0, 0.1)
-    arms = [
-        arm(name, scores(i, gain)) for i, (name, gain) in enumerate(zip(names, gains, strict=True))
-    ]
+    arms = [arm(names[i], scores(i, gain)) for i, gain in enumerate(gains)]
     text = headline(compare(arms))
     assert text.startswith(f"5 arms against {names[0]}: 3 better (best: {names[2]}, by 0.")
     assert text.endswith("), 1 worse, 1 open.")

@@ -8,13 +8,21 @@ from importlib.resources import files
 
 import numpy as np
 import pytest
+import yaml
 
-from lab.report.arms import Arm
+from lab.report.arms import Arm, arms_of
 from lab.report.command import main
 from lab.report.comparison import compare
-from lab.report.curves import curve_rows
+from lab.report.curves import curve_rows, curves
+from lab.report.forest import forest
+from lab.report.numbers import as_csv, as_json
+from lab.report.page import render
+from lab.report.sources import read_sources
+from rl.runtime.folder import RunFolder
 from tests.support import compared_runs as made
-from tests.support.finished_runs import made_arm, made_run, made_sweep
+from tests.support.finished_runs import made_arm, made_run, made_sweep, write_evaluation
+from tests.support.golden import golden
+from tests.support.outcomes import numbers_in, without
 
 CHROMIUM = shutil.which("chromium") or shutil.which("google-chrome") or ""
 HOSTILE = "x\x07</script><script>alert(1)</script>"
@@ -35,16 +43,20 @@ def sweep(tmp_path_factory):
     return folder
 
 
-def test_the_page_has_the_conclusion_and_names_what_differs(sweep):
+def test_the_page_loads_nothing_and_all_files_have_escaped_names(sweep):
     text = (sweep / "report.html").read_text()
-    record = json.loads((sweep / "report.json").read_text())
-    assert record["conclusion"].startswith("2 arms against grpo: 1 better (best: cispo, by 0.")
-    assert record["conclusion"] in text
-    assert '"title":["score on","held-out questions"]' in text
-    assert "stopped after step 4 of 20" in text
-    assert "2 arms were compared with the baseline" in text
-    assert "python train.py --multirun" in text
+    outside = re.sub(r"<script>.*?</script>", "", text, flags=re.S)
+    assert not re.search(r"(src|href)=.?http", outside)
+    assert CLEANED not in text
+    assert "\x07" not in text  # a control character could crash the program that draws the charts
+    assert "default-src 'none'" in text
     assert '<td class="other">cispo</td>' in text
+    lines = list(csv.DictReader((sweep / "report.csv").open()))
+    assert {line["arm"] for line in lines} == {"loss=grpo", "loss=cispo", f"loss={CLEANED}"}
+    names = {path.name for path in (sweep / "figures").iterdir()}
+    assert names == {"forest.png", "forest.svg", "curves.png", "curves.svg"}
+    assert (sweep / "figures" / "forest.png").read_bytes().startswith(b"\x89PNG")
+    assert "+0." in (sweep / "figures" / "forest.svg").read_text()
 
 
 def luminance(colour):
@@ -64,30 +76,6 @@ def test_every_text_has_enough_contrast_in_light_and_dark_mode_and_on_paper():
             for paper in ("paper", "soft"):
                 dark, light = sorted(luminance(colours[name]) for name in (text, paper))
                 assert (light + 0.05) / (dark + 0.05) >= 4.5, (mode, text, paper)
-
-
-def test_the_page_loads_nothing_and_escapes_names(sweep):
-    text = (sweep / "report.html").read_text()
-    outside = re.sub(r"<script>.*?</script>", "", text, flags=re.S)
-    assert not re.search(r"(src|href)=.?http", outside)
-    assert CLEANED not in text
-    assert "\x07" not in text  # a control character could crash the program that draws the charts
-    assert "default-src 'none'" in text
-    specs = re.search(r'id="specs">(.*?)</script>', text, re.S)
-    assert set(json.loads(specs[1])) == {"forest", "curves"}
-
-
-def test_numbers_and_figures_are_written_beside_it(sweep):
-    lines = list(csv.DictReader((sweep / "report.csv").open()))
-    assert len(lines) == 10
-    assert {line["arm"] for line in lines} == {"loss=grpo", "loss=cispo", f"loss={CLEANED}"}
-    assert [line["left_out"] for line in lines if line["run"] == "half"] == [
-        "stopped after step 4 of 20"
-    ]
-    names = {path.name for path in (sweep / "figures").iterdir()}
-    assert names == {"forest.png", "forest.svg", "curves.png", "curves.svg"}
-    assert (sweep / "figures" / "forest.png").read_bytes().startswith(b"\x89PNG")
-    assert "+0." in (sweep / "figures" / "forest.svg").read_text()
 
 
 @pytest.mark.parametrize(
@@ -189,3 +177,122 @@ def test_the_band_of_runs_of_different_lengths_has_as_many_points_as_a_run():
     assert len([point for point in points if point["arm"] == "a"]) == 3 * 40
     steps = [band["steps"] for band in bands if band["arm"] == "a"]
     assert (len(steps), steps[0], steps[-1]) == (40, *np.array(runs[1].training.steps)[[0, -1]])
+
+
+# loss -> difference to grpo after 20 steps, and the number of seeds
+ARMS = {"grpo": (0.0, 5), "cispo": (0.2, 5), "dapo": (-0.2, 4), "gspo": (0.05, 6), "dppo": (0.3, 2)}
+
+
+def play(root, loss, seed, steps=20, is_evaluated=True):
+    """Write a run whose rewards, durations and tokens change from step to step."""
+    rng, gain = np.random.default_rng([seed, *map(ord, loss)]), ARMS[loss][0]
+    last = 0.4 + gain / 2 + rng.normal(0, 0.02) + rng.normal(0, 0.03, 16)
+    scores = {v: 0.3 + (last - 0.3) * v / 20 for v in (0, 10, 20) if v <= steps and is_evaluated}
+    about = {"loss": {"_target_": f"losses.{loss}.{loss}", "clip": gain}, "env": {"seed": seed}}
+    options = {"seed": seed, "steps": steps, "max_steps": 20, "evaluations": scores}
+    run = RunFolder(made_run(root / "runs" / f"{loss}-s{seed}", f"loss={loss}", **options, **about))
+    for version in scores:  # the questions of a second environment
+        path = run.evaluation_of(version)
+        lines = path.read_text()
+        write_evaluation(run, version, [min(0.2 + gain + version / 50, 1.0)] * 4, "add")
+        lines = [json.loads(line) for line in f"{lines}{path.read_text()}".splitlines()]
+        for line in lines[seed::9] if loss == "gspo" else ():
+            line["reward"] = None
+        broken = "{broken\n" * (loss == "gspo")
+        path.write_text("".join(json.dumps(line) + "\n" for line in lines) + broken)
+    rows = [json.loads(line) for line in run.metrics.read_text().splitlines()]
+    for row in (row for row in rows if "train/reward" in row):
+        step = row["step"]
+        row["train/reward"] = 0.3 + (gain + 0.2) * step / 20 + 0.01 * seed * (step % 3)
+        row |= {"train/tokens": 100.0 + 10 * step, "time/step": 2.0 + step % 3}
+        row["rollout/errors"] = 0.1 * (step % 2)
+    run.metrics.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    record = yaml.safe_load(run.overrides.read_text())
+    commit = "b" * 40 + "+uncommitted" if loss == "gspo" else "a" * 40
+    run.overrides.write_text(yaml.safe_dump(record | {"commit": commit}))
+    (run.code / "step_000000").mkdir(parents=True)
+    (run.code / "step_000000" / "mine.py").write_text(f"# {loss == 'dapo'}")
+    if loss == "dapo":
+        run.set_model("/runs/first/checkpoints/step_000005/hf")
+    return run
+
+
+def whole_sweep(root, **options):
+    """Write runs that ended, failed, stopped or never began, two of them after the sweep grew."""
+    runs = [play(root, loss, s, **options) for loss, (_, num) in ARMS.items() for s in range(num)]
+    runs += [play(root, "cispo", 5, steps=4), play(root, "dapo", 4, steps=12)]
+    runs[-2].failures.mkdir()
+    failure = {"part": "trainer", "time": 1.0, "message": "out of memory\nand more"}
+    (runs[-2].failures / "trainer.json").write_text(json.dumps(failure))
+    sweep = made_sweep(root / "sweep", [run.path for run in runs], "Which loss?")
+    for path in sorted((sweep / "jobs").iterdir())[19:21]:
+        path.write_text(json.dumps(json.loads(path.read_text()) | {"grown": 1}))
+    for number, (loss, error) in enumerate((("dapo", "no such key"), ("grpo", "not started")), 90):
+        job = {"overrides": [f"loss={loss}", "seed=9"], "folder": None, "error": error}
+        (sweep / "jobs" / f"{number:05d}.json").write_text(json.dumps(job))
+    (sweep / "jobs" / "00099.json").write_text("{half")
+    return sweep
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory):
+    return whole_sweep(tmp_path_factory.mktemp("golden"))
+
+
+def text_of(page):
+    """Return what a reader sees of a page, one line per element."""
+    body = re.sub(r"<(style|script).*?</\1>", "", page, flags=re.S).partition("<body>")[2]
+    lines = (" ".join(line.split()) for line in re.sub(r"<[^>]*>", "\n", body).splitlines())
+    return re.sub(r"\d{4}-\d\d-\d\d \d\d:\d\d", "<time>", "\n".join(filter(None, lines)))
+
+
+def rows_of(text):
+    return [numbers_in(row) for row in csv.reader(text.splitlines())]
+
+
+def charts(specs):
+    """Return the charts without the numbers that Altair gives to views of one process."""
+    return json.loads(re.sub(r"(view|param)_\d+", r"\1", json.dumps(specs)))
+
+
+def test_the_command_prints_and_writes_all_numbers_of_a_sweep(whole, capsys, monkeypatch):
+    """The printed text, report.json, report.csv, the page and its charts, with judged=2."""
+    monkeypatch.setenv("COLUMNS", "150")
+    assert main([str(whole), "judged=2", "baseline=loss=grpo"]) == 0
+    folder, page = whole.parent, (whole / "report.html").read_text()
+    golden("report/printed", capsys.readouterr().out.replace(str(folder), "<folder>"))
+    golden("report/numbers", without(folder, json.loads((whole / "report.json").read_text())))
+    golden("report/runs_csv", without(folder, rows_of((whole / "report.csv").read_text())))
+    golden("report/page", text_of(page).replace(str(folder), "<folder>"))
+    specs = json.loads(re.search(r'id="specs">(.*?)</script>', page, re.S)[1])
+    golden("report/charts", charts(without(folder, specs)))
+
+
+@pytest.mark.parametrize(("kind", "effect"), [("sequential", 0.1), ("training", 0.0)])
+def test_the_other_kinds_of_reports(kind, effect, whole, tmp_path):
+    """A sequential report of the last evaluations, and one of runs without evaluations."""
+    folder = whole if effect else whole_sweep(tmp_path, is_evaluated=False)
+    sources = read_sources([folder])
+    options = {"question": sources.question, "smallest_effect": effect, "notes": sources.notes}
+    one = compare(arms_of(sources.runs), baseline="cispo", **options)
+    specs = {"forest": forest(one).to_dict(validate=False), "curves": curves(one)}
+    page = text_of(render(one, specs, "python train.py --multirun")).splitlines()
+    found = {"numbers": json.loads(as_json(one)), "csv": rows_of(as_csv(one)), "page": page}
+    found |= {"forest": charts(specs["forest"])}
+    golden(f"report/{kind}", without(folder.parent, found))
+
+
+def test_every_run_as_the_report_reads_it(whole):
+    """Each field of a run: settings, curves, evaluations, cause, commit, code, command."""
+    found = {}
+    for run in read_sources([whole], 2).runs[::3]:
+        fields, names = dict(vars(run)), ("finished", "is_open", "ended_early", "training_reward")
+        fields |= {name: vars(fields[name]) for name in ("held_out", "training")}
+        fields["evaluations"] = {
+            version: [[*vars(question).values(), x] for question, x in one.scores.items()][::5]
+            for version, one in run.evaluations.items()
+        }
+        judged = [run.judged_versions(number) for number in (1, 2, 3)]
+        more = {"judged": judged, "smoothed": run.training.smoothed(3).scores[:6]}
+        found[run.name] = fields | {name: getattr(run, name) for name in names} | more
+    golden("report/runs", without(whole.parent, found))

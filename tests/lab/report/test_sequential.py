@@ -34,9 +34,8 @@ def test_the_seeds_of_an_open_arm_depend_on_the_size_of_its_difference_and_not_o
     gains = (0.3, -0.3, 0.05, 0.0)
     states = (State(Interval(gain, np.nan, np.nan), 0.1, 0.05, OPEN, spread) for gain in gains)
     plus, minus, small, zero = (state.seeds_needed or 0 for state in states)
-    assert (
-        0 < plus == minus < small == zero
-    )  # below the smallest effect, the true difference may be 0
+    # Below the smallest effect, the true difference may be 0.
+    assert 0 < plus == minus < small == zero
 
 
 def test_with_known_variance_few_paths_ever_leave_the_boundary():

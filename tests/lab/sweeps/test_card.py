@@ -1,22 +1,25 @@
 """The report card of a loss."""
 
 import json
-import os
 import re
 import subprocess
 import sys
+from itertools import product
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from lab.report.card import Card, Cell, card_of, read_cards, read_rows, write_page
-from lab.sweeps.card import ROWS, STORED, remaining_work, split_jobs
+from lab.sweeps import card as cards
+from lab.sweeps.card import RATE, ROWS, STORED, split_jobs
 from rl.runtime.folder import RunFolder
 from rl.runtime.sweep_folder import SweepFolder
 from tests.support.composing import REPO, check_all, composed
+from tests.support.golden import golden
+from tests.support.outcomes import without
 
 ROW_NAMES = sorted(path.stem for path in ROWS.glob("*.yaml"))
-COMMON = ["seed=0", "loss=mine"]
 
 
 def play(sweep, overrides, start, score, state="done"):
@@ -36,7 +39,9 @@ def job(row, level, rate, seed):
     return [f"seed={seed}", f"row={row}", f"card.level={level}", "loss=mine", f"{RATE}={rate}"]
 
 
-RATE = "optim.learning_rate"
+def jobs_of(*rows):
+    cells = product(rows, ("easy", "hard"))
+    return [["seed=0", f"row={row}", f"card.level={level}", "loss=mine"] for row, level in cells]
 
 
 @pytest.fixture
@@ -74,10 +79,8 @@ def test_a_failed_run_has_score_0_and_is_named(sweep, tmp_path):
         play(sweep, job("reuse", level, 5e-4, 0), 0.3, score, state)
     play(sweep, job("reuse", "hard", 5e-4, 1), 0.3, 0.9, "running")
     mine = card(sweep)
-    assert [(one.scores, one.failed) for one in mine.best_cells("reuse")] == [
-        ([0.6], 0),
-        ([0.0], 1),
-    ]
+    cells = [(one.scores, one.failed) for one in mine.best_cells("reuse")]
+    assert cells == [([0.6], 0), ([0.0], 1)]
     text = write_page(tmp_path / "report.html", mine, [], read_rows(ROWS))
     assert re.search(r"Reuse of a batch +0\.30  one seed, 1 failed", text)
     assert "0.30  one seed, 1 failed" in (tmp_path / "report.html").read_text()
@@ -91,46 +94,23 @@ def test_a_card_names_each_commit_of_its_runs_and_whether_the_code_had_changes(s
     assert card(sweep).commit == "0123456789, 0123456789+uncommitted"
 
 
-def test_the_page_names_the_row_in_which_a_loss_is_clearly_lower(sweep, tmp_path):
-    cells = [
-        Cell(row, level, 1e-3, [0.3, 0.3], [score, score + 0.02], 30.0)
-        for row, level, score in (
-            ("basic", "easy", 0.8),
-            ("staleness", "easy", 0.95),
-            ("staleness", "hard", 0.93),
-        )
-    ]
-    stored = Card("cispo", "2026-11-26", "abc", 3.0, cells)
-    text = write_page(tmp_path / "report.html", card(sweep), [stored], read_rows(ROWS))
+def test_a_loss_is_compared_neither_with_itself_nor_in_a_row_without_all_levels(sweep, tmp_path):
+    def page_beside(name, levels):
+        places = [("basic", "easy"), *(("staleness", level) for level in levels)]
+        cells = [Cell(row, x, 1e-3, [0.3, 0.3], [0.8, 0.82], 30.0) for row, x in places]
+        stored = Card(name, "2026-11-26", "abc", 3.0, cells)
+        return write_page(tmp_path / "report.html", card(sweep), [stored], read_rows(ROWS))
+
+    text = page_beside("cispo", ["easy", "hard"])
     assert "Staleness: lower than cispo" in text
-    assert "Basic learning: " not in text
-    earlier = Card("mine", "2026-11-26", "abc", 3.0, cells)  # not compared with itself
-    again = write_page(tmp_path / "again.html", card(sweep), [earlier], read_rows(ROWS))
-    assert "lower than" not in again
-    page = (tmp_path / "report.html").read_text()
-    assert "Staleness: lower than cispo" in page
-    assert "4: 0.30 → 0.65; 8: 0.30 → 0.25" in page
-    assert "Rows that were not played: Exploration" in page
-    assert json.loads((tmp_path / "report.json").read_text())["name"] == "mine"
-
-
-def test_a_row_without_all_levels_is_not_compared_with_whole_rows(sweep, tmp_path):
-    cells = [Cell("basic", "easy", 1e-3, [0.3], [0.8], 30.0)]
-    cells += [Cell("staleness", "easy", 1e-3, [0.3, 0.3], [0.95, 0.97], 30.0)]
-    stored = Card("cispo", "2026-11-26", "abc", 3.0, cells)
-    text = write_page(tmp_path / "report.html", card(sweep), [stored], read_rows(ROWS))
-    assert "lower than" not in text
+    assert "Basic learning: " not in text  # because the intervals overlap
+    assert "lower than" not in page_beside("mine", ["easy", "hard"])
+    assert "lower than" not in page_beside("cispo", ["easy"])
     assert ", only easy" in (tmp_path / "report.html").read_text()
 
 
-def test_rows_one_by_one_play_the_ladder_first_and_no_level_that_a_row_lacks(
-    sweep, tmp_path, monkeypatch
-):
-    jobs = [
-        ["seed=0", f"row={row}", f"card.level={level}", "loss=mine"]
-        for row in ("staleness", "basic")
-        for level in ("easy", "hard")
-    ]
+def test_rows_play_the_ladder_first_and_no_level_that_a_row_lacks(sweep, tmp_path, monkeypatch):
+    jobs = jobs_of("staleness", "basic")
     ladder, others = split_jobs(jobs, [1e-4, 5e-4, 1e-3])
     assert [one[-1] for one in ladder] == [f"{RATE}={rate}" for rate in (1e-4, 5e-4, 1e-3)]
     assert all("row=basic" in one and "card.level=easy" in one for one in ladder)
@@ -139,7 +119,7 @@ def test_rows_one_by_one_play_the_ladder_first_and_no_level_that_a_row_lacks(
     sweep.write_info({"slots": [{}, {}]})
     sweep.claim(ladder[2])  # it waits
     work = "1 runs are not done: about 40 s each, 20 s in total"
-    assert remaining_work(sweep, [*ladder, *others]) == work
+    assert cards.remaining_work(sweep, [*ladder, *others]) == work
     given, _ = split_jobs([[*jobs[0], f"{RATE}=0.01"]], [1e-4])
     assert given == [["seed=0", "loss=mine", "row=basic", "card.level=easy", f"{RATE}=0.01"]]
 
@@ -163,21 +143,49 @@ def test_no_cell_of_the_stored_card_of_cispo_is_too_easy_or_too_hard():
 @pytest.mark.parametrize(
     ("words", "problem"),
     [
-        (
-            ["loss=cispo,grpo", "row=basic", "card.level=easy"],
-            "a report card takes one value of loss",
-        ),
-        (["row=stale", "card.level=easy"], "row="),
+        (["loss=cispo,grpo", "row=basic"], "a report card takes one value of loss"),
+        (["row=stale"], "row="),
     ],
 )
 def test_a_card_of_several_losses_or_an_unknown_row_is_refused_before_it_starts(
     words, problem, tmp_path
 ):
     command = [sys.executable, str(REPO / "train.py"), "--config-dir", str(REPO / "sweeps")]
-    command += ["--config-name", "report_card", *words]
-    done = subprocess.run(
-        command, cwd=tmp_path, capture_output=True, text=True, check=False, env=os.environ
-    )
+    command += ["--config-name", "report_card", "card.level=easy", *words]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
     assert done.returncode == 2
     assert problem in done.stderr
     assert not Path(tmp_path, "outputs").exists()
+
+
+def test_a_report_card_and_what_is_left_of_it(tmp_path, monkeypatch):
+    """The cells of a card, its page beside a stored card, and the jobs that are not done."""
+    (tmp_path / "sweep").mkdir()
+    sweep = SweepFolder(tmp_path / "sweep")
+    monkeypatch.setattr("lab.sweeps.card.STORED", tmp_path)
+    cells = {("basic", "easy", "0.0001"): (0.3, 0.5), ("basic", "easy", "0.0005"): (0.7, 0.9),
+             ("staleness", "easy", "0.0005"): (0.6, 0.7), ("noise", "easy", "0.0005"): (0.5,),
+             ("staleness", "hard", "0.0005"): (0.2, 0.3)}  # fmt: skip
+    for (row, level, rate), scores in cells.items():
+        for seed, score in enumerate(scores):
+            play(sweep, job(row, level, rate, seed), 0.2 + seed / 10, score)
+    stored = [Cell("basic", "easy", 1e-3, [0.1, 0.3], [0.05, 0.07], 30.0)]
+    stored += [
+        Cell("staleness", x, 1e-3, [0.3] * 3, [0.8, 0.81, 0.79], 50) for x in ("easy", "hard")
+    ]
+    cispo, rows = Card("cispo", "2020-01-02", "abc", 3.25, stored), read_rows(ROWS)
+    own = card_of("mine", sweep.records().values(), ["loss=mine"], rows)
+    texts = [write_page(tmp_path / "cispo.html", cispo, [own], rows)]
+    texts.append(write_page(tmp_path / "page.html", own, read_cards(tmp_path), rows))
+    jobs = jobs_of("basic", "staleness", "noise", "memory")
+    ladder, others = split_jobs(jobs, [1e-4, 5e-4])
+    page = re.sub(r"<style>.*</style>", "", (tmp_path / "page.html").read_text(), flags=re.S)
+    found = {
+        "card": msgspec.to_builtins(own)
+        | {"day": "", "rate": own.rate, "ladder": own.score_by_rate},
+        "intervals": [own.interval(row) for row in (*rows, "none")],
+        "texts": texts, "page": page.replace(own.day, "").splitlines(), "jobs": [ladder, others],
+        "left": [cards.remaining_work(sweep, some) for some in (ladder, others, ladder + others)],
+        "other": cards.card_of_ended_jobs("x", sweep, [[*jobs[0], "kl=k3"]]).name,
+    }  # fmt: skip
+    golden("sweeps/card", without(tmp_path, found))

@@ -32,15 +32,9 @@ def test_every_claim_asks_has_a_source_and_compares_two_runs_that_could_start(na
 
 @pytest.mark.parametrize(
     ("expected", "decision", "judgement"),
-    [
-        ("better", "better", HOLDS),
-        ("better", "worse", FAILS),
-        ("better", "equal", FAILS),
-        ("equal", "equal", HOLDS),
-        ("equal", "better", FAILS),
-        ("equal", "open", UNDECIDED),
-    ],
-)
+    [("better", "better", HOLDS), ("better", "worse", FAILS), ("better", "equal", FAILS),
+     ("equal", "equal", HOLDS), ("equal", "better", FAILS), ("equal", "open", UNDECIDED)],
+)  # fmt: skip
 def test_a_claim_holds_if_the_arm_got_the_expected_decision(expected, decision, judgement):
     assert judged(expected, decision) == judgement
 
@@ -54,6 +48,5 @@ def test_the_line_of_a_claim_has_the_second_arm(tmp_path):
     ]
     report = {"baseline": "loss.clip_high=0.2", "arms": arms}
     (tmp_path / "report.json").write_text(json.dumps(report))
-    assert re.match(
-        r"holds here +\+0\.050 \[\+0\.010, \+0\.090\] .*2503", line("clip_higher", tmp_path)
-    )
+    expected = r"holds here +\+0\.050 \[\+0\.010, \+0\.090\] .*2503"
+    assert re.match(expected, line("clip_higher", tmp_path))

@@ -6,9 +6,12 @@ from types import SimpleNamespace
 
 import pytest
 
-from lab.sweeps.overview import _print_changes, printing_changes, read_jobs
+from lab.sweeps import overview
+from rl.runtime.folder import RunFolder
 from rl.runtime.sweep_folder import DONE, FAILED, RUNNING, WAITING, SweepFolder, identity, labels
 from rl.runtime.text import relative_path
+from tests.support.golden import golden
+from tests.support.outcomes import without
 
 NOW = 10_000.0
 
@@ -37,7 +40,7 @@ def sweep(tmp_path):
 
 
 def test_a_line_names_a_job_its_state_and_the_progress_of_all(sweep):
-    jobs = read_jobs(sweep)
+    jobs = overview.read_jobs(sweep)
     # A job took 60 s, two are left, and two run at once.
     progress = "1 done, 1 running, 1 waiting, 1 failed, about 1 m 00 s left"
     assert jobs.line_of(0) == f"done job 1 of 4: loss=a seed=0, result 0.450; {progress}"
@@ -50,7 +53,7 @@ def test_a_line_names_a_job_its_state_and_the_progress_of_all(sweep):
 def test_changes_are_printed_once_and_the_last_ones_at_the_end(sweep, capsys, monkeypatch):
     monkeypatch.setattr("lab.sweeps.overview._TICK_S", 0.01)
     before = threading.active_count()
-    with printing_changes(sweep):
+    with overview.printing_changes(sweep):
         set_state(sweep, RUNNING, "loss=b", "seed=1")
         time.sleep(0.2)
         set_state(sweep, DONE, "loss=b", "seed=1")
@@ -69,9 +72,9 @@ def test_the_progress_is_printed_every_minute(sweep, capsys, monkeypatch):
 
     clock = SimpleNamespace(monotonic=lambda: now[0], strftime=lambda _: f"{now[0]:g}")
     monkeypatch.setattr("lab.sweeps.overview.time", clock)
-    states = {number: record.state for number, record in read_jobs(sweep).records.items()}
-    _print_changes(sweep, states, End())
-    progress = read_jobs(sweep).progress()
+    states = {number: record.state for number, record in overview.read_jobs(sweep).records.items()}
+    overview._print_changes(sweep, states, End())
+    progress = overview.read_jobs(sweep).progress()
     assert capsys.readouterr().out.splitlines() == [f"75 {progress}", f"150 {progress}"]
 
 
@@ -90,3 +93,38 @@ def test_a_job_is_identified_without_the_folder_of_its_run():
     assert labels([["a=1", "b=1"], ["a=1", "b=2"]]) == ["b=1", "b=2"]
     assert labels([["a=1"]]) == ["a=1"]
     assert labels([]) == []
+
+
+def test_the_lines_about_jobs_in_every_state(tmp_path, monkeypatch, capsys):
+    """start_message, progress, the line of each job, and the last lines."""
+    (tmp_path / "sweep").mkdir()
+    sweep = SweepFolder(tmp_path / "sweep")
+    monkeypatch.chdir(tmp_path)
+    states = {
+        "done": (1.0, 31.0, 0.25, None),
+        "done too": (10.0, 100.0, None, None),
+        "failed": (0.0, 5.0, None, "vLLM ended"),
+        "waiting, stopped before": (0.0, 50.0, None, "interrupted"),
+        "waiting, stopped now": (150.0, 170.0, None, "max_time"),
+        "running": (150.0, None, None, "did not end"),
+        "waiting": (None, None, None, "not started"),
+    }
+    for name, times in states.items():
+        number, record = sweep.claim(["max_steps=9", f"loss={name}", "seed=0"])
+        record.state = name.replace(",", "").split()[0]
+        record.started, record.ended, record.result, record.error = times
+        if "stopped" in name:
+            record.folder = str(tmp_path / name)
+            (tmp_path / name).mkdir()
+            RunFolder(tmp_path / name).metrics.write_text('{"step": 0}\n')
+        sweep.write(number, record)
+    slots, found = [{"cores": [0, 1, 2], "gpus": ["3"]}] * 2, {}
+    for info in ({"question": "Why?", "slots": slots, "started": 120.0},
+                 {"slots": [], "jobs": [0, 2, 3], "started": 0.0}):  # fmt: skip
+        sweep.write_info(info)
+        jobs = overview.read_jobs(sweep)
+        lines = [jobs.line_of(number, sweep.log_of(number)) for number in jobs.records]
+        overview.print_unfinished(sweep, "python train.py")
+        start = overview.start_message(sweep, "python train.py").splitlines()
+        found[f"{len(lines)} jobs"] = [start, lines, jobs.seconds_left, capsys.readouterr().out]
+    golden("sweeps/overview", without(tmp_path, found))

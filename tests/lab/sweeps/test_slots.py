@@ -7,7 +7,6 @@ from pathlib import Path
 
 import pytest
 
-from lab.cli.sweep import _prepare_for_parallel_jobs
 from lab.sweeps.slots import Slot, hold_slot, slots_of
 from rl.config.schema import ConfigError
 from tests.support.launching import wait_for
@@ -59,16 +58,11 @@ def test_slots_share_the_machine(launcher, cores, gpus, expected):
         assert len(set(taken)) == len(taken)
 
 
-@pytest.mark.parametrize(
-    ("launcher", "problem"),
-    [
-        (local(cpus_per_task=9), "hydra.launcher.cpus_per_task=9, but this machine has only 8"),
-        (local(gpus_per_node=1), "hydra.launcher.gpus_per_node=1, but this machine has only 0"),
-    ],
-)
-def test_more_devices_than_the_machine_has_are_refused(launcher, problem):
+@pytest.mark.parametrize(("option", "found"), [("cpus_per_task", 8), ("gpus_per_node", 0)])
+def test_more_devices_than_the_machine_has_are_refused(option, found):
+    problem = f"hydra.launcher.{option}=9, but this machine has only {found}"
     with pytest.raises(ConfigError, match=problem):
-        slots_of(launcher, EIGHT, [])
+        slots_of(local(**{option: 9}), EIGHT, [])
 
 
 @pytest.mark.parametrize("visible", ["7", ""])  # "" hides all GPUs
@@ -85,16 +79,6 @@ def test_a_slot_restricts_this_process_until_the_block_ends(visible, tmp_path, m
     assert os.environ["CUDA_VISIBLE_DEVICES"] == visible
     with hold_slot([], tmp_path) as slot:
         assert slot is None
-
-
-@pytest.mark.parametrize(("given", "num_threads"), [("", "2"), ("7", "7")])
-def test_a_job_leaves_a_core_free_unless_the_user_sets_the_threads(given, num_threads, monkeypatch):
-    monkeypatch.setenv("OMP_NUM_THREADS", given)
-    if not given:
-        monkeypatch.delenv("OMP_NUM_THREADS")
-    monkeypatch.setattr("signal.signal", lambda *_: None)  # the handlers of pytest stay
-    _prepare_for_parallel_jobs([Slot((10**6, 10**6 + 1, 10**6 + 2), ())])
-    assert os.environ["OMP_NUM_THREADS"] == num_threads
 
 
 HOLDER = """

@@ -43,23 +43,31 @@ def what_ran(app):
     return sorted(line.partition(" on ")[0] for line in app.calls())
 
 
-def test_a_finished_job_is_skipped_and_a_failed_one_resumes_its_run(app):
-    status, output = app.run(*JOBS, "crash=error")
+def report_of(app):
+    return json.loads((app.folder / "outputs" / "x" / "report.json").read_text())
+
+
+def test_a_started_again_sweep_skips_finished_jobs_and_resumes_failed_gone_and_longer_ones(app):
+    jobs = [*JOBS, "crash=error"]
+    status, output = app.run(*jobs)
     assert status == 1, output
     assert what_ran(app) == FRESH
     # The first seed of every arm runs before the second seed of any arm.
-    jobs = [(record.overrides[:2], record.state) for record in records(app)]
-    assert jobs == [
+    states = [(record.overrides[:2], record.state) for record in records(app)]
+    assert states == [
         ([f"seed={seed}", f"rate={rate}"], state)
         for seed, state in ((0, "done"), (1, "failed"))
         for rate in (0.5, 0.7)
     ]
     assert "running job 3 of 4: seed=1 rate=0.5; 2 done" in output
     assert "2 of 4 jobs are not done (2 failed); to resume them:\n" in output
+    ended = [(arm["seeds"], arm["failed"], arm["errors"]) for arm in report_of(app)["arms"]]
+    assert ended == [(2, 1, ["vLLM is gone"])] * 2
+    assert output.index("vLLM is gone") < output.index("unfinished")
     before = [record.folder for record in records(app)]
     last = max(record.ended for record in records(app))
     (app.folder / "mended").touch()
-    status, output = app.run(*JOBS, "crash=error")
+    status, output = app.run(*jobs)
     assert status == 0, output
     # A job that was interrupted before this start counts as one that this start will begin.
     assert SweepFolder(app.folder / "outputs" / "x").read_info()["started"] > last
@@ -68,16 +76,34 @@ def test_a_finished_job_is_skipped_and_a_failed_one_resumes_its_run(app):
     assert [(record.state, record.error) for record in records(app)] == [("done", None)] * 4
     assert [record.folder for record in records(app)] == before
     assert "are not done" not in output
+    arms = report_of(app)["arms"]
+    assert [(arm["run"], arm["seeds"]) for arm in arms] == [("rate=0.7", 2), ("rate=0.5", 2)]
+    assert [arm["reward"] for arm in arms] == pytest.approx([1.2, 1.0])
+    assert all(Path(folder).is_dir() for arm in arms for folder in arm["folders"])
+    assert report_of(app)["conclusion"] in output
+    assert "unfinished" not in output  # because the column would be empty
+    assert "by the training reward of the last 10 steps, 2 seeds each" in output
+    folder = app.folder / "outputs" / str(records(app)[0].run_name)
+    folder.rename(folder.with_name("elsewhere"))
+    app.run(*jobs)
+    assert what_ran(app) == FRESH[:1]
+    config = app.folder / "app.yaml"
+    config.write_text(config.read_text().replace("max_steps: 10", "max_steps: 12"))
+    app.run(*jobs)
+    assert what_ran(app) == [line.replace("from 0", "from 10") for line in FRESH]
 
 
-def test_a_job_is_identified_by_its_overrides_not_by_its_number(app):
-    app.run(*JOBS)
-    assert what_ran(app) == FRESH
-    status, output = app.run("--multirun", "seed=0,1,2", "rate=0.7,0.5", DIR)
-    assert status == 0, output
-    assert what_ran(app) == ["rate=0.5 seed=2 from 0", "rate=0.7 seed=2 from 0"]
-    names = [record.run_name for record in records(app)]
-    assert len(set(names)) == 6, names
+def test_a_sweep_that_dies_in_the_middle_reports_its_finished_jobs(app):
+    status, _ = app.run("--multirun", "seed=range(3)", "crash=exit", DIR)
+    assert status == 3
+    (arm,) = report_of(app)["arms"]
+    assert (arm["seeds"], arm["failed"], arm["reward"]) == (3, 2, pytest.approx(0.5))
+    assert arm["errors"] == ["ended with status 3", "not started"]
+
+
+def test_a_refused_sweep_has_no_report(capsys):
+    module.SweepStart().on_multirun_end(None)  # Hydra 1.4 calls every callback at the end
+    assert capsys.readouterr().out == ""
 
 
 def test_the_start_of_a_sweep_reads_the_records_twice_however_many_jobs_it_has(tmp_path):
@@ -94,21 +120,10 @@ def test_the_start_of_a_sweep_reads_the_records_twice_however_many_jobs_it_has(t
     new = [["seed=5"], ["seed=1"], ["seed=6"], ["seed=5", "resume=true"]]
     assert record_jobs(sweep, new) == [3, 1, 4, 3]
     assert len(reads) == 2 * 2
-    assert list(sweep.records()) == [0, 1, 2, 3, 4]
-
-
-def test_a_job_whose_run_is_gone_or_was_shorter_is_run_again(app):
-    app.run(*JOBS)
-    what_ran(app)
-    folder = app.folder / "outputs" / str(records(app)[0].run_name)
-    folder.rename(folder.with_name("elsewhere"))
-    app.run(*JOBS)
-    assert what_ran(app) == FRESH[:1]
-    (app.folder / "app.yaml").write_text(
-        (app.folder / "app.yaml").read_text().replace("max_steps: 10", "max_steps: 12")
-    )
-    app.run(*JOBS)
-    assert what_ran(app) == [line.replace("from 0", "from 10") for line in FRESH]
+    record_jobs(sweep, new)  # adds nothing
+    record_jobs(sweep, [["seed=7"], ["seed=1"]])
+    grown = {number: record.grown for number, record in sweep.records().items()}
+    assert grown == {0: 0, 1: 0, 2: 0, 3: 1, 4: 1, 5: 2}  # how often the sweep had grown before
 
 
 @pytest.mark.parametrize("content", ["", "max_steps: [", "{}", "null"])
@@ -121,23 +136,20 @@ def test_a_job_whose_configuration_is_damaged_is_not_done(content, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("typed", "expected"),
+    ("typed", "kept"),
     [
-        ("python train.py -m seed=0,1", "python train.py -m seed=0,1 hydra.sweep.dir=x"),
-        ("python train.py seed=0,1 -m", "python train.py seed=0,1 -m hydra.sweep.dir=x"),
-        ("python train.py hydra.sweep.dir=y -m", "python train.py -m hydra.sweep.dir=x"),
-        ("python train.py accept_changed_code=true -m", "python train.py -m hydra.sweep.dir=x"),
-        ("python train.py ~kl +a=1 -m", "python train.py ~kl +a=1 -m hydra.sweep.dir=x"),
-        (
-            "python train.py --config-dir=sweeps --config-name losses",
-            "python train.py --config-dir=sweeps --config-name losses hydra.sweep.dir=x",
-        ),
+        ("-m seed=0,1", "-m seed=0,1"),
+        ("seed=0,1 -m", "seed=0,1 -m"),
+        ("hydra.sweep.dir=y -m", "-m"),
+        ("accept_changed_code=true -m", "-m"),
+        ("~kl +a=1 -m", "'~kl' +a=1 -m"),
+        ("--config-dir=sweeps --config-name losses", "--config-dir=sweeps --config-name losses"),
     ],
-)  # fmt: skip
-def test_the_command_that_resumes_a_sweep_suits_hydra(typed, expected, tmp_path, monkeypatch):
+)
+def test_the_command_that_resumes_a_sweep_suits_hydra(typed, kept, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    again = rerun_command(typed.split(), tmp_path / "x")
-    assert again.replace("'~kl'", "~kl") == expected
+    again = rerun_command(["python", "train.py", *typed.split()], tmp_path / "x")
+    assert again == f"python train.py {kept} hydra.sweep.dir=x"
 
 
 def test_one_folder_has_one_sweep_at_a_time(app):
@@ -185,8 +197,7 @@ def test_a_killed_sweep_leaves_no_process_and_then_runs_only_missing_jobs(launch
     process = app.start(*jobs, *launcher)
 
     def is_in_the_middle():
-        done = [r for r in records(app) if r.state == "done"]
-        return bool(done) and any(r.state == "running" for r in records(app))
+        return {"done", "running"} <= {record.state for record in records(app)}
 
     try:
         assert wait_for(is_in_the_middle, 60)
@@ -252,9 +263,7 @@ def test_a_job_that_submitit_queues_again_resumes(app):
         (KeyError(), "KeyError", "failed"),
     ],
 )
-def test_an_interrupted_job_waits_and_resumes_at_the_next_start(
-    end, error, state, tmp_path, capsys
-):
+def test_an_interrupted_job_waits_and_resumes_at_next_start(end, error, state, tmp_path, capsys):
     sweep = SweepFolder(tmp_path)
     sweep.write_info({"process": {"host": "here", "pid": os.getpid()}, "slots": []})
     starts = []
@@ -370,11 +379,3 @@ def test_the_threads_of_a_parallel_job_leave_a_core_free(cpus, cores_less_one, m
         monkeypatch.setattr(os, "environ", {"OMP_NUM_THREADS": given} if given else {})
         module._prepare_for_parallel_jobs([Slot(cores=list(range(cpus)), gpus=[])])
         assert os.environ["OMP_NUM_THREADS"] == expected
-
-
-def test_a_sweep_records_how_often_it_had_grown_when_it_got_a_job(tmp_path):
-    sweep = SweepFolder(tmp_path)
-    for seeds in (2, 2, 3, 5):  # the second start adds nothing
-        record_jobs(sweep, [[f"rate={r}", f"seed={s}"] for s in range(seeds) for r in (0.5, 0.7)])
-    grown = [record.grown for record in sweep.records().values()]
-    assert grown == [0] * 4 + [1] * 2 + [2] * 4

@@ -16,6 +16,7 @@ from lab.sweeps.until import Progress
 from rl.runtime.folder import RunFolder
 from rl.runtime.metrics import MetricsFile
 from rl.runtime.sweep_folder import SWEEP_VARIABLE, SweepFolder, identity
+from tests.support.golden import golden
 from tests.support.launching import alive, groups_below, wait_for
 from tests.support.sweep_app import SweepApp
 
@@ -35,22 +36,16 @@ def sweep(tmp_path):
     return SweepFolder(tmp_path / "sweep")
 
 
-def play(sweep, job, reward, seconds=60.0):
-    """Write the run and the record of a job that is done."""
-    number, record = sweep.claim(job)
-    folder = RunFolder(sweep.path.parent / f"run-{number}")
-    metrics = MetricsFile(folder)
-    folder.config.write_text(f"max_steps: 1\nrate: {job[0]}\n")
-    metrics.append(0, {"train/reward": reward})
-    record.folder, record.state, record.error, record.max_steps = str(folder), "done", None, 1
-    record.started = 1000.0 + number * seconds
-    record.ended = record.started + seconds
-    sweep.write(number, record)
-
-
 def play_seeds(sweep, arm, seeds, reward):
+    """Write the runs and the records of jobs that are done, one after the other in 60 s each."""
     for seed in seeds:
-        play(sweep, [*arm, f"seed={seed}"], reward + (seed * 5 % 7) / 100)
+        number, record = sweep.claim([*arm, f"seed={seed}"])
+        folder = RunFolder(sweep.path.parent / f"run-{number}")
+        MetricsFile(folder).append(0, {"train/reward": reward + (seed * 5 % 7) / 100})
+        folder.config.write_text(f"max_steps: 1\nrate: {arm[0]}\n")
+        record.folder, record.state, record.error, record.max_steps = str(folder), "done", None, 1
+        record.started, record.ended = 1000.0 + number * 60, 1060.0 + number * 60
+        sweep.write(number, record)
 
 
 def next_of(progress, tried=(), number=4):
@@ -66,9 +61,8 @@ def test_the_first_seed_of_all_arms_comes_first_and_the_price_assumes_how_seeds_
     text = progress.text()
     assert text.startswith("0 of 2 arms decided; open: rate=0.7 (0 seeds), rate=0.505 (0 seeds). ")
     # With so few seeds the level is the raised one, 0.025 / (20 n (n + 1)).
-    radii = [
-        -stats.t.ppf(0.025 / 20 / n / (n + 1), 2 * n - 2) * 0.02 * (2 / n) ** 0.5 for n in (4, 5)
-    ]
+    p = 0.025 / 20
+    radii = [stats.t.isf(p / n / (n + 1), 2 * n - 2) * 0.02 * (2 / n) ** 0.5 for n in (4, 5)]
     assert radii[0] > 0.1 > radii[1]
     assert "Probably still needed: 15 runs (5 seeds of each arm, if the scores" in text
     assert text.endswith("their time is known after the first run.")
@@ -81,9 +75,8 @@ def test_decided_arms_get_no_more_seeds_and_the_price_is_measured(sweep):
         progress = Progress(sweep, arms, 1, 0.1)
         assert list(map(len, progress.done_by_arm)) == [3, 3, 3]
     assert list(progress.seeds_needed) == [2]
-    assert next_of(progress) == [
-        f"{arm} seed={seed}" for seed in (3, 4) for arm in ("rate=0.5", "rate=0.505")
-    ]
+    undecided = ("rate=0.5", "rate=0.505")
+    assert next_of(progress) == [f"{arm} seed={seed}" for seed in (3, 4) for arm in undecided]
     assert "1 of 2 arms decided; open: rate=0.505 (3 seeds). " in progress.text()
     assert " runs of 1 m 00 s, " in progress.text()
     progress.__dict__["seeds_needed"] = {2: 2.0}  # fewer than it has: the next seed may decide it
@@ -104,8 +97,7 @@ def test_a_sweep_ends_before_the_run_that_would_exceed_its_hours(sweep):
 
 def test_jobs_at_the_same_time_count_once(sweep):
     spans = ((0, 60), (10, 40), (20, 60), (100, 130))  # nothing runs between 60 and 100
-    for seed in range(4):
-        play(sweep, ["rate=0.5", f"seed={seed}"], 0.5)
+    play_seeds(sweep, ARMS[0], range(4), 0.5)
     for (number, record), span in zip(sweep.records().items(), spans, strict=True):
         record.started, record.ended = 1000.0 + span[0], 1000.0 + span[1]
         sweep.write(number, record)
@@ -213,13 +205,33 @@ def test_a_killed_sweep_of_parallel_jobs_resumes_by_the_same_command(app):
 
 
 def test_what_until_cannot_do_is_refused_before_any_run(app):
-    status, output = app.run("--multirun", "rate=0.5,0.7", "seed=0,1", "+until.smallest_effect=0")
-    assert status == 2
-    assert "until.smallest_effect=0: set it to a number above 0" in output
-    assert "until=decided chooses the seeds: remove seed=0,1" in output
-    status, output = app.run("--multirun", "rate=0.5", "+until.smallest_effect=0.1")
-    assert (status, app.calls()) == (2, [])
-    assert "until=decided compares arms: give a key two values" in output
-    status, output = app.run("rate=0.5", "+until.smallest_effect=0.1")
-    assert (status, app.calls()) == (2, [])
-    assert "until=decided adds runs to a sweep: add --multirun" in output
+    for words, problem in (
+        (["--multirun"], "until=decided compares arms: give a key two values"),
+        ([], "until=decided adds runs to a sweep: add --multirun"),
+    ):
+        status, output = app.run(*words, "rate=0.5", "+until.smallest_effect=0.1")
+        assert (status, app.calls()) == (2, [])
+        assert problem in output
+
+
+def test_what_a_sweep_that_adds_seeds_says_and_starts_next(sweep):
+    """The text, the next jobs and the seeds needed, from no run to decided arms and spent hours."""
+    found = {}
+
+    def describe(name, arms=ARMS, size=2, effect=0.1, **options):
+        one = Progress(sweep, arms, size, effect, **options)
+        needed = {str(key): value for key, value in one.seeds_needed.items()}
+        found[name] = [one.text(), next_of(one, number=7), needed, one.timings, one.is_time_spent]
+
+    describe("nothing")
+    describe("a small effect", effect=0.02, size=1)
+    play_seeds(sweep, ARMS[0], range(4), 0.5)
+    describe("the baseline alone")
+    for arm, reward in zip(ARMS[1:], (0.7, 0.56), strict=True):
+        play_seeds(sweep, arm, range(3), reward)
+    describe("some seeds")
+    describe("spent", max_hours=0.18)
+    describe("not spent", max_hours=0.19)
+    describe("every arm is decided", arms=ARMS[:2])
+    describe("a smaller effect", effect=0.005)
+    golden("sweeps/until", found)

@@ -2,15 +2,16 @@
 
 import gzip
 import json
+import os
 import re
 from base64 import b64decode
-from pathlib import Path
 
 import pyarrow.parquet as pq
 import pytest
 from starlette.testclient import TestClient
 
 from lab.viewer import answers
+from lab.viewer.command import main
 from lab.viewer.index import RunIndex
 from lab.viewer.server import application
 from lab.viewer.token_record import NOT_TRAINED
@@ -18,21 +19,23 @@ from rl.runtime.files import json_line
 from rl.runtime.folder import RunFolder
 from rl.runtime.lock import locked
 from rl.runtime.token_files import Lines, write_lines
-from tests.support.viewed_run import add_update, copy_run
+from tests.support.golden import golden
+from tests.support.outcomes import without
+from tests.support.viewed_run import add_step, add_update, copy_run
 
 
 @pytest.fixture
-def run(tmp_path: Path) -> Path:
+def run(tmp_path):
     return copy_run(tmp_path / "run")
 
 
-def indexed(run: Path) -> RunIndex:
+def indexed(run) -> RunIndex:
     index = RunIndex(RunFolder(run))
     index.refresh()
     return index
 
 
-def test_every_rollout_has_a_row_and_every_row_finds_its_line(run: Path):
+def test_every_rollout_has_a_row_and_every_row_finds_its_line(run):
     index = indexed(run)
     columns = answers.table(index)["columns"]
     assert len(columns["step"]) == 3 * 3 * 4 + 2 * 4 * 4
@@ -47,7 +50,7 @@ def test_every_rollout_has_a_row_and_every_row_finds_its_line(run: Path):
     assert [line["id"] for line in lines[:4]] == [f"000000.{k}" for k in range(4)]
 
 
-def test_staleness_counts_from_the_oldest_token_and_a_push_adds_up_gradients(run: Path):
+def test_staleness_counts_from_the_oldest_token_and_a_push_adds_up_gradients(run):
     path = run / "rollouts" / "step_000002.jsonl"
     path.write_text(path.read_text().replace('"versions": [1]', '"versions": [0, 1]', 1))
     record = run / "tokens" / "step_000001.trainer.rank0.parquet"
@@ -71,7 +74,7 @@ def test_staleness_counts_from_the_oldest_token_and_a_push_adds_up_gradients(run
     assert answers.table(index)["columns"]["push"] == twice
 
 
-def test_new_lines_are_added_and_an_incomplete_line_is_read_later(run: Path):
+def test_new_lines_are_added_and_an_incomplete_line_is_read_later(run):
     index = indexed(run)
     before = answers.table(index)
     size = len(before["columns"]["step"])
@@ -92,9 +95,17 @@ def test_new_lines_are_added_and_an_incomplete_line_is_read_later(run: Path):
     assert after["columns"]["place"][-1] == 4  # it joins the group that was there
 
 
-def test_a_rewritten_step_is_read_again_under_another_generation(run: Path):
+def test_rewritten_and_deleted_steps_are_read_again_under_another_generation(run):
     index = indexed(run)
     before = answers.table(index)
+    for path in [*run.glob("rollouts/step_000002*"), *run.glob("tokens/step_000002*")]:
+        path.unlink()
+    index.refresh()
+    after = answers.table(index, 30, before["generation"])
+    assert (after["start"], after["generation"] == before["generation"]) == (0, False)
+    assert after["columns"]["push"][:24] == before["columns"]["push"][:24]
+    assert "2" not in after["scales"]
+    before = after
     path = run / "rollouts" / "step_000001.jsonl"
     lines = [json.loads(line) for line in path.read_text().splitlines()]
     path.write_text("".join(json.dumps({**line, "reward": 7.0}) + "\n" for line in lines[:5]))
@@ -106,19 +117,7 @@ def test_a_rewritten_step_is_read_again_under_another_generation(run: Path):
     assert after["columns"]["step"].count(1) == 5
 
 
-def test_steps_that_a_resumed_run_deleted_disappear_with_their_pushes(run: Path):
-    index = indexed(run)
-    before = answers.table(index)
-    for path in [*run.glob("rollouts/step_000002*"), *run.glob("tokens/step_000002*")]:
-        path.unlink()
-    index.refresh()
-    after = answers.table(index, 30, before["generation"])
-    assert (after["start"], after["generation"] == before["generation"]) == (0, False)
-    assert after["columns"]["push"][:24] == before["columns"]["push"][:24]
-    assert "2" not in after["scales"]
-
-
-def test_a_broken_line_is_reported_and_the_others_are_read(run: Path):
+def test_a_broken_line_is_reported_and_the_others_are_read(run):
     path = run / "rollouts" / "step_000000.jsonl"
     lines = path.read_text().splitlines()
     odd = ["{broken", '{"messages": 3}', "[1, 2]", '{"reward": 1.0}', ""]
@@ -131,7 +130,7 @@ def test_a_broken_line_is_reported_and_the_others_are_read(run: Path):
     assert answers.rollouts(index, [1])[0]["messages"] == json.loads(lines[1])["messages"]
 
 
-def test_an_incomplete_line_is_a_problem_only_when_the_run_has_ended(tmp_path: Path, monkeypatch):
+def test_an_incomplete_line_is_a_problem_only_when_the_run_has_ended(tmp_path, monkeypatch):
     run = copy_run(tmp_path / "run")
     with (run / "rollouts" / "step_000002.jsonl").open("a") as file:
         file.write('{"group": 99, "example": 1, "env": "wi')
@@ -144,13 +143,11 @@ def test_an_incomplete_line_is_a_problem_only_when_the_run_has_ended(tmp_path: P
         table = answers.table(indexed(run))
         assert table["going"]
         assert table["problems"] == []
-    index = indexed(run)
-    assert answers.run_summary(index)["problems"] == [
-        "rollouts/step_000002.jsonl ends with an incomplete line"
-    ]
+    (problem,) = answers.run_summary(indexed(run))["problems"]
+    assert problem == "rollouts/step_000002.jsonl ends with an incomplete line"
 
 
-def test_messages_of_any_shape_are_read(tmp_path: Path):
+def test_messages_of_any_shape_are_read(tmp_path):
     run = tmp_path / "run"
     (run / "rollouts").mkdir(parents=True)
     messages = [
@@ -172,23 +169,18 @@ def test_messages_of_any_shape_are_read(tmp_path: Path):
     assert answers.search(index, "GRÖßE") == [0, 1]
 
 
-def test_a_question_is_the_same_in_every_version_and_run_with_any_system_prompt(tmp_path: Path):
+def test_a_question_is_the_same_in_every_version_and_run_with_any_system_prompt(tmp_path):
     runs = [copy_run(tmp_path / name) for name in ("a", "b")]
     path = runs[1] / "evaluations" / "version_000002.jsonl"
     path.write_text(path.read_text().replace("Be brief.", "Take your time."))
-    asked = [
-        {
-            index["columns"]["question"][i]
-            for i, source in enumerate(index["columns"]["source"])
-            if source == "evaluation"
-        }
-        for index in (answers.table(indexed(run)) for run in runs)
-    ]
-    assert asked[0] == asked[1]
-    assert len(asked[0]) == 4
+    tables = [answers.table(indexed(run))["columns"] for run in runs]
+    pairs = [{*zip(table["source"], table["question"], strict=True)} for table in tables]
+    first, second = ({q for source, q in of_run if source == "evaluation"} for of_run in pairs)
+    assert first == second
+    assert len(first) == 4
 
 
-def test_a_broken_token_record_is_reported_and_the_rollouts_are_read(run: Path):
+def test_a_broken_token_record_is_reported_and_the_rollouts_are_read(run):
     whole = answers.table(indexed(run))["columns"]["push"]
     (run / "tokens" / "step_000001.trainer.rank0.parquet").write_bytes(b"PAR1 no more")
     index = indexed(run)
@@ -204,7 +196,7 @@ def test_a_broken_token_record_is_reported_and_the_rollouts_are_read(run: Path):
     assert "step 1 cannot be read" in answers.tokens(index, [n])[0]["why"]
 
 
-def test_examples_with_equal_questions_are_separate_groups_of_an_evaluation(tmp_path: Path):
+def test_examples_with_equal_questions_are_separate_groups_of_an_evaluation(tmp_path):
     run = tmp_path / "run"
     (run / "evaluations").mkdir(parents=True)
     talk = [{"role": "user", "content": "open it"}, {"role": "assistant", "content": "3"}]
@@ -217,7 +209,7 @@ def test_examples_with_equal_questions_are_separate_groups_of_an_evaluation(tmp_
     assert len(set(columns["question"])) == 1  # which other versions and runs know, too
 
 
-def test_a_step_that_trained_on_nothing_is_not_a_broken_record(tmp_path: Path):
+def test_a_step_that_trained_on_nothing_is_not_a_broken_record(tmp_path):
     run = RunFolder(copy_run(tmp_path / "run", steps=1, evaluated=False))
     for path in run.tokens.glob("step_000000.trainer*"):
         write_lines(path, Lines([], [], [], {}))
@@ -228,22 +220,87 @@ def test_a_step_that_trained_on_nothing_is_not_a_broken_record(tmp_path: Path):
     assert answers.tokens(index, [0])[0]["why"] == NOT_TRAINED
 
 
-def test_an_export_has_whole_groups_of_one_step_without_the_problems_of_the_run(run: Path):
+def test_an_export_has_whole_groups_of_one_step_without_the_problems_of_the_run(run):
     (run / "rollouts" / "step_000000.jsonl").open("a").write("{broken\n")
     other, index = indexed(copy_run(run.parent / "other", steps=1)), indexed(run)
     client = TestClient(application([other, index], ["first", "second"], "key"))
     wanted = {"source": "evaluation", "step": "2"}
     numbers = [answers.row_numbers_with(index, one)[:1] for one in ({"id": "000003.1"}, wanted)]
-    for chosen, step, length in zip(numbers, (1, 2), ((4, 4), (4, 4)), strict=True):
+    for chosen, step in zip(numbers, (1, 2), strict=True):
         body = client.post("/key/export", json={"run": 1, "n": chosen}).text
         packed = re.search(r'id="embedded">([^<]+)<', body)[1]
         content = json.loads(gzip.decompress(b64decode(packed)))
         (exported,) = content["runs"]
         table, rollouts = exported["table"], exported["rollouts"]
-        assert (len(rollouts), len(exported["tokens"])) == length
+        assert len(rollouts) == len(exported["tokens"]) == 4
         assert table["columns"]["step"] == [step] * 4
         assert table["columns"]["place"] == [0, 1, 2, 3]
         assert len(table["titles"]) == 1
         assert set(table["scales"]) == {str(step)}
         assert (table["name"], table["path"], table["problems"]) == ("second", "", [])
         assert content["note"] == "4 rollouts, exported"
+
+
+@pytest.fixture(scope="module")
+def index(tmp_path_factory):
+    path = copy_run(tmp_path_factory.mktemp("golden") / "run")
+    add_update(path)
+    add_step(path, 3, is_trained=False)
+    broken = path / "rollouts" / "step_000002.jsonl"
+    broken.write_text(broken.read_text() + "{broken\n" * 7 + "{half")
+    return indexed(path)
+
+
+def test_the_table_of_all_rollouts(index):
+    """Every column of every row, titles, scales, problems; a part of the table; searches."""
+    table = answers.table(index)
+    searches = [answers.search(index, text) for text in ("CAPITAL", "no such word")]
+    filters = ({"step": "1", "used": "False"}, {"source": "evaluation", "step": "2"}, {"env": "x"})
+    part = answers.table(index, 70, table["generation"])
+    found = [table, searches, [answers.row_numbers_with(index, one) for one in filters]]
+    found += [part["start"], len(part["columns"]["step"]), sorted(part["titles"].values())]
+    golden("viewer/table", without(index.run_folder.path.parent, found))
+
+
+def test_the_tokens_of_some_rollouts(index):
+    """All values per token of one rollout, the sums of others, and why tokens are missing."""
+    some = [{"id": identity} for identity in ("000001.1", "000004.1", "000005.0", "000009.0")]
+    chosen = [n for one in some for n in answers.row_numbers_with(index, one)]
+    chosen += answers.row_numbers_with(index, {"source": "evaluation"})[:1]
+    first, *others = answers.tokens(index, chosen)
+    sums = [[[name, len(values), sum(x for x in values if isinstance(x, int | float))]
+             for name, values in row.items() if isinstance(values, list)]
+            for answer in others for row in answer["rows"]]  # fmt: skip
+    reasons = {r for answer in others for row in answer["rows"] for r in row["reason"] if r}
+    golden("viewer/tokens", [first, sums, [one["why"] for one in others], sorted(reasons)])
+
+
+PATHS = (
+    "/key/", "/key/runs", "/key/static/style.css", "/key/rollouts?run=0&n=3,1", "/", "/wrong/runs",
+    "/key/table?run=0&start=71&generation=1", "/key/tokens?run=0&n=0", "/key/tokens?run=0",
+    "/key/search?run=0&q=ring", "/key/rollouts?run=1&n=0", "/key/rollouts?run=0&n=x", "/key/x",
+    "/key/rollouts?run=0&n=999", "/key/rollouts?run=0&n=",
+)  # fmt: skip
+
+
+def test_the_answers_of_the_server_and_the_usage(index, tmp_path, monkeypatch, capsys):
+    """Status, type and size of each answer, the security headers, and the list of 22 runs."""
+    client, found = TestClient(application([index], ["mine"], "key")), {}
+    bodies = [json.dumps({"run": run, "n": n}) for run, n in ((0, [1]), (5, [1]), (0, []))]
+    asked = [(path, client.get(path)) for path in PATHS]
+    asked += [(body, client.post("/key/export", content=body)) for body in (*bodies, "{}")]
+    for name, answer in asked:
+        kind, text = answer.headers["content-type"], answer.text
+        is_long, is_json = len(text) > 300, kind == "application/json"
+        found[name] = [answer.status_code, kind, sorted(json.loads(text)) if is_json and "rollouts"
+                       not in name else "long" if is_long else text]  # fmt: skip
+    names = ("content-security-policy", "x-content-type-options", "referrer-policy")
+    found["headers"] = [client.get("/").headers[name] for name in (*names, "cache-control")]
+    monkeypatch.chdir(tmp_path)
+    for number in range(22):
+        folder = tmp_path / "outputs" / f"run{number}"
+        (folder / "rollouts").mkdir(parents=True)
+        os.utime(folder, (number, number))
+    assert main([]) == 0
+    found["usage"] = capsys.readouterr().out.splitlines()
+    golden("viewer/server", without(index.run_folder.path.parent, found))

@@ -101,12 +101,11 @@ def test_a_number_is_rounded_to_its_digits_but_never_to_zero(browser, address):
         (0.004, 2): "0.004", (-0.0046, 2): "-0.0046", (0.00021, 2): "2.1e-4",
     }  # fmt: skip
     with looking(browser, address) as page:
-        texts = page.evaluate(
-            "async (values) => {"
-            " const { number } = await import(`${location.pathname}static/dom.js`);"
-            " return values.map(([value, digits]) => number(value, digits)); }",
-            list(shown),
-        )
+        script = """async (values) => {
+            const { number } = await import(`${location.pathname}static/dom.js`);
+            return values.map(([value, digits]) => number(value, digits));
+        }"""
+        texts = page.evaluate(script, list(shown))
     assert dict(zip(shown, texts, strict=True)) == shown
 
 
@@ -116,6 +115,8 @@ def test_filters_narrow_the_list_and_can_be_cleared(browser, address):
         page.click(".clear-all")
         expect(questions(page)).to_have_count(8)
     with looking(browser, address) as page:
+        expect(page.locator(".curve .levels span")).to_have_text(["0.67", "0"])
+        expect(page.locator(".curve .key")).to_have_text(["training", "evaluations"])
         count = page.locator(".find > .count")
         expect(count).to_have_text("9 questions")
         page.click("[data-choice='used=false']")
@@ -167,16 +168,14 @@ def test_keys_open_rollouts_and_questions_and_an_address_opens_one_again(browser
 
 
 def coloured(page) -> int:
-    return page.locator(".body .token").evaluate_all(
-        "all => all.filter(one => one.style.background || one.matches('.hatched')).length"
-    )
+    script = "all => all.filter(one => one.style.background || one.matches('.hatched')).length"
+    return page.locator(".body .token").evaluate_all(script)
 
 
 def test_a_conversation_shows_its_turns_calls_thoughts_forks_and_special_tokens(browser, address):
     with looking(browser, f"{address}#open=training.0.1.1") as page:
-        expect(page.locator(".message .role")).to_have_text(
-            ["system", "user", "turn 1", "tool", "turn 2"]
-        )
+        roles = ["system", "user", "turn 1", "tool", "turn 2"]
+        expect(page.locator(".message .role")).to_have_text(roles)
         expect(page.locator(".thinking")).to_contain_text("I should look up")
         expect(page.locator("details.call summary")).to_contain_text("search(query=")
         page.keyboard.press("f")
@@ -185,9 +184,8 @@ def test_a_conversation_shows_its_turns_calls_thoughts_forks_and_special_tokens(
         expect(page.locator(".body details[open]")).to_have_count(3)
         expect(page.locator(".message.assistant .earned")).to_have_text(["found +1", "found 0"])
         page.keyboard.press("t")
-        expect(page.locator(".rawrow h4")).to_contain_text(
-            ["row 0 · ", "a fork: the prompt did not extend"]
-        )
+        heads = ["row 0 · ", "a fork: the prompt did not extend"]
+        expect(page.locator(".rawrow h4")).to_contain_text(heads)
         expect(page.locator(".token.special").first).to_have_text("<|im_start|>")
         page.locator(".token.given").first.hover()
         expect(page.locator("#card")).to_contain_text("given, not sampled: no gradient")
@@ -265,16 +263,6 @@ def test_every_text_has_enough_contrast(browser, address, scheme):
         assert page.evaluate(CONTRAST) == {}
 
 
-def test_the_reward_curve_has_a_scale_and_a_key(browser, address):
-    with looking(browser, address) as page:
-        expect(page.locator(".curve .levels span")).to_have_text(["0.67", "0"])
-        expect(page.locator(".curve .key")).to_have_text(["training", "evaluations"])
-    with looking(browser, f"{address}#run=bare") as page:
-        expect(page.locator(".curve .ends > span")).to_have_text(
-            ["step 0", "trainingevaluations", "2"]
-        )
-
-
 def test_a_phone_shows_the_head_of_the_conversation_without_scrolling(browser, address):
     with looking(browser, address) as page:
         page.set_viewport_size({"width": 500, "height": 900})
@@ -285,31 +273,28 @@ def test_a_phone_shows_the_head_of_the_conversation_without_scrolling(browser, a
         expect(questions(page).last).to_be_visible()
 
 
-def test_rollouts_without_a_token_record_are_labelled_and_keep_the_advantage(
-    browser, address, tmp_path
-):
+def test_rollouts_without_tokens_are_labelled_and_keep_the_advantage(browser, address, tmp_path):
     sampled = copy_run(tmp_path / "sampled", steps=2)
     for path in (sampled / "tokens").iterdir():  # as record=sample: one group of each step
         table = pq.read_table(path)
         recorded = [identity[:6] in ("000001", "000004") for identity in table["id"].to_pylist()]
         pq.write_table(table.filter(recorded), path)
     with serving(sampled) as at, looking(browser, at) as page:
-        expect(questions(page).locator(".place")).to_have_text(
-            ["step 0", "tokens · step 0", "step 0", "step 1", "tokens · step 1", "step 1"]
-        )
+        places = [f"{mark}step {step}" for step in (0, 1) for mark in ("", "tokens · ", "")]
+        expect(questions(page).locator(".place")).to_have_text(places)
         expect(page.locator("#list .question.open .place")).to_have_text("tokens · step 0")
         page.keyboard.press("3")
         page.keyboard.press("K")
-        expect(page.locator(".legend")).to_contain_text(
-            "questions marked “tokens” on the left have a record"
-        )
+        marked = "questions marked “tokens” on the left have a record"
+        expect(page.locator(".legend")).to_contain_text(marked)
     with looking(browser, f"{address}#run=bare&open=training.1.3.0") as page:
+        ends = ["step 0", "trainingevaluations", "2"]
+        expect(page.locator(".curve .ends > span")).to_have_text(ends)
+        legend = page.locator(".legend")
         page.keyboard.press("2")
-        expect(page.locator(".legend")).to_have_text(
-            re.compile("^ratio needs tokens: this step has no token record")
-        )
+        expect(legend).to_have_text(re.compile("^ratio needs tokens: this step has no token reco"))
         page.keyboard.press("1")
-        expect(page.locator(".legend")).to_contain_text("better or worse than its group")
+        expect(legend).to_contain_text("better or worse than its group")
         expect(page.locator("[data-name=push]")).to_contain_text("no data")
 
 
@@ -395,9 +380,7 @@ def test_a_question_that_is_asked_again_later_can_be_opened(browser, runs, tmp_p
         expect(page.locator("#middle")).not_to_contain_text("no longer exists")
 
 
-def test_an_export_opens_from_disk_and_a_key_exports_what_passes_the_filters(
-    browser, address, runs, tmp_path, capsys
-):
+def test_an_export_opens_from_disk_and_a_key_exports_the_filtered(browser, address, runs, tmp_path):
     path = tmp_path / "page.html"
     assert main([str(runs[0]), str(runs[1]), f"export={path}", "env=wiki-search"]) == 0
     with looking(browser, f"file://{path}#open=training.1.4.1", color_scheme="dark") as page:
@@ -412,9 +395,8 @@ def test_an_export_opens_from_disk_and_a_key_exports_what_passes_the_filters(
         page.locator("#search").blur()
         page.click("[data-source=evaluation]")
         page.keyboard.press("r")
-        expect(page.locator("#right h3 > span:first-child")).to_have_text(
-            ["first · version 0", "second · version 0"]
-        )
+        names = ["first · version 0", "second · version 0"]
+        expect(page.locator("#right h3 > span:first-child")).to_have_text(names)
     with looking(browser, f"{address}#step=1") as page:
         with page.expect_download() as download:
             page.keyboard.press("e")

@@ -28,44 +28,26 @@ def read(run: RunFolder, identity: str, step: int = 0, *, used: bool = True):
     return tokens_of(run, step, identity, recorded, used=used, options={"clip_low": 0.2})
 
 
+UP, DOWN = "ratio 1.31 and advantage > 0: clipped", "ratio 0.50 and advantage < 0: clipped"
+BOUNDS = "loss: clip_low=0.2, clip_high=0.28, dual_clip=3"
+DROPPED = "the correction for vLLM's logprobs dropped the token (correction 0)"
+MEAN = "advantage 0: the reward equals its baseline, such as the mean of the group"
+CLIPS = ["clip_fraction", "clip_fraction_high"]
+
+
 @pytest.mark.parametrize(
     ("changes", "flagged", "reason"),
     [
         ({"grad": -0.01}, ["clip_fraction"], None),
         ({"grad": math.nan}, [], None),
         ({"weight": 0.0}, ["clip_fraction"], "the token's weight in the objective is 0"),
-        (
-            {"correction": 0.0},
-            [],
-            "the correction for vLLM's logprobs dropped the token (correction 0)",
-        ),
+        ({"correction": 0.0}, [], DROPPED),
         ({"kept": 0.0}, [], "the token's weight * correction is 0"),
-        (
-            {"advantage": 0.0},
-            [],
-            "advantage 0: the reward equals its baseline, such as the mean of the group",
-        ),
-        (
-            {},
-            ["clip_fraction", "clip_fraction_high"],
-            "ratio 1.31 and advantage > 0: clipped (clip_fraction, clip_fraction_high; loss: "
-            "clip_low=0.2, clip_high=0.28, dual_clip=3)",
-        ),
-        (
-            {"advantage": -1.0, "ratio": 0.5},
-            ["clip_fraction"],
-            "ratio 0.50 and advantage < 0: clipped (clip_fraction; loss: "
-            "clip_low=0.2, clip_high=0.28, dual_clip=3)",
-        ),
-        *(
-            (
-                {},
-                [name],
-                f"ratio 1.31 and advantage > 0: clipped ({name}; loss: clip_low=0.2, "
-                "clip_high=0.28, dual_clip=3)",
-            )
-            for name in ("mask_fraction", "dropped")
-        ),
+        ({"advantage": 0.0}, [], MEAN),
+        ({}, CLIPS, f"{UP} (clip_fraction, clip_fraction_high; {BOUNDS})"),
+        ({"advantage": -1.0, "ratio": 0.5}, CLIPS[:1], f"{DOWN} (clip_fraction; {BOUNDS})"),
+        ({}, ["mask_fraction"], f"{UP} (mask_fraction; {BOUNDS})"),
+        ({}, ["dropped"], f"{UP} (dropped; {BOUNDS})"),
         ({}, ["trust"], "the objective does not change with the token's probability"),
     ],
 )
@@ -92,9 +74,7 @@ def test_only_sampled_tokens_have_numbers(run: RunFolder):
 
 
 @pytest.mark.parametrize(("change", "limited"), [(0.5, 0.5), (30.0, 20.0), (-30.0, -20.0)])
-def test_old_logprobs_replace_mu_in_the_ratio_and_pi_in_the_mismatch(
-    change: float, limited: float, run: RunFolder, tmp_path: Path
-):
+def test_old_logprobs_replace_mu_in_the_ratio_and_pi_in_the_mismatch(change, limited, tmp_path):
     moved = RunFolder(copy_run(tmp_path / "run", steps=1))
     for path in (tmp_path / "run" / "tokens").glob("*.trainer.rank*"):
         table = pq.read_table(path)
