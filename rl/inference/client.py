@@ -14,7 +14,6 @@ import msgspec
 
 from rl.inference.completion import (
     AttemptFailed,
-    Choice,
     Completion,
     GenerateAnswer,
     GenerationError,
@@ -226,9 +225,8 @@ class GroupClient:
         body["sampling_params"]["logprobs"] = 0  # `completion_of` needs the sampled token's logprob
 
         def read(content: bytes) -> tuple[list[float], int]:
-            answer = msgspec.json.decode(content)
-            choice = msgspec.convert(answer["choices"][0], Choice)
-            logprobs = prompt_logprobs(answer, token_ids)
+            (choice,) = msgspec.json.decode(content, type=GenerateAnswer).choices
+            logprobs = prompt_logprobs(msgspec.json.decode(content), token_ids)
             return logprobs[len(logprobs) - count :], completion_of(choice, []).versions[0]
 
         while True:
