@@ -14,14 +14,14 @@ from tests.support.serving import serving
 pytestmark = [pytest.mark.server, pytest.mark.timeout(900)]
 
 LETTERS = "env.reward_weights={exact: 0.0, similarity: 1.0}"
-EVALUATION = ["evaluation=default", "evaluation.every=2", "evaluation.num_examples=8"]
 FEW = ["num_examples=6", "rollouts_per_example=4", "model.max_seq_len=1024", LETTERS]
 
 
 @pytest.fixture(scope="module")
 def trained(launcher):
-    few = ["batch_size=16", "group_size=4"]
-    return launcher.succeed("evaluated", "max_steps=3", *few, *EVALUATION, LETTERS, warm=COLD)
+    few = ["batch_size=16", "group_size=4", "evaluation=default", "evaluation.every=2"]
+    few += ["evaluation.num_examples=8", LETTERS]
+    return launcher.succeed("evaluated", "max_steps=3", *few, warm=COLD)
 
 
 def evaluate(output: Path, name: str, *overrides: str) -> tuple[subprocess.CompletedProcess, Path]:
@@ -32,7 +32,7 @@ def evaluate(output: Path, name: str, *overrides: str) -> tuple[subprocess.Compl
     return done, output / name
 
 
-def test_a_run_evaluates_its_first_its_last_and_every_other_version(trained):
+def test_a_run_evaluates_its_first_its_last_and_every_other_version_and_keeps_rollouts(trained):
     lines = {line["step"]: line for line in trained.metrics}
     assert list(lines) == [0, 1, 2, 3]
     assert [step for step, line in lines.items() if "eval/reward" in line] == [0, 2, 3]
@@ -40,9 +40,6 @@ def test_a_run_evaluates_its_first_its_last_and_every_other_version(trained):
     assert 0 <= lines[0]["eval/reward"] <= 1
     assert "eval reward" in trained.screen or "eval/reward" in trained.screen
     assert [line["staleness/max"] for line in trained.metrics[:3]] == [0, 1, 1]
-
-
-def test_every_evaluated_rollout_is_on_disk(trained):
     for version in (0, 2, 3):
         path = trained.folder / "evaluations" / f"version_{version:06d}.jsonl"
         rollouts = [json.loads(line) for line in path.read_text().splitlines()]
@@ -71,9 +68,7 @@ def test_the_adapter_of_a_lora_run_is_evaluated_with_its_base(launcher, tmp_path
     result = launcher.succeed("lora", *taught, *lora, LETTERS)
     adapter = result.folder / "checkpoints" / "step_000040" / "hf"
     assert not (adapter / "model.safetensors").exists()
-
     done, folder = evaluate(tmp_path, "lora", f"model.path={adapter}", *FEW)
-
     assert done.returncode == 0, done.stdout + done.stderr
     # The base without the adapter scores 0.02.
     assert json.loads((folder / "summary.json").read_text())["reward"] > 0.1
