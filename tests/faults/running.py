@@ -18,7 +18,16 @@ from rl.runtime.folder import RunFolder
 from rl.runtime.metrics import read_metrics, steps_done
 from rl.runtime.status import read_statuses
 from tests.faults.table import Case
-from tests.support.launching import ROOT, Result, alive, begin, below, ended, groups_below, wait_for
+from tests.support.launching import (
+    ROOT,
+    Result,
+    alive,
+    begin,
+    called,
+    ended,
+    groups_below,
+    wait_for,
+)
 from tests.support.whole_runs import (
     MOST_MISMATCH,
     every_token_has_a_version_that_may_be_trained,
@@ -95,11 +104,7 @@ class ScriptedRun:
             endpoint = Endpoint.read(self.folder, name)
             return endpoint.pid if endpoint else 0
         if victim == "reaper":
-            for pid in below(self.process.pid):
-                with suppress(OSError):
-                    if b"reaper.py" in Path(f"/proc/{pid}/cmdline").read_bytes():
-                        return pid
-            return 0
+            return next(iter(called(self.process.pid, "reaper.py")), 0)
         status = read_statuses(self.folder).get(victim)
         return status.pid if status else 0
 

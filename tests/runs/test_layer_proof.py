@@ -144,10 +144,9 @@ def test_an_expert_that_is_one_step_behind_is_found_in_the_fused_weights():
 
 
 def test_a_tied_head_and_a_fused_bias_are_compared_under_the_names_that_were_sent():
-    leaves = {"weight": (4,), "bias": ()}
-    sent = {
-        f"{part}.{leaf}": torch.randn(4, *size) for part in "qkv" for leaf, size in leaves.items()
-    }
+    leaves = ("weight", "bias")
+    sent = {f"{part}.weight": torch.randn(4, 4) for part in "qkv"}
+    sent |= {f"{part}.bias": torch.randn(4) for part in "qkv"}
     sent["embed.weight"] = torch.randn(8, 4)
     padded = torch.cat([sent["embed.weight"], torch.zeros(2, 4)])  # as vLLM pads a vocabulary
     fused = {leaf: torch.cat([sent[f"{part}.{leaf}"] for part in "qkv"]) for leaf in leaves}

@@ -3,7 +3,6 @@
 import json
 import os
 import signal
-from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -12,20 +11,14 @@ from rl.runtime.folder import RunFolder
 from rl.runtime.metrics import read_metrics
 from rl.runtime.sweep_folder import SweepFolder
 from tests.faults.table import NEVER
-from tests.support.launching import COLD, SCRIPTED, alive, below, groups_below, stop, wait_for
+from tests.support.launching import COLD, SCRIPTED, alive, called, groups_below, stop, wait_for
 
 pytestmark = [pytest.mark.slow, pytest.mark.server, pytest.mark.timeout(1800)]
 
 
-def cores_of_ranks(leader):
-    """Return the cores on which each trainer below a process may run."""
-    found = []
-    for pid in below(leader):
-        with suppress(OSError):
-            if b"rl.trainer" in Path("/proc", str(pid), "cmdline").read_bytes():
-                status = Path("/proc", str(pid), "status").read_text()
-                found.append(status.partition("Cpus_allowed_list:")[2].split()[0])
-    return found
+def cores_of(pid):
+    status = Path("/proc", str(pid), "status").read_text()
+    return status.partition("Cpus_allowed_list:")[2].split()[0]
 
 
 def test_two_jobs_share_the_cores_and_a_killed_sweep_runs_only_what_is_missing(launcher):
@@ -46,8 +39,8 @@ def test_two_jobs_share_the_cores_and_a_killed_sweep_runs_only_what_is_missing(l
     process = launcher.start("at-once-${seed}", *jobs, warm=COLD)
     try:
         assert wait_for(lambda: len([r for r in runs() if r.num_saved_steps()]) == 2, 400)
-        cores = cores_of_ranks(process.pid)
-        assert len({*cores}) == len(cores) == 2
+        workers = called(process.pid, "rl.trainer")
+        assert len({cores_of(pid) for pid in workers}) == len(workers) == 2
         groups = groups_below(process.pid) | {process.pid}
         os.kill(process.pid, signal.SIGKILL)
         assert wait_for(lambda: not alive(groups), 5), alive(groups)

@@ -123,6 +123,16 @@ def below(leader: int) -> set[int]:
     return found - {leader}
 
 
+def called(leader: int, text: str) -> list[int]:
+    """Return the descendants of a process whose command contains a text."""
+    found = []
+    for pid in sorted(below(leader)):
+        with suppress(OSError):
+            if text.encode() in Path("/proc", str(pid), "cmdline").read_bytes():
+                found.append(pid)
+    return found
+
+
 def _fields(pid: int) -> list[str]:
     """Return the fields of /proc/<pid>/stat after the name, which may contain spaces."""
     return Path("/proc", str(pid), "stat").read_text().rpartition(")")[2].split()
