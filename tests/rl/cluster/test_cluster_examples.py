@@ -30,15 +30,11 @@ def overrides_of(path: Path) -> list[str]:
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: path.name)
-def test_the_run_of_an_example_composes_and_is_right(path, tmp_path):
+def test_an_example_has_no_error_of_syntax_and_its_run_composes(path, tmp_path):
+    subprocess.run(["bash", "-n"], input=shell_of(path), text=True, check=True)
     config = composed(*overrides_of(path), f"output_dir={tmp_path}")
     assert rule_problems(config) == []
     assert config["cluster"]["gpus"]
-
-
-@pytest.mark.parametrize("path", FILES, ids=lambda path: path.name)
-def test_the_shell_of_an_example_has_no_error_of_syntax(path):
-    subprocess.run(["bash", "-n"], input=shell_of(path), text=True, check=True)
 
 
 def test_the_examples_use_the_pinned_version_of_ray():

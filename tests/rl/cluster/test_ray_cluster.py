@@ -25,27 +25,19 @@ ENDED_S = 20.0  # 5 s on idle cores
 SUPERVISOR = """
 import sys, time
 from pathlib import Path
-from rl.cluster.host import Demand, Start
-from rl.cluster.ray_cluster import RayCluster
-from rl.runtime.child import Reaper
-from rl.runtime.folder import RunFolder
-from tests.support.families import Family
-SETTINGS = dict(gpus=True, interface=None, ranks_per_node=None, reserve_timeout=60.0)
+from tests.rl.cluster.test_ray_cluster import DEMAND, Family, Reaper, RunFolder, Start, settings
 
 folder, address = Path(sys.argv[1]), sys.argv[2]
-cluster = RayCluster(address=address, cores_per_replica=1, cores_per_rank=1, **SETTINGS)
-with Reaper() as reaper, cluster.hosts(RunFolder(folder), reaper, Demand(1, 2, 2)) as hosts:
+with Reaper() as reaper, settings(address).hosts(RunFolder(folder), reaper, DEMAND) as hosts:
     for name, host in {"vllm": hosts.replicas[0], "rank": hosts.ranks[0]}.items():
         host.start(Start(name, Family(folder / name).command, folder / f"{name}.log"))
     time.sleep(300)
 """
 
 
-def settings(address: str, **changes) -> RayCluster:
-    knobs = {"gpus": True, "interface": None, "ranks_per_node": None, "reserve_timeout": 60.0}
-    return RayCluster(
-        **{**knobs, "address": address, "cores_per_replica": 1, "cores_per_rank": 1, **changes}
-    )
+def settings(address: str) -> RayCluster:
+    given = {"gpus": True, "interface": None, "ranks_per_node": None, "reserve_timeout": 60.0}
+    return RayCluster(address=address, cores_per_replica=1, cores_per_rank=1, **given)
 
 
 @pytest.fixture(scope="module")
