@@ -7,9 +7,7 @@ import pytest
 pytestmark = [pytest.mark.server, pytest.mark.timeout(900)]
 
 
-def test_the_policy_that_ships_calls_tools_and_trains_on_its_own_tokens_only(
-    launcher,
-):
+def test_the_policy_that_ships_calls_tools_and_trains_on_its_own_tokens_only(launcher):
     # 16 questions at a low temperature, so that almost surely some answer is right.
     sure = ["batch_size=64", "sampler.temperature=0.3", "model.dtype=float32"]
     few = ["evaluation.num_examples=8", "evaluation.rollouts_per_example=1"]

@@ -166,19 +166,13 @@ DAMAGES: dict[str, tuple[Callable[[Path], object], str]] = {
     "a list": (lambda m: (m / "config.json").write_text("[]"), "config.json contains no JSON obj"),
     "no tokenizer": (lambda m: (m / "tokenizer.json").unlink(), "contains no tokenizer.json: save"),
     "half a tokenizer": (lambda m: cut(m / "tokenizer.json"), "tokenizer.json is not valid JSON ("),
-    "another tokenizer": (
-        lambda m: changed_json(m / "tokenizer.json", model={"type": "BPE"}),
-        "model/tokenizer.json cannot be read (",
-    ),
-    "half the weights": (
-        lambda m: cut(m / "model.safetensors"),
-        "model/model.safetensors is truncated or not a safetensors file: download it again",
-    ),
-    "few logits": (
-        lambda m: changed_json(m / "config.json", vocab_size=256),
-        "has the vocab_size 256, but its tokenizer has tokens with ids from 256 on ('<|im_start|>",
-    ),
-}
+    "another tokenizer": (lambda m: changed_json(m / "tokenizer.json", model={"type": "BPE"}),
+                          "model/tokenizer.json cannot be read ("),
+    "half the weights": (lambda m: cut(m / "model.safetensors"), "model/model.safetensors is "
+                         "truncated or not a safetensors file: download it again"),
+    "few logits": (lambda m: changed_json(m / "config.json", vocab_size=256), "has the vocab_size "
+                   "256, but its tokenizer has tokens with ids from 256 on ('<|im_start|>"),
+}  # fmt: skip
 
 
 def saved_model(folder: Path) -> Path:
@@ -242,10 +236,10 @@ def test_a_failed_start_says_how_to_start_again_and_records_how_it_was_started(
 def test_a_cache_that_cannot_be_written_is_named(tmp_path, refused, monkeypatch):
     (tmp_path / "file").touch()
     monkeypatch.setenv("OFFBYONE_CACHE", str(tmp_path / "file"))
-    problem = refused("run_name=r")
-    assert problem.startswith("the cache of warm starts, ")
-    assert "file/warm, is not writable (Not a directory): set the" in problem
-    assert "OFFBYONE_CACHE to a writable folder" in problem
+    assert refused("run_name=r") == (
+        f"the cache of warm starts, {tmp_path}/file/warm, is not writable (Not a directory): "
+        "set the environment variable OFFBYONE_CACHE to a writable folder"
+    )
 
 
 @pytest.mark.parametrize("damage", DAMAGES)
@@ -275,13 +269,11 @@ def test_a_teacher_with_fewer_logits_than_the_policy_is_refused(tmp_path, refuse
     assert "has another tokenizer than the policy, so" in refused(*OWN, *distil)
 
 
-@pytest.mark.parametrize(
-    "data", ["env=composed env.dataset.path", "env=math-file env.questions.dataset.path"]
-)
+@pytest.mark.parametrize("data", ["composed env.dataset", "math-file env.questions.dataset"])
 def test_a_broken_line_of_a_data_set_is_named_before_anything_starts(data, tmp_path, refused):
     lines = ['{"question": "1+1?", "answer": "2"}', '{"question": "1+2?", "answer": ']
     (tmp_path / "data.jsonl").write_text("\n".join(lines))
-    problem = refused("run_name=r", *f"{data}=data.jsonl".split())
+    problem = refused("run_name=r", *f"env={data}.path=data.jsonl".split())
     assert "data.jsonl, line 2 is not JSON at character " in problem
     assert problem.endswith("(Expecting value): correct this line")
 
@@ -293,12 +285,11 @@ def test_data_on_a_hub_out_of_reach_is_refused_at_once_with_the_ways_out(offline
         hub = {"HF_ENDPOINT": endpoint, "HF_HUB_ETAG_TIMEOUT": "1", "HF_HOME": str(tmp_path / "hf")}
         settings = ["run_name=r", "env=gsm8k"]
         result = train(*settings, output_dir=tmp_path, HF_HUB_OFFLINE=offline, **hub)
-    start = "this run cannot start:\n- "
-    assert result.stderr.startswith(start), result.stderr[-2000:]
     assert result.returncode == 2
     assert "starting vLLM" not in result.stdout
     assert not (tmp_path / "r").exists()
-    (problem,) = result.stderr.removeprefix(start).splitlines()
+    title, problem = result.stderr.splitlines()
+    assert title == "this run cannot start:"
     why = "HF_HUB_OFFLINE is set" if offline == "1" else f"{endpoint} does not answer"
     assert "the data set openai/gsm8k is neither a local folder nor in the cache, and" in problem
     assert why in problem
@@ -314,11 +305,9 @@ def test_a_top_k_of_more_tokens_than_the_vocabulary_is_refused(
 ):
     # torch.topk would fail in vLLM, which would end.
     model = saved_model(tmp_path / "model")
-    config = json.loads((model / "config.json").read_text())
-    (model / "config.json").write_text(json.dumps({**config, "vocab_size": size}))
+    changed_json(model / "config.json", vocab_size=size)
     Tokenizer(models.WordLevel({"a": 0}, unk_token="a")).save(str(model / "tokenizer.json"))
-    problem = refused(*OWN, f"sampler.top_k={top_k}")
-    assert problem == (
+    assert refused(*OWN, f"sampler.top_k={top_k}") == (
         f"with sampler.top_k={top_k} vLLM would return {returned} tokens at each position, but the "
         f"model has only {size}: set sampler.{remedy}"
     )
