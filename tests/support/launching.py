@@ -152,13 +152,13 @@ def alive(groups: set[int]) -> list[str]:
     return names
 
 
-def wait_for(condition: Callable[[], bool], seconds: float) -> bool:
+def wait_for(condition: Callable[[], bool], seconds: float, every: float = 0.1) -> bool:
     """Return True when the condition holds, False after `seconds`."""
     deadline = time.monotonic() + seconds
     while not condition():
         if time.monotonic() > deadline:
             return False
-        time.sleep(0.1)
+        time.sleep(every)
     return True
 
 
