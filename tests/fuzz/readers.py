@@ -34,28 +34,17 @@ from tests.fuzz.damage import changed_tree, damaged
 from tests.support.fuzz import texts, tokens
 from tests.support.scripted import HI, SAMPLER, tiny_renderer
 
+COOLER = "sampler.temperature={_target_:rl.schedule.linear,start:1.0,end:0.5,steps:5}"
 COMPOSITIONS = (
-    ("run_name=fuzz",),
-    ("loss=ppo", "env=wiki-search", "evaluation=default"),
-    (
-        "loss=gspo",
-        "adapter=lora",
-        "deepspeed=zero3_offload",
-        "updates_per_batch=2",
-        "correction=mis",
-    ),
-    ("loss=sft", "sampler=demonstrations", "env=mixture", "logger=several"),
-    ("kl=adaptive", "reference=initial", "order=difficulty", "buffer=replay", "strategy=branch"),
-    ("env=composed", "env.dataset.path=data.jsonl", "model=hf", "model.path=/models/m"),
-    ("loss=distill", "reference=model", "reference.path=/models/teacher", "cluster=ray"),
-    (
-        "sampler.temperature={_target_:rl.schedule.linear,start:1.0,end:0.5,steps:5}",
-        "inference=external",
-        "env=math-file",
-        "env.questions.dataset.path=q.jsonl",
-        "stop_when='train/reward > 0.9'",
-        "max_time=3h",
-    ),
+    "run_name=fuzz",
+    "loss=ppo env=wiki-search evaluation=default",
+    "loss=gspo adapter=lora deepspeed=zero3_offload updates_per_batch=2 correction=mis",
+    "loss=sft sampler=demonstrations env=mixture logger=several",
+    "kl=adaptive reference=initial order=difficulty buffer=replay strategy=branch",
+    "env=composed env.dataset.path=data.jsonl model=hf model.path=/models/m",
+    "loss=distill reference=model reference.path=/models/teacher cluster=ray",
+    f"{COOLER} inference=external env=math-file env.questions.dataset.path=q.jsonl "
+    "stop_when='train/reward>0.9' max_time=3h",
 )
 
 
@@ -63,7 +52,7 @@ def config(folder: Path) -> Reader:
     """Return the check of a configuration, and its typed nodes."""
     from tests.support.composing import composed
 
-    bases = [composed(f"output_dir={folder}", *overrides) for overrides in COMPOSITIONS]
+    bases = [composed(f"output_dir={folder}", *names.split()) for names in COMPOSITIONS]
 
     def read(made: dict[str, Any]) -> None:
         check(made)

@@ -48,9 +48,7 @@ def test_a_seeded_synchronous_run_of_several_turns_repeats_itself(seeded):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("client", ["renderer", "tokens"])
-def test_a_stop_text_ends_turns_with_both_clients_and_its_tokens_are_trained_on(
-    client, seeded, launcher
-):
+def test_a_stop_text_ends_turns_and_its_tokens_are_trained_on(client, seeded, launcher):
     result = seeded[0]  # with client=renderer
     if client == "tokens":
         result = launcher.run("stop-tokens", *SHORT, STOP, "client=tokens", warm=COLD)

@@ -88,9 +88,7 @@ def test_synchronous_training_in_float32_on_two_ranks_is_exactly_on_policy(launc
 
 
 @pytest.mark.slow
-def test_staleness_four_under_zero3_never_exceeds_four_except_for_replayed_tokens(
-    launcher, monkeypatch
-):
+def test_staleness_four_under_zero3_exceeds_four_only_in_replays(launcher, monkeypatch):
     shutil.copy(ROOT / "examples" / "my-lab" / "my_lab" / "likely.py", launcher.output)
     monkeypatch.setenv("OMP_NUM_THREADS", "2")  # the forked engine of vLLM must respect it
     result = launcher.succeed(

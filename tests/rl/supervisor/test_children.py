@@ -132,9 +132,7 @@ def test_a_run_ends_as_its_processes_end(case, watched, tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize(("debug", "shown"), [("false", ""), ("true", "trainer.rank0\n")])
-def test_a_breakpoint_in_a_process_without_a_terminal_says_how_to_debug(
-    debug, shown, watched, capfd
-):
+def test_a_breakpoint_without_a_terminal_says_how_to_debug(debug, shown, watched, capfd):
     programs = {"rollouts": f"{sys.executable} -c 'breakpoint()'"}
     programs[RANK] = "echo trainer.rank0; sleep 30"  # with trainer.debug=true in the terminal
     with pytest.raises(RunFailed, match=r"breakpoint.. needs a terminal.*: set trainer.debug=true"):

@@ -104,9 +104,7 @@ def test_an_adapter_that_vllm_cannot_load_into_a_mixture_is_refused_before_the_s
         (["loss=sft", "sampler=demonstrations", "trainer.ranks=2"], (False, True)),
     ],
 )
-def test_packages_and_shared_memory_of_this_machine_must_suit_the_run(
-    overrides, needs, config, monkeypatch
-):
+def test_this_machine_must_suit_the_run(overrides, needs, config, monkeypatch):
     asked = []
 
     def problem(host, *, needs_vllm, uses_nccl):

@@ -122,9 +122,7 @@ def test_the_end_of_a_run_is_said_and_returned(
 
 
 @pytest.mark.parametrize("program", ["train.py", "evaluate.py"])
-def test_a_model_that_cannot_be_fetched_is_refused_and_leaves_no_files(
-    program, tmp_path, monkeypatch
-):
+def test_a_model_that_cannot_be_fetched_leaves_no_files(program, tmp_path, monkeypatch):
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     arguments = ["run_name=r", "model=hf", "model.path=nobody/nothing"]
     result = train(*arguments, output_dir=tmp_path, program=program)
@@ -204,9 +202,7 @@ def refused(tmp_path, monkeypatch, capsys):
     return problem_of
 
 
-def test_a_failed_start_says_how_to_start_again_and_records_how_it_was_started(
-    tmp_path, monkeypatch, capsys
-):
+def test_a_failed_start_says_how_to_start_again_and_is_recorded(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     saved_model(tmp_path / "model")
     run_folder, signals = RunFolder(tmp_path / "r"), iter([None, 15])
@@ -300,9 +296,7 @@ def test_data_on_a_hub_out_of_reach_is_refused_at_once_with_the_ways_out(offline
     ("size", "top_k", "returned", "remedy"),
     [(64, 40, 80, "top_k=32 or less"), (16, 4, 20, "allow_biased_ratio=true")],
 )
-def test_a_top_k_of_more_tokens_than_the_vocabulary_is_refused(
-    size, top_k, returned, remedy, tmp_path, refused
-):
+def test_a_top_k_above_the_vocabulary_is_refused(size, top_k, returned, remedy, tmp_path, refused):
     # torch.topk would fail in vLLM, which would end.
     model = saved_model(tmp_path / "model")
     changed_json(model / "config.json", vocab_size=size)

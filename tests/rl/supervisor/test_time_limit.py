@@ -45,9 +45,7 @@ def test_other_text_is_no_duration(written):
         ([4.0, 4.0], [1e-6, 1e-6], 4, 30),  # the first checkpoint is assumed to take 30 s
     ],
 )
-def test_the_time_to_save_counts_the_slowest_recent_step_and_checkpoint(
-    steps, checkpoints, step, checkpoint
-):
+def test_the_time_to_save_is_that_of_the_slowest(steps, checkpoints, step, checkpoint):
     pairs = zip(steps, checkpoints, strict=True)
     rows = [{"time/step": each, "time/checkpoint": saving} for each, saving in pairs]
     assert seconds_to_save(rows) == pytest.approx(1.25 * (step + checkpoint) + 5)
@@ -61,7 +59,7 @@ def test_the_time_to_save_counts_the_slowest_recent_step_and_checkpoint(
         ("1h", 1_000_000, 4600 - 52.5),  # at least 30 s
     ],
 )
-def test_the_first_checkpoint_of_a_large_model_is_assumed_to_take_longer(
+def test_a_large_checkpoint_is_assumed_to_take_longer(
     max_time, parameters, latest, tmp_path, clock
 ):
     folder, stop = RunFolder(tmp_path), StopRequest()

@@ -69,9 +69,7 @@ def test_no_alarm_without_a_problem(row, caplog):
     ("early", "last", "warns"),
     [(2.0, 3.0, False), (2.0, 3.1, True), (1.0, 1.9, False), (4.0, 5.9, False)],
 )
-def test_growing_memory_is_named_unless_it_grows_by_less_than_half_or_a_gib(
-    early, last, warns, caplog
-):
+def test_memory_that_grows_by_half_and_a_gib_is_named(early, last, warns, caplog):
     left = [early, *[last] * WINDOW]
     alarms = Alarms(Learned.from_settings(learned()), memory=lambda: left.pop(0))
     for _ in range(2 * WINDOW - 1):

@@ -107,9 +107,7 @@ def test_a_checkpoint_gets_its_name_after_its_state_is_written(save, tmp_path):
     assert not RunFolder(tmp_path).checkpoint(3).exists()
 
 
-def test_a_disk_that_is_full_at_the_sync_is_reported_and_leaves_nothing(
-    save, tmp_path, monkeypatch
-):
+def test_a_disk_that_is_full_at_the_sync_is_reported(save, tmp_path, monkeypatch):
     monkeypatch.setattr(shutil, "disk_usage", lambda path: SimpleNamespace(free=3072 * 2**20))
 
     def full(descriptor):

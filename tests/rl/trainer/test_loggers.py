@@ -238,9 +238,7 @@ def test_a_resumed_run_writes_no_step_twice(tmp_path):
 
 
 @pytest.mark.parametrize("broken", ["at the start", "later"])
-def test_a_folder_that_cannot_be_written_is_a_warning_and_no_end_of_the_run(
-    tmp_path, caplog, broken
-):
+def test_a_folder_that_cannot_be_written_is_a_warning(tmp_path, caplog, broken):
     if broken == "at the start":
         RunFolder(tmp_path).tensorboard.write_text("no folder")
     logger = started(tmp_path)

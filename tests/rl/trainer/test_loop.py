@@ -224,9 +224,7 @@ def test_checkpoints_are_saved_when_due_and_at_the_end(every, steps, expected, r
     assert [each for each in asked if each != "next_batch"] == expected
 
 
-def test_only_steps_in_a_row_without_a_gradient_end_the_run_and_each_is_recorded(
-    rehearsal, folder, caplog, monkeypatch
-):
+def test_steps_in_a_row_without_a_gradient_end_the_run(rehearsal, folder, caplog, monkeypatch):
     monkeypatch.chdir(folder.path)  # in which there is no compare_losses.py
     run = rehearsal(max_steps=99)
     most = run.settings.max_nonfinite_steps
@@ -279,9 +277,7 @@ def test_a_run_that_misses_its_last_evaluation_has_saved_and_is_not_done(rehears
         ("train/skipped > 0", 4),
     ],
 )
-def test_stop_when_ends_the_run_after_the_first_step_that_fulfils_it(
-    condition, num_steps, rehearsal, folder
-):
+def test_stop_when_ends_the_run_as_soon_as_it_is_fulfilled(condition, num_steps, rehearsal, folder):
     run = rehearsal(max_steps=4, evaluation={**EVALUATION, "every": 1}, stop_when=condition)
     run.answers["evaluation"] = lambda call: answer({"eval/reward": 0.3 * call.version})
     run.train()
@@ -353,7 +349,7 @@ def passing_on(folder):
 
 
 @pytest.mark.parametrize("phase", PHASES)
-def test_a_signal_in_any_phase_neither_loses_nor_repeats_a_step(
+def test_a_signal_neither_loses_nor_repeats_a_step(
     phase, rehearsal, folder, passing_on, monkeypatch
 ):
     def no_more(call: Call) -> Answer | None:
@@ -379,9 +375,7 @@ def test_a_signal_in_any_phase_neither_loses_nor_repeats_a_step(
 
 
 @pytest.mark.parametrize("noticed", [True, False])
-def test_a_step_that_cannot_be_pushed_is_saved_if_the_supervisor_stops_the_run(
-    noticed, rehearsal, folder, monkeypatch
-):
+def test_a_step_that_cannot_be_pushed_is_saved(noticed, rehearsal, folder, monkeypatch):
     def push(policy, version, *, must_differ):
         if version > 3:
             raise NoReceiver("vLLM is out of reach")

@@ -78,9 +78,7 @@ def two_rows(chosen=((0, 0, 1, 1), (0, 0, 1, 0))):
     return SimpleNamespace(token_ids=token_ids, completion_mask=np.array(chosen, np.bool_))
 
 
-def test_the_probe_compares_each_token_with_itself_and_leaves_vllm_room_for_one_more(
-    vllm, monkeypatch
-):
+def test_the_probe_compares_each_token_with_itself(vllm, monkeypatch):
     asked, score = [], vllm.receiver.score
     noted = lambda model, ids: asked.append(ids) or score(model, ids)  # noqa: E731
     monkeypatch.setattr(vllm.receiver, "score", noted)
