@@ -42,8 +42,7 @@ class Limits:
     def __init__(
         self, running: Callable[[int], object] = lambda _: None, seconds: float = SECONDS
     ) -> None:
-        self._running = running
-        self.seconds = seconds
+        self._running, self.seconds = running, seconds
 
     def __enter__(self) -> Self:
         pages = int(Path("/proc/self/statm").read_text().split()[0])

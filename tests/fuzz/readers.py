@@ -88,10 +88,8 @@ def tools(folder: Path) -> Reader:
 
     def make(rng: Random) -> Any:
         if rng.random() < 0.3:  # a call as a remote endpoint or an environment passes it
-            given = rng.choice(
-                (call, {**call, "function": {"name": "look", "arguments": '{"word": 1}'}})
-            )
-            made = changed_tree(given["function"], rng)
+            other = {"name": "look", "arguments": '{"word": 1}'}
+            made = changed_tree(rng.choice((call["function"], other)), rng)
             known = made if isinstance(made, dict) else {}
             names = {"name": known.get("name"), "arguments": known.get("arguments")}
             return {**call, "function": names}

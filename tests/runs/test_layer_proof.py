@@ -177,9 +177,8 @@ def test_an_update_with_a_stale_or_unknown_parameter_is_refused_before_it_is_fin
 
     sent = weights(torch.bfloat16)
     later = a_step_later(sent, 0)
-    with pytest.raises(
-        RuntimeError, match=r"pushed weights in \['norm.weight', 'out.weight', 'qkv.weight'\]"
-    ):
+    said = r"pushed weights in \['norm.weight', 'out.weight', 'qkv.weight'\]"
+    with pytest.raises(RuntimeError, match=said):
         updated_engine(monkeypatch, later, sent).finish_weight_update()
     for received in (sent, later):
         engine = updated_engine(monkeypatch, received, sent)

@@ -214,9 +214,8 @@ def test_the_rollouts_of_an_evaluation_have_rows_and_versions(tmp_path):
     trainer = Trainer(tmp_path, client, every=1, last=1)
     trainer.evaluator.player.strategy = Extremes(factor=3)  # evaluations ignore the run's strategy
     trainer.evaluator.player.hinted_envs = frozenset({"scripted"})  # and need no hints
-    (rollout,) = run_virtually(
-        trainer.evaluator._evaluation_player(3).play_group(0, HELD_OUT[0], 1)
-    )
+    player = trainer.evaluator._evaluation_player(3)
+    (rollout,) = run_virtually(player.play_group(0, HELD_OUT[0], 1))
     (row,) = rollout.rows
     assert row.hinted_prompt is None
     assert np.array_equal(np.unique(row.token_versions), [-1, 3])

@@ -49,11 +49,10 @@ class Fleet:
         self.folder, self.num_steps, self.lost, self.external = folder, 0, False, False
         self.processes: dict[str, FakeProcess] = {}
         self.answering, self.closed, self.now = set(names), set[str](), 0.0
-        all_of_them = [Replica(name, Address(host="h", port=1)) for name in names]
+        servers = [Replica(name, Address(host="h", port=1)) for name in names]
         given = {"startup_timeout": 20.0, "wait_timeout": 600.0, **limits}
-        self.replicas = Replicas(
-            all_of_them, folder, self.start, num_steps=lambda: self.num_steps, **given
-        )
+        given["num_steps"] = lambda: self.num_steps
+        self.replicas = Replicas(servers, folder, self.start, **given)
 
     def start(self, replica: Replica) -> FakeProcess | None:
         if self.lost:
@@ -203,9 +202,8 @@ def test_a_replica_that_is_silent_too_long_is_restarted(
     names, wait_timeout, tolerated, go_on, fleet_of, monkeypatch
 ):
     fleet, asked = fleet_of(names, wait_timeout=wait_timeout), []
-    monkeypatch.setattr(
-        module, "is_healthy", lambda one: asked.append(one.name) or one.name in fleet.answering
-    )
+    healthy = lambda one: asked.append(one.name) or one.name in fleet.answering  # noqa: E731
+    monkeypatch.setattr(module, "is_healthy", healthy)
     assert fleet.look() is None
     fleet.answering.remove("inference0")
     for seconds, num_asked in ((4.9, 1), (5.0, 2), (tolerated, 3)):  # a recent answer suffices

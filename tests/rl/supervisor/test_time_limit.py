@@ -59,9 +59,7 @@ def test_the_time_to_save_is_that_of_the_slowest(steps, checkpoints, step, check
         ("1h", 1_000_000, 4600 - 52.5),  # at least 30 s
     ],
 )
-def test_a_large_checkpoint_is_assumed_to_take_longer(
-    max_time, parameters, latest, tmp_path, clock
-):
+def test_a_large_checkpoint_is_assumed_to_take_long(max_time, parameters, latest, tmp_path, clock):
     folder, stop = RunFolder(tmp_path), StopRequest()
     limit = TimeLimit(max_time, folder)
     limit.expect_checkpoint(parameters)

@@ -31,9 +31,8 @@ from rl.trainer import loggers
 logging.basicConfig(format="%(name)s|%(message)s", level=logging.WARNING)
 loggers.WANDB_TIMEOUT_S = 3.0
 mode, folder = sys.argv[1:]
-logger = loggers.WandbLogger(
-    project="offbyone-test", entity=None, mode=mode, rollouts_every=2, num_rollouts=4
-)
+tables = {"rollouts_every": 2, "num_rollouts": 4}
+logger = loggers.WandbLogger(project="offbyone-test", entity=None, mode=mode, **tables)
 logger.start(Path(folder), "my run/1", {"seed": 0})
 logger.log(0, {"train/reward": 0.5, "train/loss": math.nan})
 logger.log(1, {"train/reward": 0.6, "time/push": 0.1})

@@ -349,9 +349,7 @@ def passing_on(folder):
 
 
 @pytest.mark.parametrize("phase", PHASES)
-def test_a_signal_neither_loses_nor_repeats_a_step(
-    phase, rehearsal, folder, passing_on, monkeypatch
-):
+def test_a_signal_drops_and_repeats_no_step(phase, rehearsal, folder, passing_on, monkeypatch):
     def no_more(call: Call) -> Answer | None:
         return Answer(over=STOPPED, stopped=True) if folder.stop_request.exists() else None
 

@@ -17,9 +17,8 @@ from tests.support.forked_groups import forked_groups
 
 
 def shares(groups, recorded, ranks, budget=40):
-    planned = plan_batch(
-        groups, token_mean, step=5, ranks=ranks, tokens_per_micro_batch=budget, metrics={}
-    )
+    sizes = {"ranks": ranks, "tokens_per_micro_batch": budget}
+    planned = plan_batch(groups, token_mean, step=5, **sizes, metrics={})
     ids = TokenRecord(num_groups=None).ids(groups, recorded)
     return [replace(share, record_ids=ids) for share in planned]
 

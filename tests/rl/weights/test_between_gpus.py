@@ -75,9 +75,8 @@ def test_a_request_that_does_not_fit_the_buffer_is_refused():
     source = sender.source(None)
     del source["num_bytes"]
     read = packed.unpack(sender.buffer, **source, fingerprint=mark)
-    assert fingerprint(read) == fingerprint(
-        {**WEIGHTS, "scalar": read["scalar"], "long": read["long"]}
-    )
+    others = {name: read[name] for name in ("scalar", "long")}
+    assert fingerprint(read) == fingerprint({**WEIGHTS, **others})
     assert (float(read["scalar"]), read["long"].tolist()) == (2.5, [1.0] * 9)
     header, odd = source["header"], source["header"]["odd.weight"]
     last = odd["data_offsets"][1] - 1
