@@ -10,7 +10,7 @@ from envs.episode import Episode
 from envs.messages import assistant
 from losses.groups import ScoredGroup
 from tests.support import printed
-from tests.support.launching import ROOT, SCRIPTED, Result, begin, ended
+from tests.support.launching import ROOT, SCRIPTED, Result, begin, ended, nightly
 
 PAGE = ROOT / "docs" / "a-new-idea.md"
 FILES, (_, TABLE, FIRST_LOOK, SWEEP) = printed.files(PAGE), printed.commands(PAGE)
@@ -85,9 +85,7 @@ def test_wrong_settings_are_refused_before_anything_starts(command, wrong, said,
     assert said in done.screen
 
 
-@pytest.mark.slow
-@pytest.mark.server
-@pytest.mark.timeout(600)
+@nightly
 def test_the_first_look_shows_what_the_page_says(relay):
     done = do(f"{FIRST_LOOK} {' '.join(SCRIPTED)}", relay)
     assert done.status == 0, done.screen[-6000:]

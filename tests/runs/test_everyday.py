@@ -13,7 +13,7 @@ import pytest
 from rl.learner.optim import AdamW
 from tests.support import printed
 from tests.support.composing import composed
-from tests.support.launching import ROOT, SCRIPTED, Result, begin, ended
+from tests.support.launching import ROOT, SCRIPTED, Result, begin, ended, nightly
 
 PAGE = ROOT / "docs" / "everyday.md"
 FILES, COMMANDS = printed.files(PAGE), printed.commands(PAGE)
@@ -82,9 +82,7 @@ def first(mine) -> Result:
     return do(f"{FIRST.replace('trainer.profile=2 ', '')} {early} {SHORT}", mine, "first")
 
 
-@pytest.mark.slow
-@pytest.mark.server
-@pytest.mark.timeout(600)
+@nightly
 def test_a_run_logs_the_metric_follows_the_schedule_is_profiled_and_stops_early(first):
     assert first.status == 0, first.screen
     assert "ended before max_steps=50: stop_when=step >= 2 is fulfilled" in first.screen
@@ -131,9 +129,7 @@ class Pdb:
             os.close(self._terminal)
 
 
-@pytest.mark.slow
-@pytest.mark.server
-@pytest.mark.timeout(600)
+@nightly
 def test_breakpoint_opens_pdb_in_the_terminal_in_a_run_from_the_weights_of_another(first, mine):
     text = FILES["watched.py"]
     stops = text.replace("    ratio =", "    breakpoint()\n    ratio =", 1)
@@ -160,9 +156,7 @@ def test_breakpoint_opens_pdb_in_the_terminal_in_a_run_from_the_weights_of_anoth
     assert "Initial weights from other runs: first, step 3." in report.screen
 
 
-@pytest.mark.slow
-@pytest.mark.server
-@pytest.mark.timeout(600)
+@nightly
 def test_a_file_is_evaluated_and_python_reads_the_run(first, mine):
     few = f"{SCRIPTED[0]} num_examples=2 rollouts_per_example=2 model.max_tokens=32"
     done = do(f"{EVALUATE} {few}", mine, "on-my-file")

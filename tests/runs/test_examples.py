@@ -3,21 +3,17 @@
 import os
 import sys
 
-import pytest
-
 from rl.config.build import build
 from rl.config.check import check
 from rl.runtime.folder import RunFolder
 from tests.support.composing import composed
-from tests.support.launching import ROOT, SCRIPTED, begin, ended
+from tests.support.launching import ROOT, SCRIPTED, begin, ended, nightly
 
 SHORT = '"max_steps=3", "batch_size=16", "group_size=8", "sampler=sync", "model.warm_start=null"'
 ENGINE, MISMATCH = (f'"{override}"' for override in SCRIPTED)
 
 
-@pytest.mark.slow
-@pytest.mark.server
-@pytest.mark.timeout(600)
+@nightly
 def test_the_notebook_trains_draws_and_samples(tmp_path):
     changes = [
         f'"max_steps=60"=>{SHORT}, {ENGINE}, {MISMATCH}',

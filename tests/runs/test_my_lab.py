@@ -16,10 +16,10 @@ import pytest
 from rl.runtime.folder import RunFolder
 from rl.runtime.metrics import read_metrics
 from rl.runtime.sweep_folder import DONE, SweepFolder
+from tests.support import launching
 from tests.support.answers import Answers, completion
-from tests.support.launching import ROOT, Result, alive, begin, ended, groups_below, wait_for
+from tests.support.launching import ROOT, Result, begin, ended, nightly
 
-LIMIT = pytest.mark.timeout(600)
 TRAIN = ["offbyone", "train"]
 CHOICES = ["env=lockers", "loss=focal", "sampler=one_call", "buffer=varied", "order=frontier"]
 SMALL = ["batch_size=16", "group_size=4", "trainer.wait_timeout=400"]
@@ -123,12 +123,12 @@ def interrupted(lab) -> Result:
     command, folder = [*TRAIN, *CHOICES, *SMALL, *MODEL, *settings], lab.folder / "outputs" / "mine"
     process = begin(command, lab.folder, lab.environment)
     saved = folder / "checkpoints" / "step_000002"
-    wait_for(lambda: saved.is_dir() or process.poll() is not None, 300)
-    groups = groups_below(process.pid)
+    launching.wait_for(lambda: saved.is_dir() or process.poll() is not None, 300)
+    groups = launching.groups_below(process.pid)
     process.send_signal(signal.SIGINT)
     result = ended(process, folder, 60)
     assert result.status == 130, result.screen
-    assert wait_for(lambda: not alive(groups), 5), alive(groups)
+    assert launching.wait_for(lambda: not launching.alive(groups), 5), launching.alive(groups)
     return result
 
 
@@ -137,9 +137,7 @@ def rollouts(result: Result, step: int) -> list[dict]:
     return [json.loads(line) for line in path.read_text().splitlines()]
 
 
-@pytest.mark.slow
-@LIMIT
-@pytest.mark.server
+@nightly
 def test_a_run_trains_with_everything_of_the_folder_and_can_be_resumed(interrupted, lab):
     first, second = interrupted.metrics[:2]
     assert "train/focus" in first  # the loss
@@ -164,9 +162,7 @@ def test_a_run_trains_with_everything_of_the_folder_and_can_be_resumed(interrupt
     assert [metrics["step"] for metrics in result.metrics] == [0, 1, 2, 3]
 
 
-@pytest.mark.slow
-@LIMIT
-@pytest.mark.server
+@nightly
 def test_its_sweep_trains_and_ends_with_a_table(lab):
     # The sweep's own jobs are checked above. These jobs imitate the expert, which needs no vLLM.
     jobs = ["hydra.sweeper.params=null", "seed=0,1", "loss=sft", "sampler=demonstrations"]

@@ -11,12 +11,19 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
+import pytest
+
 ROOT = Path(__file__).parents[2]
 SMALL = ["batch_size=32", "group_size=8", "trainer.wait_timeout=400"]
 WARM = ["model.warm_start.steps=8"]
 COLD = ["model.warm_start=null"]
 # The engine answers from a script, for tests whose subject is not vLLM.
 SCRIPTED = ["inference._target_=tests.support.scripted_vllm.ScriptedVLLM", "sync.max_mismatch=1e9"]
+
+
+def nightly(test: Callable[..., None]) -> Callable[..., None]:
+    """Mark a test that starts whole runs, which only `make test-all` does."""
+    return pytest.mark.slow(pytest.mark.server(pytest.mark.timeout(600)(test)))
 
 
 def train(

@@ -5,7 +5,6 @@ The tests start a real train.py, or call `supervise` in this process (`refused`)
 
 import json
 import os
-import socket
 from collections.abc import Callable
 from contextlib import nullcontext
 from pathlib import Path
@@ -258,11 +257,8 @@ def test_a_teacher_with_fewer_logits_than_the_policy_is_refused(tmp_path, refuse
     teacher = model_folder(tmp_path / "teacher")
     changed_json(teacher / "config.json", vocab_size=200, pad_token_id=0)
     AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(teacher)).save_pretrained(teacher)
-    distil = ["loss=distill", "reference=model", f"reference.path={teacher}"]
-    problem = refused(*OWN, *distil)
+    problem = refused(*OWN, "loss=distill", "reference=model", f"reference.path={teacher}")
     assert f"reference.path={teacher} has 200 logits, so it cannot score 64 tokens of" in problem
-    changed_json(teacher / "tokenizer.json", added_tokens=[])
-    assert "has another tokenizer than the policy, so" in refused(*OWN, *distil)
 
 
 @pytest.mark.parametrize("data", ["composed env.dataset", "math-file env.questions.dataset"])
@@ -272,24 +268,6 @@ def test_a_broken_line_of_a_data_set_is_named_before_anything_starts(data, tmp_p
     problem = refused("run_name=r", *f"env={data}.path=data.jsonl".split())
     assert "data.jsonl, line 2 is not JSON at character " in problem
     assert problem.endswith("(Expecting value): correct this line")
-
-
-@pytest.mark.parametrize("offline", ["0", "1"])
-def test_data_on_a_hub_out_of_reach_is_refused_at_once_with_the_ways_out(offline, tmp_path):
-    with socket.create_server(("127.0.0.1", 0)) as silent:
-        endpoint = f"http://127.0.0.1:{silent.getsockname()[1]}"
-        hub = {"HF_ENDPOINT": endpoint, "HF_HUB_ETAG_TIMEOUT": "1", "HF_HOME": str(tmp_path / "hf")}
-        settings = ["run_name=r", "env=gsm8k"]
-        result = train(*settings, output_dir=tmp_path, HF_HUB_OFFLINE=offline, **hub)
-    assert result.returncode == 2
-    assert "starting vLLM" not in result.stdout
-    assert not (tmp_path / "r").exists()
-    title, problem = result.stderr.splitlines()
-    assert title == "this run cannot start:"
-    why = "HF_HUB_OFFLINE is set" if offline == "1" else f"{endpoint} does not answer"
-    assert "the data set openai/gsm8k is neither a local folder nor in the cache, and" in problem
-    assert why in problem
-    assert "use local files" in problem
 
 
 @pytest.mark.parametrize(
