@@ -112,13 +112,9 @@ def token_files(folder: Path) -> Reader:
     """Return the reader of the token record."""
     run_folder, rng = RunFolder(folder / "run"), np.random.default_rng(0)
     lengths = [3, 5, 2]
-    sampled = {
-        "token_ids": rng.integers(0, 99, 10, np.int32),
-        "mask": np.array([False, True] * 5),
-        "mu": rng.standard_normal(10, np.float32),
-        "version": np.zeros(10, np.int32),
-        "turns": np.zeros(10, np.int32),
-    }
+    sampled = {"token_ids": rng.integers(0, 99, 10, np.int32), "mask": np.array([False, True] * 5)}
+    sampled |= {"mu": rng.standard_normal(10, np.float32)}
+    sampled |= {name: np.zeros(10, np.int32) for name in ("version", "turns")}
     rollouts = run_folder.tokens_of(5, "rollouts")
     ids, rows = ["000000.0", "000000.1", "000000.1"], [0, 0, 1]
     write_lines(rollouts, Lines(ids, rows, lengths, sampled))
@@ -252,10 +248,5 @@ def wire(folder: Path) -> Reader:
     return Reader(make, read, (msgspec.DecodeError, RunFailed, NoMoreBatches))
 
 
-READERS: dict[str, Callable[[Path], Reader]] = {
-    "config": config,
-    "tools": tools,
-    "tokens": token_files,
-    "checkpoint": checkpoint,
-    "wire": wire,
-}
+READERS: dict[str, Callable[[Path], Reader]] = {"config": config, "tools": tools}
+READERS |= {"tokens": token_files, "checkpoint": checkpoint, "wire": wire}

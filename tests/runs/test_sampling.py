@@ -23,7 +23,6 @@ STOP = "sampler.stop=[a,e,i,o]"
 
 def said(result) -> list:
     """Return group, messages, reward and tokens of every rollout of a run."""
-    assert result.status == 0, result.screen
     files = sorted((result.folder / "rollouts").glob("step_*.jsonl"))
     lines = [json.loads(line) for file in files for line in file.read_text().splitlines()]
     return [(line["group"], line["messages"], line["reward"], line["tokens"]) for line in lines]
@@ -33,7 +32,7 @@ def said(result) -> list:
 def seeded(launcher) -> list:
     """Return two equal runs, whose turns also end at a stop text."""
     overrides = [*SHORT, STOP, "sampler.seeded=true"]
-    return [launcher.run(f"seeded-{i}", *overrides, warm=COLD) for i in (1, 2)]
+    return [launcher.succeed(f"seeded-{i}", *overrides, warm=COLD) for i in (1, 2)]
 
 
 @pytest.mark.slow
@@ -51,7 +50,7 @@ def test_a_seeded_synchronous_run_of_several_turns_repeats_itself(seeded):
 def test_a_stop_text_ends_turns_and_its_tokens_are_trained_on(client, seeded, launcher):
     result = seeded[0]  # with client=renderer
     if client == "tokens":
-        result = launcher.run("stop-tokens", *SHORT, STOP, "client=tokens", warm=COLD)
+        result = launcher.succeed("stop-tokens", *SHORT, STOP, "client=tokens", warm=COLD)
     for _, messages, _, _ in said(result):
         turns = [m["content"] for m in messages if m["role"] == "assistant"]
         assert not any(letter in turn for turn in turns for letter in LETTERS)
@@ -67,14 +66,10 @@ LIMITED = ["sampler.top_p=0.9", "sampler.top_k=24", "sampler.temperature=0.8"]
 @pytest.mark.slow
 @pytest.mark.parametrize("client", ["renderer", "tokens"])
 def test_logprobs_among_the_kept_tokens_are_those_of_vllm(client, launcher):
-    result = launcher.run(
-        f"limited-{client}",
-        *(*SHORT, *LIMITED, f"client={client}", "record=all", "kl=k3", "updates_per_batch=2"),
-        *("evaluation=default", "evaluation.num_examples=2", "evaluation.temperature=0.5"),
-        "entropy_bonus=0.1",  # a gradient even if all rewards are equal
-        warm=COLD,
-    )
-    assert result.status == 0, result.screen
+    given = [*SHORT, *LIMITED, f"client={client}", "record=all", "kl=k3", "updates_per_batch=2"]
+    given += ["evaluation=default", "evaluation.num_examples=2", "evaluation.temperature=0.5"]
+    given += ["entropy_bonus=0.1"]  # a gradient even if all rewards are equal
+    result = launcher.succeed(f"limited-{client}", *given, warm=COLD)
     for step, line in enumerate(result.metrics[:2]):  # the third is the last evaluation
         assert (line["staleness/max"], line["mismatch/sampled_max_abs"] < 1e-3) == (0, True)
         for row in (row for row in read_rows(RunFolder(result.folder), step) if row.trained):
@@ -89,21 +84,15 @@ def test_logprobs_among_the_kept_tokens_are_those_of_vllm(client, launcher):
 @pytest.mark.slow
 def test_logprobs_among_all_tokens_are_not_those_of_limited_sampling(launcher):
     biased = "sampler.allow_biased_ratio=true"
-    result = launcher.run("biased", *SHORT, *LIMITED, biased, warm=COLD)
-    assert result.status == 0, result.screen
+    result = launcher.succeed("biased", *SHORT, *LIMITED, biased, warm=COLD)
     # vLLM keeps at most 24 of 320 tokens, which are about equally likely before training.
     assert all(line["mismatch/sampled_mean_abs"] > 1 for line in result.metrics)
 
 
 @pytest.mark.slow
 def test_given_tokens_have_the_logprobs_and_versions_of_the_policy_token_by_token(launcher):
-    result = launcher.run(
-        "beginning",
-        *(*SHORT, "record=all"),
-        "strategy._target_=tests.support.beginning_strategy.Beginning",
-        warm=COLD,
-    )
-    assert result.status == 0, result.screen
+    own = "strategy._target_=tests.support.beginning_strategy.Beginning"
+    result = launcher.succeed("beginning", *SHORT, "record=all", own, warm=COLD)
     kept_some = 0
     for step, line in enumerate(result.metrics):
         assert (line["staleness/mean"], line["staleness/max"]) == (0, 0)

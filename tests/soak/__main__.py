@@ -43,11 +43,9 @@ FAULTS = [
     for kind, (first, every) in KINDS.items()
     for at in range(first, 100_000, every)
 ]
-OVERRIDES = [
-    *("trainer.checkpoint_every=50", "evaluation.every=100", "record.num_groups=2"),
-    *("trainer.wait_timeout=120", "env.num_train=100000", "model.hidden_size=32"),
-    *("model.num_layers=1", "logger=console", "accept_changed_code=true"),
-]
+OVERRIDES = ["trainer.checkpoint_every=50", "evaluation.every=100", "record.num_groups=2"]
+OVERRIDES += ["trainer.wait_timeout=120", "env.num_train=100000", "model.hidden_size=32"]
+OVERRIDES += ["model.num_layers=1", "logger=console", "accept_changed_code=true"]
 
 
 WARM_UP = 1000  # steps of each lifetime that are left out: caches and allocators fill

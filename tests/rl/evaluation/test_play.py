@@ -171,19 +171,14 @@ def test_rollouts_are_written_one_a_line_with_their_rewards_by_turn(tmp_path):
     assert lines[0]["messages"] == [{"role": "assistant", "content": "x"}]
 
 
-def test_the_clustered_error_by_hand():
+def test_the_standard_error_is_clustered():
     # mean 1/2; sums of deviations 1, -1, 0; sqrt(3/2 * (1 + 1 + 0)) / 6
     groups = [[1.0, 1.0], [0.0, 0.0], [1.0, 0.0]]
     assert standard_error(groups) == pytest.approx(math.sqrt(3) / 6)
-
-
-def test_with_groups_of_one_size_it_is_the_error_of_the_group_means():
+    # With groups of one size it is the error of the means of groups.
     groups = [[1.0, 0.0, 1.0], [0.0, 0.0, 0.0], [1.0, 1.0, 1.0], [0.0, 1.0, 0.0]]
     means = [sum(group) / 3 for group in groups]
     assert standard_error(groups) == pytest.approx(stdev(means) / math.sqrt(4))
-
-
-def test_one_example_has_no_error():
     assert math.isnan(standard_error([[1.0, 0.0], []]))
 
 
@@ -203,11 +198,8 @@ def test_pass_at_k_averages_examples_and_leaves_out_those_with_too_few_rollouts(
     first, second, third = (estimates.pass_at_k(groups, k, threshold=1.0) for k in (1, 2, 3))
     assert (first, second) == (pytest.approx((1 / 2 + 0 + 1) / 3), pytest.approx(1 / 2))
     assert math.isnan(third)
-
-
-@pytest.mark.parametrize(("limit", "powers"), [(1, [1]), (7, [1, 2, 4]), (8, [1, 2, 4, 8])])
-def test_k_goes_up_in_powers_of_two_to_the_number_of_rollouts(limit, powers):
-    assert estimates.powers_of_two(limit) == powers
+    powers = [estimates.powers_of_two(most) for most in (1, 7, 8)]  # for which k it is shown
+    assert powers == [[1], [1, 2, 4], [1, 2, 4, 8]]
 
 
 def test_spread_needs_two_rollouts():

@@ -36,6 +36,9 @@ def test_a_run_has_typed_nodes_and_the_counts_of_its_devices(config):
     assert resolve(debugged, machines=four).run.trainer.ranks == 1
     supervised = run.with_values({"sampler": composed("sampler=demonstrations")["sampler"]})
     assert (supervised.sampler.temperature, supervised.starts_vllm) == (1.0, False)
+    without = {"sampler": {"_target_": "pathlib.Path", "max_staleness": 0}}
+    with pytest.raises(ValueError, match=r"Path has no temperature, .*: add an option or a cl"):
+        _ = run.with_values(without).sampler.temperature
 
 
 def test_a_saved_run_has_the_keys_of_the_command_line_and_its_format(config, tmp_path):
@@ -49,12 +52,6 @@ def test_a_saved_run_has_the_keys_of_the_command_line_and_its_format(config, tmp
     assert Run.load(path) == run
     path.write_text(yaml.safe_dump(saved))  # format 1, which a report still reads
     assert Run.load(path) == run
-
-
-def test_a_sampler_that_states_no_temperature_is_refused(config):
-    run = Run.of(config).with_values({"sampler": {"_target_": "pathlib.Path", "max_staleness": 0}})
-    with pytest.raises(ValueError, match=r"Path has no temperature, .*: add an option or a cl"):
-        _ = run.sampler.temperature
 
 
 def test_senders_between_gpus_are_refused_where_they_cannot_work(tmp_path):

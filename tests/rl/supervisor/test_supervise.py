@@ -133,14 +133,11 @@ def test_a_model_that_cannot_be_fetched_leaves_no_files(program, tmp_path, monke
 
 def test_a_wrong_loss_ends_the_engine_that_has_started_and_does_no_step(tmp_path):
     (tmp_path / "wrong.py").write_text("def mine(tokens):\n    return -tokens.logprobs\n")
-    result = train(
-        *("run_name=r", "model.warm_start=null", "loss._target_=wrong.mine"),
-        *("~loss.clip_low", "~loss.clip_high"),
-        *("inference._target_=scripted_vllm.ScriptedVLLM", "sampler=sync"),
-        output_dir=tmp_path,
-        PYTHONPATH=str(REPO / "tests" / "support"),
-        OFFBYONE_CACHE=str(tmp_path / "cache"),
-    )
+    given = ["run_name=r", "model.warm_start=null", "sampler=sync", "loss._target_=wrong.mine"]
+    given += ["~loss.clip_low", "~loss.clip_high"]
+    given += ["inference._target_=scripted_vllm.ScriptedVLLM"]
+    paths = {"PYTHONPATH": str(REPO / "tests" / "support"), "OFFBYONE_CACHE": f"{tmp_path}/cache"}
+    result = train(*given, output_dir=tmp_path, **paths)
     assert result.returncode == 2, result.stderr
     assert result.stderr.startswith("this run cannot start:\n- loss: wrong.mine returned a Tensor")
     assert result.stderr.endswith(f"({tmp_path}/wrong.py, line 1)\n")

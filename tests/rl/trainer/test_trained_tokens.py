@@ -31,15 +31,12 @@ def tokens_of(micro, **more):
 
 def trained_rows(groups):
     """Return (id, number) of each row of these groups that trains."""
-    return {
-        (id, number)
-        for group in groups
-        for id, rollout, credit in zip(
-            group.rollout_ids, group.rollouts, group.credits, strict=True
-        )
-        for number in range(len(rollout.rows))
-        if credit.trains
-    }
+    found = set()
+    for group in groups:
+        played = zip(group.rollout_ids, group.rollouts, group.credits, strict=True)
+        for id, rollout, credit in played:
+            found |= {(id, number) for number in range(len(rollout.rows)) if credit.trains}
+    return found
 
 
 def record(folder, groups, recorded, ranks, more=lambda number, micro: {}):

@@ -21,30 +21,20 @@ WEIGHTS = {
 }
 
 
-def test_any_tensor_is_read_as_it_was():
+def test_any_tensor_is_read_as_it_was_until_the_file_ends_with_the_block():
+    before = set(os.listdir("/proc/self/fd"))
     with closing(MemoryFile()) as file:
-        written = file.write(WEIGHTS)
-        read = read_weights(file.path, written)
+        written, path = file.write(WEIGHTS), file.path
+        read = read_weights(path, written)
         assert read.keys() == WEIGHTS.keys()
         for name, tensor in WEIGHTS.items():
             torch.testing.assert_close(read[name], tensor.detach(), rtol=0, atol=0)
         assert written == fingerprint(WEIGHTS) == fingerprint(read)
-
-
-def test_new_weights_replace_the_previous_ones_whatever_their_size():
-    with closing(MemoryFile()) as file:
-        for seed, width in ((0, 4), (1, 4), (2, 9), (3, 2)):  # the same size, more, less
-            weights = {"w": torch.randn(3, width, generator=torch.Generator().manual_seed(seed))}
-            read = read_weights(file.path, file.write(weights))
+        for width in (4, 4, 9, 2):  # other weights of the same size, more, less
+            weights = {"w": torch.randn(3, width)}
+            read = read_weights(path, file.write(weights))
             torch.testing.assert_close(read["w"], weights["w"], rtol=0, atol=0)
-
-
-def test_the_file_ends_with_the_block():
-    before = set(os.listdir("/proc/self/fd"))
-    with closing(MemoryFile()) as file:
-        file.write(WEIGHTS)
-        path = file.path
-        assert os.path.exists(path)
+        del read
     assert not os.path.exists(path)
     assert set(os.listdir("/proc/self/fd")) <= before  # sockets of other tests may close meanwhile
 
@@ -111,22 +101,19 @@ def test_a_fingerprint_is_16_hex_digits_whatever_the_order_and_the_strides():
         assert fingerprint(same) == found
 
 
-CHANGES = {
-    "one bit": {"b": torch.tensor([0, 1, 2, 3.015625], dtype=torch.bfloat16)},
-    "sign of zero": {"a": torch.tensor([[-0.0, 1, 2], [3, 4, 5]])},
-    "shape": {"a": torch.arange(6, dtype=torch.float32).reshape(3, 2)},
-    "shape of nothing": {"empty": torch.zeros(3, 0)},
-    "dtype of the same bytes": {"b": FEW["b"].view(torch.int16)},
-    "one more": {"c": torch.zeros(0)},
-    "swapped": {"a": FEW["b"], "b": FEW["a"]},
-}
-
-
-@pytest.mark.parametrize("change", CHANGES)
-def test_every_difference_shows_in_the_fingerprint(change):
-    assert fingerprint(FEW | CHANGES[change]) != fingerprint(FEW)
-
-
-def test_a_renamed_or_missing_tensor_shows_in_the_fingerprint():
+def test_every_difference_shows_in_the_fingerprint():
     missing = {name: tensor for name, tensor in FEW.items() if name != "b"}
-    assert len({fingerprint(w) for w in (FEW, missing, missing | {"B": FEW["b"]})}) == 3
+    changes = {
+        "one bit": {"b": torch.tensor([0, 1, 2, 3.015625], dtype=torch.bfloat16)},
+        "sign of zero": {"a": torch.tensor([[-0.0, 1, 2], [3, 4, 5]])},
+        "shape": {"a": torch.arange(6, dtype=torch.float32).reshape(3, 2)},
+        "shape of nothing": {"empty": torch.zeros(3, 0)},
+        "dtype of the same bytes": {"b": FEW["b"].view(torch.int16)},
+        "one more": {"c": torch.zeros(0)},
+        "swapped": {"a": FEW["b"], "b": FEW["a"]},
+    }
+    others = {name: FEW | change for name, change in changes.items()}
+    others |= {"one less": missing, "renamed": missing | {"B": FEW["b"]}}
+    names_of = {fingerprint(FEW): "unchanged"}
+    for name, weights in others.items():
+        assert names_of.setdefault(fingerprint(weights), name) == name

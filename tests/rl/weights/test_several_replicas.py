@@ -25,12 +25,6 @@ def sent(policy, sync):
     return policy.adapter_weights() if sync == "adapter" else policy.weights()
 
 
-def test_a_push_without_any_replica_says_where_to_look(tmp_path):
-    policy = OnePolicy(tmp_path / "model", torch.bfloat16)
-    with pytest.raises(NoReceiver, match=r"no vLLM answers its health check: see logs/inference"):
-        pusher("shm").push(policy, 3, must_differ=False)
-
-
 @pytest.mark.parametrize("sync", ["gloo", "adapter"])
 def test_a_replica_on_a_port_needs_neither_a_folder_nor_memory_of_the_trainer(sync, tmp_path):
     policy = OnePolicy(tmp_path / "model", torch.bfloat16)
@@ -140,6 +134,8 @@ def test_the_run_ends_with_the_last_replica(replicas, tmp_path):
     replicas[2].server.faults["/resume"] = refuse
     with pytest.raises(RunFailed, match="no replica is left: inference2: vLLM refused"):
         push.push(policy, 2, must_differ=False)
+    with pytest.raises(NoReceiver, match=r"no vLLM answers its health check: see logs/inference"):
+        pusher("shm").push(policy, 3, must_differ=False)
     with pytest.raises(NoReceiver, match=r"^vLLM refused `resume`"):
         pusher("shm", replicas[2]).push(policy, 2, must_differ=False)
 
