@@ -5,6 +5,7 @@ import os
 import signal
 from pathlib import Path
 
+import psutil
 import pytest
 
 from rl.runtime.folder import RunFolder
@@ -14,11 +15,6 @@ from tests.faults.table import NEVER
 from tests.support.launching import COLD, SCRIPTED, alive, called, groups_below, stop, wait_for
 
 pytestmark = [pytest.mark.slow, pytest.mark.server, pytest.mark.timeout(1800)]
-
-
-def cores_of(pid):
-    status = Path("/proc", str(pid), "status").read_text()
-    return status.partition("Cpus_allowed_list:")[2].split()[0]
 
 
 def test_two_jobs_share_the_cores_and_a_killed_sweep_runs_only_what_is_missing(launcher):
@@ -40,7 +36,9 @@ def test_two_jobs_share_the_cores_and_a_killed_sweep_runs_only_what_is_missing(l
     try:
         assert wait_for(lambda: len([r for r in runs() if r.num_saved_steps()]) == 2, 400)
         workers = called(process.pid, "rl.trainer")
-        assert len({cores_of(pid) for pid in workers}) == len(workers) == 2
+        assert (
+            len({tuple(psutil.Process(pid).cpu_affinity()) for pid in workers}) == len(workers) == 2
+        )
         groups = groups_below(process.pid) | {process.pid}
         os.kill(process.pid, signal.SIGKILL)
         assert wait_for(lambda: not alive(groups), 5), alive(groups)

@@ -12,6 +12,8 @@ from transformers import AutoModelForCausalLM
 
 from rl.runtime.folder import RunFolder
 from rl.runtime.token_files import read_rows
+from tests.support.equal_runs import SYNC, is_time
+from tests.support.equal_runs import Run as ScriptedRun
 from tests.support.launching import COLD, ROOT
 
 pytestmark = [pytest.mark.server, pytest.mark.timeout(900)]
@@ -118,3 +120,28 @@ def test_staleness_four_under_zero3_exceeds_four_only_in_replays(launcher, monke
                 first[row.id] = kept
         assert line["staleness/mean"] == pytest.approx(line["step"] - np.mean(versions), abs=1e-4)
     assert replayed > 0
+
+
+SCHEDULES = [
+    "sampler.temperature={_target_:rl.schedule.linear,start:1.0,end:0.5,steps:5}",
+    "loss.clip_high={_target_:rl.schedule.pieces,values:{0:5.0,4:2.0}}",
+    "reward.length_penalty={_target_:rl.schedule.linear,start:0.0,end:0.05,steps:5}",
+]
+
+
+@pytest.mark.slow
+def test_a_killed_run_continues_its_schedules(tmp_path):
+    run = ScriptedRun(ROOT, "scheduled", [*SYNC, *SCHEDULES], tmp_path)
+
+    def metrics():
+        process = run.start()
+        assert process.wait() == 0, process.stdout and process.stdout.read()
+        return [{k: v for k, v in line.items() if not is_time(k)} for line in run.metrics]
+
+    whole = metrics()
+    temperatures = [line["schedule/sampler.temperature"] for line in whole]
+    assert temperatures == pytest.approx([1.0, 0.9, 0.8, 0.7, 0.6, 0.5])
+    assert [line["schedule/loss.clip_high"] for line in whole] == [5.0] * 4 + [2.0] * 2
+    shutil.rmtree(run.folder / "checkpoints" / "step_000006")  # as if killed before it was written
+    run.overrides.append("resume=true")
+    assert json.dumps(metrics()) == json.dumps(whole)

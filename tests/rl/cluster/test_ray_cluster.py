@@ -6,6 +6,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import psutil
 import pytest
 
 from rl.cluster.host import Demand, HostLost, Start
@@ -124,7 +125,7 @@ def test_killing_our_process_on_a_node_ends_only_the_processes_there(hosts, tmp_
     (lost,), other = hosts.replicas, hosts.ranks[0]
     family, part = start_family(lost, tmp_path)
     family_elsewhere, part_elsewhere = start_family(other, tmp_path)
-    os.kill(parent_of(family()[0]), signal.SIGKILL)
+    psutil.Process(family()[0]).parent().kill()
     assert wait_until(lambda: part.returncode is not None, ENDED_S)
     assert wait_until(lambda: not any(alive(pid) for pid in family()), ENDED_S)
     assert f"the host {lost.address} is lost" in part.tail()
@@ -144,7 +145,3 @@ def test_a_lost_node_ends_its_processes_and_raises_host_lost(ray_cluster, hosts,
     assert wait_until(lambda: part.returncode is not None, ENDED_S)
     with pytest.raises(HostLost, match=f"the host {lost.address} is lost"):
         lost.start(Start("part", ["true"], tmp_path / "part.log"))
-
-
-def parent_of(pid: int) -> int:
-    return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])

@@ -101,22 +101,19 @@ def fleet(fleet_of, monkeypatch) -> Fleet:
     """Return a run whose replicas both serve."""
     monkeypatch.setattr(module, "_HEALTH_EVERY_S", 0.0)
     fleet = fleet_of()
-    assert fleet.look() is None
-    assert fleet.statuses() == [SERVING, SERVING]
+    assert (fleet.look(), fleet.statuses()) == (None, [SERVING, SERVING])
     return fleet
 
 
 def test_a_replica_that_dies_is_restarted_at_its_address_if_that_is_allowed(fleet):
     before, dead = Endpoint.read(fleet.folder, "inference1"), fleet.processes["inference1"]
     fleet.kill("inference1")
-    assert fleet.look() is None
-    assert fleet.incarnations() == [0, 1]
+    assert (fleet.look(), fleet.incarnations()) == (None, [0, 1])
     assert fleet.statuses() == [SERVING, "starting vLLM, again"]
     assert Endpoint.read(fleet.folder, "inference1") == replace(before, incarnation=1)
     assert before.pid == FakeProcess.group
     assert dead.num_kills  # its engine may live on and keep the socket open
-    assert fleet.look() is None
-    assert fleet.statuses() == [SERVING, SERVING]
+    assert (fleet.look(), fleet.statuses()) == (None, [SERVING, SERVING])
     assert fleet.warnings() == [f"{KILLED}; the server is restarted, and the other one continues"]
     fleet.kill("inference0")
     assert fleet.look(may_restart=False) == ("inference0", KILLED)
@@ -154,10 +151,8 @@ def test_three_deaths_within_ten_steps_end_the_run(steps, ends, fleet):
 def test_a_second_crash_of_all_within_ten_steps_ends_the_run(second, ends, fleet):
     fleet.num_steps = 2
     fleet.kill(*NAMES)
-    assert fleet.look() is None
-    assert fleet.incarnations() == [1, 1]
-    assert fleet.look() is None
-    assert fleet.statuses() == [SERVING, SERVING]
+    assert (fleet.look(), fleet.incarnations()) == (None, [1, 1])
+    assert (fleet.look(), fleet.statuses()) == (None, [SERVING, SERVING])
     fleet.num_steps = second
     fleet.kill(*NAMES)
     expected = ("inference0", f"{KILLED} for the 2nd time within 10 steps")
@@ -169,8 +164,7 @@ def test_the_last_serving_replica_is_restarted_but_not_one_that_fails_to_start(f
     fleet.kill("inference0")
     assert fleet.look() is None
     fleet.kill("inference1")  # while the other one starts
-    assert fleet.look() is None
-    assert fleet.incarnations() == [1, 1]
+    assert (fleet.look(), fleet.incarnations()) == (None, [1, 1])
     fleet.num_steps = 50
     fleet.answering.clear()
     fleet.kill("inference0")  # before it has served again
@@ -185,8 +179,7 @@ def test_the_only_replica_is_not_restarted_if_it_answers_but_refuses_the_weights
     assert fleet.look() == ("inference0", "is unusable: it took no weights")
     fleet.num_steps = 20
     fleet.answering.clear()  # the push failed because the server crashed
-    assert fleet.look() is None
-    assert fleet.incarnations() == [1, 1]
+    assert (fleet.look(), fleet.incarnations()) == (None, [1, 1])
 
 
 @pytest.mark.parametrize(
@@ -235,14 +228,12 @@ def test_a_server_that_refuses_connections_is_ended_and_restarted(fleet):
     fleet.closed.add("inference0")
     assert fleet.look() is None
     assert fleet.processes["inference0"].num_kills == 1
-    assert fleet.look() is None
-    assert fleet.incarnations() == [1, 0]
+    assert (fleet.look(), fleet.incarnations()) == (None, [1, 0])
 
 
 def test_a_requested_restart_happens_once(fleet):
     request_restart(fleet.folder, "inference0", 0, "it took no weights")
-    assert fleet.look() is None
-    assert fleet.incarnations() == [1, 0]
+    assert (fleet.look(), fleet.incarnations()) == (None, [1, 0])
     assert fleet.warnings()[0].startswith("is unusable: it took no weights; the server is")
     request_restart(fleet.folder, "inference0", 0, "said late")  # of a start that is over
     assert [fleet.look() for _ in range(3)] == [None] * 3

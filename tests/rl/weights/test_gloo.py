@@ -17,6 +17,7 @@ from threading import enumerate as enumerate_threads
 from types import SimpleNamespace
 from typing import Any
 
+import psutil
 import pytest
 import torch
 
@@ -110,24 +111,17 @@ def replica(number: int, run: Any = worker, *more: Any) -> Iterator[Any]:
         process.join()
 
 
-def listeners(pid: int | None) -> set[str]:
+def listeners(pid: int) -> set[str]:
     """Return the addresses on which a process listens for TCP connections."""
-    links = [os.readlink(fd) for fd in Path(f"/proc/{pid}/fd").iterdir() if fd.is_symlink()]
-    sockets = {link[8:-1] for link in links if link.startswith("socket:")}
-    found = set()
-    for table in ("tcp", "tcp6"):
-        for line in Path(f"/proc/net/{table}").read_text().splitlines()[1:]:
-            fields = line.split()
-            if fields[3] == "0A" and fields[9] in sockets:
-                found.add(fields[1].partition(":")[0])
-    return found
+    found = psutil.Process(pid).net_connections("tcp")
+    return {one.laddr.ip for one in found if one.status == psutil.CONN_LISTEN}
 
 
 def test_all_workers_get_every_byte_and_a_dead_or_hanging_worker_is_an_error_in_time(tmp_path):
     sender = opened("gloo", 60.0)
     with replica(2) as workers:
         sender.connect(workers)
-        loopback = {"0100007F"}
+        loopback = {"127.0.0.1"}
         assert [listeners(p.pid) for p in workers.processes] == [loopback, loopback]
         assert listeners(os.getpid()) <= loopback
         for step in range(2):
