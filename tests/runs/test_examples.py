@@ -4,7 +4,14 @@ The files of examples/cluster are not run: composition, shell syntax, versions.
 """
 
 import os
+import re
+import shlex
+import subprocess
 import sys
+from pathlib import Path
+
+import pytest
+import yaml
 
 from rl.config.build import build
 from rl.config.check import check
