@@ -13,13 +13,11 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator
-from itertools import zip_longest
 from pathlib import Path
-from typing import Any
 
 from benchmarks._covering import Assignment, Covering
 from tests.support.composing import REPO
-from tests.support.equal_runs import SYNC, Run, is_time
+from tests.support.equal_runs import SYNC, Record, Run, first_difference
 from tests.support.launching import alive, groups_below, wait_for
 
 SCHEDULES = [
@@ -91,9 +89,8 @@ def difference(number: int, row: Assignment, output: Path) -> str:
     resumed.overrides.append("resume=true")
     if problem := _failed(resumed):
         return f"resumed after {saved} steps: {problem}"
-    for one, other in zip_longest(_records(whole), _records(resumed)):
-        if one != other:
-            return f"resumed after {saved} steps: {_first_key(one, other)}"
+    if found := first_difference(_records(whole), _records(resumed), {}):
+        return f"resumed after {saved} steps: {found[:600]}"
     if len({json.dumps(marks) for marks in whole.checkpoints.values()}) < STEPS // EVERY:
         return "equal, but the weights do not change, so the comparison is useless"
     return ""
@@ -122,30 +119,19 @@ def _failed(run: Run) -> str:
     return f"status {process.returncode}: {screen[-2000:]}" if process.returncode else ""
 
 
-def _records(run: Run) -> Iterator[tuple[str, dict[str, Any]]]:
+def _records(run: Run) -> Iterator[Record]:
     """Yield all that must be equal: metrics, rollouts, evaluations and weights, without times.
 
     A rejected group is written with the next batch, so its file and its line depend on the time at
     which it finishes. Its rollouts are yielded last, in the order of their ids.
     """
-    rejected: list[tuple[str, dict[str, Any]]] = []
+    rejected: list[Record] = []
     for where, record in run.records():
-        if where.startswith("push of"):
-            continue
-        compared = {key: json.dumps(v) for key, v in record.items() if not is_time(key)}
         if where.startswith("rollouts/") and not record["used"]:
-            rejected.append((record["id"], compared))
-        else:
-            yield where, compared
+            rejected.append((record["id"], record))
+        elif not where.startswith("push of"):
+            yield where, record
     yield from sorted(rejected, key=lambda item: item[0])
-
-
-def _first_key(one: Any, other: Any) -> str:
-    if one is None or other is None or one[0] != other[0]:
-        return f"{one and one[0]} whole, {other and other[0]} resumed"
-    keys = [key for key in {**one[1], **other[1]} if one[1].get(key) != other[1].get(key)]
-    found = [f"{key}: {one[1].get(key)} whole, {other[1].get(key)} resumed" for key in keys[:4]]
-    return f"{one[0]} {'; '.join(found)[:600]}"
 
 
 def main() -> int:
