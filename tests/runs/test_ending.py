@@ -15,7 +15,7 @@ from rl.runtime.token_files import read_rows
 from tests.faults.running import ScriptedRun
 from tests.faults.table import FAULTS, Case
 from tests.support import launching
-from tests.support.launching import COLD, SCRIPTED, alive, below, called, ended, groups_below, stop
+from tests.support.launching import COLD, SCRIPTED, alive, below, called, ended, groups_below
 
 pytestmark = [pytest.mark.server, pytest.mark.timeout(900)]
 
@@ -46,8 +46,7 @@ BROKEN_RUN = [
 )
 def test_a_killed_process_ends_the_run_and_leaves_nothing(victim, launcher):
     name, engine = f"without-{victim[3:] or 'supervisor'}", SCRIPTED if victim else []
-    process = launcher.start(name, "max_steps=5000", *engine, warm=COLD)
-    try:
+    with launcher.start(name, "max_steps=5000", *engine, warm=COLD) as process:
         run_folder = RunFolder(launcher.output / name)
         assert launching.wait_for(lambda: len(read_metrics(run_folder)) > 0, 400)
         groups = groups_below(process.pid)
@@ -61,24 +60,19 @@ def test_a_killed_process_ends_the_run_and_leaves_nothing(victim, launcher):
             assert "Traceback" not in screen.partition("The end of")[0]
         assert launching.wait_for(lambda: not alive(groups), 5), alive(groups)
         assert process.wait(timeout=5) == (1 if victim else -signal.SIGKILL)
-    finally:
-        stop(process)
 
 
 @pytest.mark.slow
 def test_two_ranks_stop_after_the_same_step(launcher):
     demonstrations = ["loss=sft", "sampler=demonstrations"]
     sizes = ["trainer.ranks=2", "max_steps=5000", "trainer.checkpoint_every=0"]
-    process = launcher.start("two-ranks", *demonstrations, *sizes, warm=COLD)
     run_folder = RunFolder(launcher.output / "two-ranks")
-    try:
+    with launcher.start("two-ranks", *demonstrations, *sizes, warm=COLD) as process:
         assert launching.wait_for(lambda: len(read_metrics(run_folder)) > 2, 400)
         groups = groups_below(process.pid)
         for pid in [*below(process.pid), process.pid]:
             os.kill(pid, signal.SIGUSR2)
         screen, _ = process.communicate(timeout=60)
-    finally:
-        stop(process)
     assert process.returncode == 0, screen
     assert launching.wait_for(lambda: not alive(groups), 5), alive(groups)
     assert run_folder.resume_point().step == len(read_metrics(run_folder)) > 2
@@ -113,8 +107,7 @@ def case(name: str) -> Case:
 @pytest.mark.slow
 def test_a_second_crash_within_ten_steps_ends_the_run_with_its_log_and_a_checkpoint(tmp_path):
     one = ScriptedRun(case("KILL inference"), tmp_path)
-    process = one.start("max_steps=500", "trainer.checkpoint_every=0")
-    try:
+    with one.start("max_steps=500", "trainer.checkpoint_every=0") as process:
         assert launching.wait_for(lambda: one.is_at("generation", 2), 120)
         groups = groups_below(process.pid)
         os.kill(one.pid("inference"), signal.SIGKILL)
@@ -122,8 +115,6 @@ def test_a_second_crash_within_ten_steps_ends_the_run_with_its_log_and_a_checkpo
         assert launching.wait_for(lambda: steps_done(read_metrics(one.folder)) > done + 1, 120)
         os.kill(one.pid("inference"), signal.SIGKILL)
         result = ended(process, one.folder.path)
-    finally:
-        stop(process)
     assert result.status == 1
     message = result.screen.rpartition("the run failed")[2]
     assert "inference ended with status -9" in message

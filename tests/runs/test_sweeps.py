@@ -12,7 +12,7 @@ from rl.runtime.folder import RunFolder
 from rl.runtime.metrics import read_metrics
 from rl.runtime.sweep_folder import SweepFolder
 from tests.faults.table import NEVER
-from tests.support.launching import COLD, SCRIPTED, alive, called, groups_below, stop, wait_for
+from tests.support.launching import COLD, SCRIPTED, alive, called, groups_below, wait_for
 
 pytestmark = [pytest.mark.slow, pytest.mark.server, pytest.mark.timeout(1800)]
 
@@ -32,8 +32,7 @@ def test_two_jobs_share_the_cores_and_a_killed_sweep_runs_only_what_is_missing(l
     def runs():
         return [RunFolder(Path(r.folder)) for r in sweep.records().values() if r.folder]
 
-    process = launcher.start("at-once-${seed}", *jobs, warm=COLD)
-    try:
+    with launcher.start("at-once-${seed}", *jobs, warm=COLD) as process:
         assert wait_for(lambda: len([r for r in runs() if r.num_saved_steps()]) == 2, 400)
         workers = called(process.pid, "rl.trainer")
         assert (
@@ -42,9 +41,6 @@ def test_two_jobs_share_the_cores_and_a_killed_sweep_runs_only_what_is_missing(l
         groups = groups_below(process.pid) | {process.pid}
         os.kill(process.pid, signal.SIGKILL)
         assert wait_for(lambda: not alive(groups), 5), alive(groups)
-    finally:
-        stop(process)
-    process.communicate()
     saved = {run.name for run in runs()}
     assert all(record.state == "running" for record in sweep.records().values())
 

@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -59,11 +60,17 @@ class Result:
         return [json.loads(x) for x in (self.folder / "metrics.jsonl").read_text().splitlines()]
 
 
-def begin(
-    command: list[str] | str, folder: Path, environment: Mapping[str, str]
-) -> subprocess.Popen:
+class Process(subprocess.Popen):
+    """A process that ends at the end of its `with` block, also of a test that fails."""
+
+    def __exit__(self, *error: Any) -> None:
+        stop(self)
+        super().__exit__(*error)
+
+
+def begin(command: list[str] | str, folder: Path, environment: Mapping[str, str]) -> Process:
     """Start a command, or a line of a shell, in a folder and in a session of its own."""
-    return subprocess.Popen(
+    return Process(
         command,
         shell=isinstance(command, str),
         cwd=folder,
@@ -92,7 +99,7 @@ class Launcher:
     output: Path
     environment: dict[str, str]
 
-    def start(self, name: str, *overrides: str, warm: Sequence[str] = WARM) -> subprocess.Popen:
+    def start(self, name: str, *overrides: str, warm: Sequence[str] = WARM) -> Process:
         # Use a relative path, as the default is, to notice code that expects an absolute one.
         output = os.path.relpath(self.output, ROOT)
         command = [sys.executable, "train.py", f"run_name={name}", f"output_dir={output}"]
