@@ -35,9 +35,8 @@ def test_two_jobs_share_the_cores_and_a_killed_sweep_runs_only_what_is_missing(l
     with launcher.start("at-once-${seed}", *jobs, warm=COLD) as process:
         assert wait_for(lambda: len([r for r in runs() if r.num_saved_steps()]) == 2, 400)
         workers = called(process.pid, "rl.trainer")
-        assert (
-            len({tuple(psutil.Process(pid).cpu_affinity()) for pid in workers}) == len(workers) == 2
-        )
+        cores = {tuple(psutil.Process(pid).cpu_affinity()) for pid in workers}
+        assert len(cores) == len(workers) == 2
         groups = groups_below(process.pid) | {process.pid}
         os.kill(process.pid, signal.SIGKILL)
         assert wait_for(lambda: not alive(groups), 5), alive(groups)
