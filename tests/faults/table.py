@@ -21,28 +21,17 @@ _INT, _TERM = signal.SIGINT, signal.SIGTERM
 
 @dataclass(frozen=True)
 class Fault:
-    """One kind of fault.
-
-    Attributes:
-        outcomes: the allowed outcomes. A fault at the moment "start" may always end the run with a
-            message, and one at the moment "end" may come too late.
-        victim: process that gets the signals.
-        signals: signals, and seconds to wait between them.
-        damage: what happens to the files of the run (see running.py).
-        engine: faults of the scripted engine (tests/support/engine_faults.py) from the start on.
-        overrides: overrides of the run from the start on.
-        rejects: whether the fault makes groups unscorable, so that their examples are not trained.
-    """
-
     name: str
+    # The allowed outcomes. A fault at the moment "start" may always end the run with a message, and
+    # one at the moment "end" may come too late.
     outcomes: set[str]
     moments: Sequence[str] = MOMENTS
-    victim: str = ""
-    signals: Sequence[float] = ()
-    damage: str = ""
-    engine: Sequence[dict[str, object]] = ()
-    overrides: Sequence[str] = ()
-    rejects: bool = False
+    victim: str = ""  # process that gets the signals
+    signals: Sequence[float] = ()  # signals, and seconds to wait between them
+    damage: str = ""  # what happens to the files of the run (see running.py)
+    engine: Sequence[dict[str, object]] = ()  # of tests/support/engine_faults.py, from the start on
+    overrides: Sequence[str] = ()  # of the run, from the start on
+    rejects: bool = False  # whether groups become unscorable, so their examples are not trained
 
 
 def _on_every_process() -> list[Fault]:
