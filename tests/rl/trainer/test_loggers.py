@@ -226,14 +226,18 @@ def test_every_step_is_there_as_soon_as_it_was_logged(tmp_path):
 
 
 def test_a_resumed_run_writes_no_step_twice(tmp_path):
-    lost = started(tmp_path, 7, 7, 7)
-    lost.finish()  # without a checkpoint, so the run starts again
-    still_open = started(tmp_path, 0, 1, 2, 3, 4)
+    lost = started(tmp_path, 0, 1, 2, 3, 4)
     RunFolder(tmp_path).checkpoint(3).mkdir(parents=True)  # killed at step 5: 3 and 4 are lost
     again = started(tmp_path, 30, 40, 50, first=3)
     expected = [(0, 0), (1, 1), (2, 2), (3, 30), (4, 40), (5, 50)]
     assert curves(tmp_path) == {"train/reward": expected}
-    del still_open, again
+    del lost, again  # until then, both files are open
+
+
+def test_a_run_without_a_checkpoint_that_starts_again_writes_no_step_twice(tmp_path):
+    for rewards in ((0, 1, 2), (0, 10, 20)):
+        started(tmp_path, *rewards).finish()
+    assert curves(tmp_path) == {"train/reward": [(0, 0), (1, 10), (2, 20)]}
 
 
 @pytest.mark.parametrize("broken", ["at the start", "later"])
