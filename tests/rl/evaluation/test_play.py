@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from itertools import combinations
 from statistics import stdev
+from typing import Any
 
 import pytest
 
@@ -78,7 +79,7 @@ class Lazy(Sequence):
     def __len__(self):
         return 1_000_000
 
-    def __getitem__(self, index):
+    def __getitem__(self, index) -> Any:
         self.made.append(index)
         return Example(id=index, env="scripted", messages=[])
 
