@@ -87,7 +87,7 @@ cuda-check: lock-check ## compare our code with vLLM's CUDA wheel, test placemen
 	@$(BIN)/python -m pip download --disable-pip-version-check --quiet --no-deps --only-binary :all: -d .venv/cuda-wheel \
 	    --platform manylinux_2_28_x86_64 -r <(grep '^vllm==' requirements-cuda.lock)
 	@OFFBYONE_CUDA_WHEEL=$$(ls .venv/cuda-wheel/*.whl) $(BIN)/python -m pytest -n 0 tests/gpu/test_cuda_wheel.py tests/rl/placement \
-	    tests/rl/runtime/test_devices.py tests/rl/learner/test_on_device.py tests/rl/weights/test_between_gpus.py
+	    tests/rl/runtime/test_devices.py tests/rl/learner/test_on_device.py tests/rl/weights/test_gloo.py
 
 clean: ## remove .venv and caches, but never outputs/
 	rm -rf .venv .pytest_cache .ruff_cache .hypothesis build *.egg-info

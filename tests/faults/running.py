@@ -6,7 +6,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, suppress
 from itertools import islice
@@ -18,12 +18,8 @@ from rl.runtime.folder import RunFolder
 from rl.runtime.metrics import read_metrics, steps_done
 from rl.runtime.status import read_statuses
 from tests.faults.table import Case
-from tests.support.launching import ROOT, Result, alive, begin, below, ended, groups_below, wait_for
-from tests.support.whole_runs import (
-    MOST_MISMATCH,
-    every_token_has_a_version_that_may_be_trained,
-    nothing_is_lost_or_trained_twice,
-)
+from tests.support import launching, whole_runs
+from tests.support.launching import ROOT, Result, alive, begin, groups_below, wait_for
 
 MAX_STEPS = 8
 RUN = [
@@ -95,28 +91,22 @@ class ScriptedRun:
             endpoint = Endpoint.read(self.folder, name)
             return endpoint.pid if endpoint else 0
         if victim == "reaper":
-            for pid in below(self.process.pid):
-                with suppress(OSError):
-                    if b"reaper.py" in Path(f"/proc/{pid}/cmdline").read_bytes():
-                        return pid
-            return 0
+            return next(iter(launching.called(self.process.pid, "reaper.py")), 0)
         status = read_statuses(self.folder).get(victim)
         return status.pid if status else 0
 
     def inflict(self) -> None:
         """Wait for the moment of the case, and let its fault happen."""
         assert self.process
-        case, process = self.case, self.process
+        case, process, name = self.case, self.process, self.case.fault.victim
 
         def due() -> bool:
-            here = self.is_at(case.moment, case.step) and bool(
-                not case.fault.victim or self.pid(case.fault.victim)
-            )
+            here = self.is_at(case.moment, case.step) and (not name or self.pid(name) > 0)
             return here or process.poll() is not None
 
-        if not _comes_closely(due, self.longest_s):
+        if not wait_for(due, self.longest_s, every=0.01):  # because some moments are short
             return  # the row then says that the fault did not happen
-        victim = self.pid(case.fault.victim) if case.fault.victim else 0
+        victim = self.pid(name) if name else 0
         for each in case.fault.signals:
             if process.poll() is not None or victim <= 1:
                 return  # the run has ended; kill(0) would signal the group of the campaign
@@ -155,7 +145,7 @@ class RealRun(ScriptedRun):
     """A run with the real vLLM."""
 
     settings = (*RUN, "trainer.wait_timeout=500", "inference.startup_timeout=400")
-    longest_s, most_mismatch = 1500, MOST_MISMATCH
+    longest_s, most_mismatch = 1500, whole_runs.MOST_MISMATCH
 
     def engine(self) -> list[str]:
         return ["sampler.rollout_timeout=100"]
@@ -195,7 +185,7 @@ def _attempt(one: ScriptedRun, problems: list[str], *more: str, inflicts: bool =
     """Start a run and return its outcome. Add what it leaves, and an unclear end, to `problems`."""
     process, groups = one.start(*more), set[int]()
     with ThreadPoolExecutor(2) as pool:
-        end = pool.submit(ended, process, one.folder.path, one.longest_s)
+        end = pool.submit(launching.ended, process, one.folder.path, one.longest_s)
         fault = pool.submit(one.inflict) if inflicts else None
         while not end.done():
             groups |= groups_below(process.pid)
@@ -230,19 +220,11 @@ def _lost(one: ScriptedRun) -> list[str]:
         return ["no step was done"]
     try:
         if not one.case.fault.rejects:
-            nothing_is_lost_or_trained_twice(one.folder)
-        every_token_has_a_version_that_may_be_trained(one.folder, one.most_mismatch)
+            whole_runs.nothing_is_lost_or_trained_twice(one.folder)
+        whole_runs.every_token_has_a_version_that_may_be_trained(one.folder, one.most_mismatch)
     except (AssertionError, KeyError, OSError) as error:
         return [f"{type(error).__name__}: {error} ({format_location(error)})"]
     return []
-
-
-def _comes_closely(condition: Callable[[], bool], seconds: float) -> bool:
-    """Return whether the condition holds within the time; looks more often than `wait_for`."""
-    deadline = time.monotonic() + seconds
-    while not (holds := condition()) and time.monotonic() < deadline:
-        time.sleep(0.01)
-    return holds
 
 
 def _mount(*arguments: str | Path) -> None:
@@ -254,7 +236,6 @@ def _left_in_shared_memory() -> set[str]:
     used = set[str]()
     for maps in Path("/proc").glob("[0-9]*/maps"):
         with suppress(OSError):
-            used |= {
-                line.split()[-1] for line in maps.read_text().splitlines() if "/dev/shm" in line
-            }
+            lines = maps.read_text().splitlines()
+            used |= {line.split()[-1] for line in lines if "/dev/shm" in line}
     return {str(path) for path in Path("/dev/shm").iterdir()} - used

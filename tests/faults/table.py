@@ -16,41 +16,30 @@ MOMENTS = ("start", "generation", "push", "checkpoint", "evaluation", "end")
 LATER = MOMENTS[1:]
 END, MESSAGE, STOPPED = {"end"}, {"message"}, {"stopped"}
 NEVER = 10**9
+_INT, _TERM = signal.SIGINT, signal.SIGTERM
 
 
 @dataclass(frozen=True)
 class Fault:
-    """One kind of fault.
-
-    Attributes:
-        outcomes: the allowed outcomes. A fault at the moment "start" may always end the run with a
-            message, and one at the moment "end" may come too late.
-        victim: process that gets the signals.
-        signals: signals, and seconds to wait between them.
-        damage: what happens to the files of the run (see running.py).
-        engine: faults of the scripted engine (tests/support/engine_faults.py) from the start on.
-        overrides: overrides of the run from the start on.
-        rejects: whether the fault makes groups unscorable, so that their examples are not trained.
-    """
-
     name: str
+    # The allowed outcomes. A fault at the moment "start" may always end the run with a message, and
+    # one at the moment "end" may come too late.
     outcomes: set[str]
     moments: Sequence[str] = MOMENTS
-    victim: str = ""
-    signals: Sequence[float] = ()
-    damage: str = ""
-    engine: Sequence[dict[str, object]] = ()
-    overrides: Sequence[str] = ()
-    rejects: bool = False
+    victim: str = ""  # process that gets the signals
+    signals: Sequence[float] = ()  # signals, and seconds to wait between them
+    damage: str = ""  # what happens to the files of the run (see running.py)
+    engine: Sequence[dict[str, object]] = ()  # of tests/support/engine_faults.py, from the start on
+    overrides: Sequence[str] = ()  # of the run, from the start on
+    rejects: bool = False  # whether groups become unscorable, so their examples are not trained
 
 
 def _on_every_process() -> list[Fault]:
     """Return KILL, TERM, and STOP for 3 s, of every process of the tree."""
-    kill, term, pause = (signal.SIGKILL,), (signal.SIGTERM,), (signal.SIGSTOP, 3.0, signal.SIGCONT)
+    kill, term, pause = (signal.SIGKILL,), (_TERM,), (signal.SIGSTOP, 3.0, signal.SIGCONT)
     ends = {"inference": END, "rollouts": MESSAGE, "trainer.rank0": MESSAGE}
-    asked = {"inference": END, "rollouts": STOPPED, "trainer.rank0": STOPPED}
     ends |= {"supervisor": STOPPED, "reaper": END}
-    asked |= {"supervisor": STOPPED, "reaper": END}
+    asked = ends | {"rollouts": STOPPED, "trainer.rank0": STOPPED}
     return [
         *(Fault(f"KILL {name}", of, victim=name, signals=kill) for name, of in ends.items()),
         *(Fault(f"TERM {name}", of, victim=name, signals=term) for name, of in asked.items()),
@@ -58,14 +47,23 @@ def _on_every_process() -> list[Fault]:
     ]
 
 
-def _environment(fault: str) -> Sequence[str]:
-    return [
-        "env._target_=tests.support.faulty_reversal.FaultyReversal", f"+env.fault={fault}",
-        "sampler.rollout_timeout=2",
-    ]  # fmt: skip
+def _answering(name: str, outcomes: set[str], times: int, **engine: object) -> Fault:
+    """Return a fault of the answers to requests, from the ninth on."""
+    faults = [{"at": 9, "times": times, **engine}]
+    return Fault(name, outcomes, ["generation"], engine=faults, rejects=times == NEVER)
 
 
-_INT, _TERM = signal.SIGINT, signal.SIGTERM
+def _playing(name: str, fault: str) -> Fault:
+    overrides = ["env._target_=tests.support.faulty_reversal.FaultyReversal"]
+    overrides += [f"+env.fault={fault}", "sampler.rollout_timeout=2"]
+    return Fault(name, END, ["generation"], overrides=overrides, rejects=True)
+
+
+def _pushing(name: str, outcomes: set[str], at: int, *overrides: str, **engine: object) -> Fault:
+    faults = [{"path": "/update_weights", "at": at, **engine}]
+    return Fault(name, outcomes, ["push"], engine=faults, overrides=overrides)
+
+
 FAULTS = [
     *_on_every_process(),
     Fault("Ctrl-C", STOPPED, victim="supervisor", signals=(_INT,)),
@@ -74,38 +72,24 @@ FAULTS = [
     Fault("full disk", MESSAGE, LATER, damage="fill the disk"),
     Fault("read-only checkpoint folder", MESSAGE, LATER, damage="make checkpoints read-only"),
     Fault("socket of vLLM removed", END, LATER, damage="remove the socket"),
-    Fault("vLLM answers 500 three times", END, ["generation"],
-          engine=[{"fault": "Status", "status": 500, "at": 9, "times": 3}]),
+    _answering("vLLM answers 500 three times", END, 3, fault="Status", status=500),
     # A group may use up its retries before 32 requests in a row have failed.
-    Fault("vLLM answers 500 for ever", MESSAGE, ["generation"],
-          engine=[{"fault": "Status", "status": 500, "at": 9, "times": NEVER}], rejects=True),
-    Fault("vLLM answers half a body three times", END, ["generation"],
-          engine=[{"fault": "CutShort", "at": 9, "times": 3}]),
-    Fault("vLLM answers garbage three times", END, ["generation"],
-          engine=[{"fault": "Garbage", "at": 9, "times": 3}]),
-    Fault("vLLM answers garbage for ever", MESSAGE, ["generation"],
-          engine=[{"fault": "Garbage", "at": 9, "times": NEVER}], rejects=True),
+    _answering("vLLM answers 500 for ever", MESSAGE, NEVER, fault="Status", status=500),
+    _answering("vLLM answers half a body three times", END, 3, fault="CutShort"),
+    _answering("vLLM answers garbage three times", END, 3, fault="Garbage"),
+    _answering("vLLM answers garbage for ever", MESSAGE, NEVER, fault="Garbage"),
     # A restarted vLLM counts its pushes again, and gets three.
-    Fault("vLLM ends at a push", END, ["push"],
-          engine=[{"fault": "Exit", "path": "/start_weight_update", "at": 5}]),
-    Fault("vLLM refuses every push", MESSAGE, ["push"],
-          engine=[{"fault": "Status", "status": 500, "path": "/update_weights", "at": 3,
-                   "times": NEVER}]),
-    Fault("vLLM never answers a push", MESSAGE, ["push"],
-          overrides=["trainer.wait_timeout=8", "sampler.rollout_timeout=5"],
-          engine=[{"fault": "Hang", "seconds": 600, "path": "/update_weights", "at": 3,
-                   "times": NEVER}]),
+    _pushing("vLLM ends at a push", END, 5, fault="Exit", path="/start_weight_update"),
+    _pushing("vLLM refuses every push", MESSAGE, 3, fault="Status", status=500, times=NEVER),
+    _pushing("vLLM never answers a push", MESSAGE, 3, "trainer.wait_timeout=8",
+             "sampler.rollout_timeout=5", fault="Hang", seconds=600, times=NEVER),
     Fault("vLLM never answers three requests", END, ["generation"],
           engine=[{"fault": "Hang", "seconds": 600, "at": 9, "times": 3}],
           overrides=["sampler.rollout_timeout=4"], rejects=True),
-    Fault("slow environment", END, ["generation"], overrides=_environment("slow"),
-          rejects=True),
-    Fault("hanging environment", END, ["generation"], overrides=_environment("hang"),
-          rejects=True),
-    Fault("environment raises", END, ["generation"], overrides=_environment("raise"),
-          rejects=True),
-    Fault("environment returns NaN", END, ["generation"], overrides=_environment("not-a-number"),
-          rejects=True),
+    _playing("slow environment", "slow"),
+    _playing("hanging environment", "hang"),
+    _playing("environment raises", "raise"),
+    _playing("environment returns NaN", "not-a-number"),
     Fault("loss is NaN once", END, ["generation"],
           overrides=["loss._target_=tests.support.nan_loss.nan_once"]),
     Fault("loss is NaN for ever", MESSAGE, ["generation"],
@@ -136,11 +120,9 @@ class Case:
 
     def write_engine_faults(self, path: Path) -> None:
         """Write the faults of the scripted engine, and delays that make the moments longer."""
-        slow = [
-            {"fault": "Hang", "seconds": 0.1, "times": NEVER},
-            {"fault": "Hang", "seconds": 0.3, "times": NEVER, "path": "/start_weight_update"},
-        ]
-        path.write_text(json.dumps([*self.fault.engine, *slow]))
+        slow = {"fault": "Hang", "seconds": 0.1, "times": NEVER}
+        slow_push = {**slow, "seconds": 0.3, "path": "/start_weight_update"}
+        path.write_text(json.dumps([*self.fault.engine, slow, slow_push]))
 
 
 def cases(num_runs: int, seed: int) -> list[Case]:

@@ -47,9 +47,7 @@ def main() -> int:
         if (ended := done.pop("running", None)) is not None:
             done["next"] = ended + 1
             note(file, ended, "the process ended or hung")
-        with Limits(
-            lambda number: write_atomically(state, json.dumps({**done, "running": number}))
-        ) as it:
+        with Limits(lambda n: write_atomically(state, json.dumps({**done, "running": n}))) as it:
             while done["next"] < chosen.cases:
                 began, first = time.monotonic(), done["next"]
                 numbers = range(first, min(first + PIECE, chosen.cases))

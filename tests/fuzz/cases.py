@@ -19,17 +19,9 @@ ADDRESS_GIB = 4  # address space beyond that of the start
 
 @dataclass(frozen=True)
 class Reader:
-    """A reader with its inputs.
-
-    Attributes:
-        make: function that returns a case, drawn with a random generator.
-        read: function that reads a case; it may return anything.
-        documented: the errors that the reader documents.
-    """
-
-    make: Callable[[Random], Any]
-    read: Callable[[Any], object]
-    documented: tuple[type[Exception], ...] = ()
+    make: Callable[[Random], Any]  # returns a case, drawn with a random generator
+    read: Callable[[Any], object]  # reads a case; it may return anything
+    documented: tuple[type[Exception], ...] = ()  # the errors that the reader documents
 
 
 class TooSlow(BaseException):
@@ -42,8 +34,7 @@ class Limits:
     def __init__(
         self, running: Callable[[int], object] = lambda _: None, seconds: float = SECONDS
     ) -> None:
-        self._running = running
-        self.seconds = seconds
+        self._running, self.seconds = running, seconds
 
     def __enter__(self) -> Self:
         pages = int(Path("/proc/self/statm").read_text().split()[0])

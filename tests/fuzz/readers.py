@@ -34,28 +34,17 @@ from tests.fuzz.damage import changed_tree, damaged
 from tests.support.fuzz import texts, tokens
 from tests.support.scripted import HI, SAMPLER, tiny_renderer
 
+COOLER = "sampler.temperature={_target_:rl.schedule.linear,start:1.0,end:0.5,steps:5}"
 COMPOSITIONS = (
-    ("run_name=fuzz",),
-    ("loss=ppo", "env=wiki-search", "evaluation=default"),
-    (
-        "loss=gspo",
-        "adapter=lora",
-        "deepspeed=zero3_offload",
-        "updates_per_batch=2",
-        "correction=mis",
-    ),
-    ("loss=sft", "sampler=demonstrations", "env=mixture", "logger=several"),
-    ("kl=adaptive", "reference=initial", "order=difficulty", "buffer=replay", "strategy=branch"),
-    ("env=composed", "env.dataset.path=data.jsonl", "model=hf", "model.path=/models/m"),
-    ("loss=distill", "reference=model", "reference.path=/models/teacher", "cluster=ray"),
-    (
-        "sampler.temperature={_target_:rl.schedule.linear,start:1.0,end:0.5,steps:5}",
-        "inference=external",
-        "env=math-file",
-        "env.questions.dataset.path=q.jsonl",
-        "stop_when='train/reward > 0.9'",
-        "max_time=3h",
-    ),
+    "run_name=fuzz",
+    "loss=ppo env=wiki-search evaluation=default",
+    "loss=gspo adapter=lora deepspeed=zero3_offload updates_per_batch=2 correction=mis",
+    "loss=sft sampler=demonstrations env=mixture logger=several",
+    "kl=adaptive reference=initial order=difficulty buffer=replay strategy=branch",
+    "env=composed env.dataset.path=data.jsonl model=hf model.path=/models/m",
+    "loss=distill reference=model reference.path=/models/teacher cluster=ray",
+    f"{COOLER} inference=external env=math-file env.questions.dataset.path=q.jsonl "
+    "stop_when='train/reward>0.9' max_time=3h",
 )
 
 
@@ -63,7 +52,7 @@ def config(folder: Path) -> Reader:
     """Return the check of a configuration, and its typed nodes."""
     from tests.support.composing import composed
 
-    bases = [composed(f"output_dir={folder}", *overrides) for overrides in COMPOSITIONS]
+    bases = [composed(f"output_dir={folder}", *names.split()) for names in COMPOSITIONS]
 
     def read(made: dict[str, Any]) -> None:
         check(made)
@@ -99,10 +88,8 @@ def tools(folder: Path) -> Reader:
 
     def make(rng: Random) -> Any:
         if rng.random() < 0.3:  # a call as a remote endpoint or an environment passes it
-            given = rng.choice(
-                (call, {**call, "function": {"name": "look", "arguments": '{"word": 1}'}})
-            )
-            made = changed_tree(given["function"], rng)
+            other = {"name": "look", "arguments": '{"word": 1}'}
+            made = changed_tree(rng.choice((call["function"], other)), rng)
             known = made if isinstance(made, dict) else {}
             names = {"name": known.get("name"), "arguments": known.get("arguments")}
             return {**call, "function": names}
@@ -125,13 +112,9 @@ def token_files(folder: Path) -> Reader:
     """Return the reader of the token record."""
     run_folder, rng = RunFolder(folder / "run"), np.random.default_rng(0)
     lengths = [3, 5, 2]
-    sampled = {
-        "token_ids": rng.integers(0, 99, 10, np.int32),
-        "mask": np.array([False, True] * 5),
-        "mu": rng.standard_normal(10, np.float32),
-        "version": np.zeros(10, np.int32),
-        "turns": np.zeros(10, np.int32),
-    }
+    sampled = {"token_ids": rng.integers(0, 99, 10, np.int32), "mask": np.array([False, True] * 5)}
+    sampled |= {"mu": rng.standard_normal(10, np.float32)}
+    sampled |= {name: np.zeros(10, np.int32) for name in ("version", "turns")}
     rollouts = run_folder.tokens_of(5, "rollouts")
     ids, rows = ["000000.0", "000000.1", "000000.1"], [0, 0, 1]
     write_lines(rollouts, Lines(ids, rows, lengths, sampled))
@@ -265,10 +248,5 @@ def wire(folder: Path) -> Reader:
     return Reader(make, read, (msgspec.DecodeError, RunFailed, NoMoreBatches))
 
 
-READERS: dict[str, Callable[[Path], Reader]] = {
-    "config": config,
-    "tools": tools,
-    "tokens": token_files,
-    "checkpoint": checkpoint,
-    "wire": wire,
-}
+READERS: dict[str, Callable[[Path], Reader]] = {"config": config, "tools": tools}
+READERS |= {"tokens": token_files, "checkpoint": checkpoint, "wire": wire}

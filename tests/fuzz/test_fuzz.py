@@ -22,7 +22,7 @@ from rl.runtime.token_files import Lines, read_rows, write_lines
 from rl.trainer.rollouts_link import RolloutsLink
 from rl.wire import HEADER, Call, pack, unpack
 from tests.fuzz.cases import Limits, findings
-from tests.fuzz.readers import READERS, look
+from tests.fuzz.readers import COOLER, READERS, look
 from tests.support.composing import composed
 
 CASES = {"config": 60, "tools": 300, "tokens": 300, "checkpoint": 300, "wire": 500}
@@ -30,7 +30,9 @@ FOUND = {  # cases that were findings: a class without a key that rl/ reads; a s
     "config": [692, 13750],
     "checkpoint": [441],
 }
-TEMPERATURE = "sampler.temperature={_target_:rl.schedule.linear,start:1.0,end:0.5,steps:5}"
+NESTED: list = []
+for _ in range(3000):
+    NESTED = [NESTED]
 
 
 @pytest.mark.parametrize("name", READERS)
@@ -41,23 +43,17 @@ def test_a_damaged_input_is_read_or_refused_by_the_documented_error(name, tmp_pa
         assert list(findings(reader, name, 0, numbers, limits)) == []
 
 
-def nested(levels: int) -> list:
-    value: list = []
-    for _ in range(levels):
-        value = [value]
-    return value
-
-
 @pytest.mark.parametrize(
     ("overrides", "group", "values"),
     [
         ([], "loss", {"clip_low": {}, "clip_high": {}}),
-        ([], "deepspeed", {"x": nested(3000)}),
-        ([], "env", {"words": nested(3000)}),
-        ([TEMPERATURE], "sampler", {"_target_": 1.5}),
-        ([TEMPERATURE], "", {"max_steps": "many"}),
-        ([TEMPERATURE], "", {"max_steps": -(10**30)}),
+        ([], "deepspeed", {"x": NESTED}),
+        ([], "env", {"words": NESTED}),
+        ([COOLER], "sampler", {"_target_": 1.5}),
+        ([COOLER], "", {"max_steps": "many"}),
+        ([COOLER], "", {"max_steps": -(10**30)}),
     ],
+    ids=["clip", "deepspeed", "env", "target", "text", "negative"],
 )
 def test_a_wrong_configuration_is_a_config_error(overrides, group, values):
     config = composed(*overrides)
@@ -67,7 +63,7 @@ def test_a_wrong_configuration_is_a_config_error(overrides, group, values):
 
 
 def test_a_tool_name_that_is_no_text_is_an_answer_for_the_policy():
-    call = {"function": {"name": nested(3000), "arguments": {}}}
+    call = {"function": {"name": NESTED, "arguments": {}}}
     episode = Episode(Example(0, "e", []), [])
     answer = asyncio.run(Toolbox((look,), timeout=60.0).answer(call, episode))
     assert answer["content"].startswith("Error: there is no tool with a list as name.")
@@ -121,12 +117,8 @@ def test_a_token_file_that_is_damaged_or_of_another_kind_is_named(tmp_path):
     whole = path.read_bytes()
     assert len(read_rows(folder, 5)) == 1
     table = parquet.read_table(path)
-    others = [
-        table.drop(["id"]),
-        table.drop(["mask"]),
-        table.rename_columns(["row", "id", "a", "b"]),
-    ]
-    for other in others:
+    renamed = table.rename_columns(["row", "id", "a", "b"])
+    for other in (table.drop(["id"]), table.drop(["mask"]), renamed):
         parquet.write_table(other, path)
         with pytest.raises(ValueError, match=r"step_000005\.\*\.parquet is damaged .*: delete the"):
             read_rows(folder, 5)

@@ -1,4 +1,11 @@
-"""Try the mutations one after the other and print which of them no test notices."""
+"""Put plausible mistakes into a copy of the code, one at a time, and see which tests fail.
+
+    python -m tests.mutations                          every mistake
+    python -m tests.mutations --select "objective*"    mistakes by name
+
+This is too slow for the suite. `tests/test_mutations.py` checks only that every mistake still
+applies to the code.
+"""
 
 import argparse
 import os
@@ -33,8 +40,8 @@ def copy_of(repo: Path, folder: Path) -> Path:
 
 def outcome_of(mutation: Mutation, root: Path, timeout: float) -> tuple[str, str]:
     """Run the tests with the mistake; return the outcome and the first test that failed."""
-    if not mutation.tests:
-        return "only with vLLM", mutation.server
+    if mutation.needs_vllm:
+        return "only with vLLM", mutation.tests[0]
     path = root / mutation.file
     before = path.read_text()
     path.write_text(mutation.applied(root))

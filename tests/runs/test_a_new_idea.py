@@ -10,7 +10,7 @@ from envs.episode import Episode
 from envs.messages import assistant
 from losses.groups import ScoredGroup
 from tests.support import printed
-from tests.support.launching import ROOT, SCRIPTED, Result, begin, ended
+from tests.support.launching import ROOT, SCRIPTED, Result, begin, ended, nightly
 
 PAGE = ROOT / "docs" / "a-new-idea.md"
 FILES, (_, TABLE, FIRST_LOOK, SWEEP) = printed.files(PAGE), printed.commands(PAGE)
@@ -30,21 +30,13 @@ def do(command: str, folder: Path) -> Result:
     return ended(begin(typed, folder, environment), folder / "outputs" / "first-look", 400)
 
 
-def test_each_idea_is_one_file_and_one_yaml_and_the_loss_has_a_test_table():
+def test_each_idea_is_one_file_and_one_yaml_and_the_table_of_the_loss_holds(relay):
     parts = {"env": "relay", "loss": "patient", "advantage": "turn_median"}
-    expected = {
-        file
-        for group, name in parts.items()
-        for file in (f"{name}.py", f"conf/{group}/{name}.yaml")
-    }
-    assert set(FILES) == {*expected, "test_patient.py", "conf/does_patience_help.yaml"}
-
-
-def test_the_sweep_judges_its_arms_on_the_same_examples():
-    assert "override evaluation: default" in FILES["conf/does_patience_help.yaml"]
-
-
-def test_the_table_holds(relay):
+    code = {f"{name}.py" for name in parts.values()}
+    settings = {f"conf/{group}/{name}.yaml" for group, name in parts.items()}
+    sweep = "conf/does_patience_help.yaml"
+    assert set(FILES) == {*code, *settings, "test_patient.py", sweep}
+    assert "override evaluation: default" in FILES[sweep]  # arms are judged on the same examples
     done = do(TABLE, relay)
     assert done.status == 0, done.screen
     assert "1 passed" in done.screen
@@ -93,9 +85,7 @@ def test_wrong_settings_are_refused_before_anything_starts(command, wrong, said,
     assert said in done.screen
 
 
-@pytest.mark.slow
-@pytest.mark.server
-@pytest.mark.timeout(600)
+@nightly
 def test_the_first_look_shows_what_the_page_says(relay):
     done = do(f"{FIRST_LOOK} {' '.join(SCRIPTED)}", relay)
     assert done.status == 0, done.screen[-6000:]

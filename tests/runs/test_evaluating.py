@@ -1,38 +1,34 @@
 """Evaluation on the real stack: during training, of a checkpoint, and of an external server."""
 
 import json
-import subprocess
 import sys
 from pathlib import Path
 
 import httpx
 import pytest
 
-from tests.support.launching import COLD, ROOT, SCRIPTED
+from tests.support.launching import COLD, ROOT, SCRIPTED, Result, begin, ended
 from tests.support.serving import serving
 
 pytestmark = [pytest.mark.server, pytest.mark.timeout(900)]
 
 LETTERS = "env.reward_weights={exact: 0.0, similarity: 1.0}"
-EVALUATION = ["evaluation=default", "evaluation.every=2", "evaluation.num_examples=8"]
 FEW = ["num_examples=6", "rollouts_per_example=4", "model.max_seq_len=1024", LETTERS]
 
 
 @pytest.fixture(scope="module")
 def trained(launcher):
-    few = ["batch_size=16", "group_size=4"]
-    return launcher.succeed("evaluated", "max_steps=3", *few, *EVALUATION, LETTERS, warm=COLD)
+    few = ["batch_size=16", "group_size=4", "evaluation=default", "evaluation.every=2"]
+    few += ["evaluation.num_examples=8", LETTERS]
+    return launcher.succeed("evaluated", "max_steps=3", *few, warm=COLD)
 
 
-def evaluate(output: Path, name: str, *overrides: str) -> tuple[subprocess.CompletedProcess, Path]:
+def evaluate(output: Path, name: str, *overrides: str) -> Result:
     command = [sys.executable, "evaluate.py", f"output_dir={output}", f"run_name={name}"]
-    done = subprocess.run(
-        [*command, *overrides], cwd=ROOT, capture_output=True, text=True, timeout=600, check=False
-    )
-    return done, output / name
+    return ended(begin([*command, *overrides], ROOT, {}), output / name)
 
 
-def test_a_run_evaluates_its_first_its_last_and_every_other_version(trained):
+def test_a_run_evaluates_its_first_its_last_and_every_other_version_and_keeps_rollouts(trained):
     lines = {line["step"]: line for line in trained.metrics}
     assert list(lines) == [0, 1, 2, 3]
     assert [step for step, line in lines.items() if "eval/reward" in line] == [0, 2, 3]
@@ -40,9 +36,6 @@ def test_a_run_evaluates_its_first_its_last_and_every_other_version(trained):
     assert 0 <= lines[0]["eval/reward"] <= 1
     assert "eval reward" in trained.screen or "eval/reward" in trained.screen
     assert [line["staleness/max"] for line in trained.metrics[:3]] == [0, 1, 1]
-
-
-def test_every_evaluated_rollout_is_on_disk(trained):
     for version in (0, 2, 3):
         path = trained.folder / "evaluations" / f"version_{version:06d}.jsonl"
         rollouts = [json.loads(line) for line in path.read_text().splitlines()]
@@ -53,15 +46,15 @@ def test_every_evaluated_rollout_is_on_disk(trained):
 def test_a_checkpoint_is_evaluated_by_a_new_server(trained, tmp_path):
     model = trained.folder / "checkpoints" / "step_000003" / "hf"
     mine = [f"model.path={model}", "client=tokens", SCRIPTED[0]]
-    done, folder = evaluate(tmp_path, "mine", *mine, *FEW)
-    assert done.returncode == 0, done.stdout + done.stderr
-    summary = json.loads((folder / "summary.json").read_text())
+    done = evaluate(tmp_path, "mine", *mine, *FEW)
+    assert done.status == 0, done.screen
+    summary = json.loads((done.folder / "summary.json").read_text())
     assert (summary["num_rollouts"], summary["num_scored"]) == (24, 24)
     assert 0 <= summary["reward"] < 1
-    assert "pass@4" in done.stdout
-    assert "rollouts.html" in done.stdout
-    assert len((folder / "rollouts.jsonl").read_text().splitlines()) == 24
-    assert not (folder / "sockets").exists()
+    assert "pass@4" in done.screen
+    assert "rollouts.html" in done.screen
+    assert len((done.folder / "rollouts.jsonl").read_text().splitlines()) == 24
+    assert not (done.folder / "sockets").exists()
 
 
 @pytest.mark.slow
@@ -71,12 +64,10 @@ def test_the_adapter_of_a_lora_run_is_evaluated_with_its_base(launcher, tmp_path
     result = launcher.succeed("lora", *taught, *lora, LETTERS)
     adapter = result.folder / "checkpoints" / "step_000040" / "hf"
     assert not (adapter / "model.safetensors").exists()
-
-    done, folder = evaluate(tmp_path, "lora", f"model.path={adapter}", *FEW)
-
-    assert done.returncode == 0, done.stdout + done.stderr
+    done = evaluate(tmp_path, "lora", f"model.path={adapter}", *FEW)
+    assert done.status == 0, done.screen
     # The base without the adapter scores 0.02.
-    assert json.loads((folder / "summary.json").read_text())["reward"] > 0.1
+    assert json.loads((done.folder / "summary.json").read_text())["reward"] > 0.1
 
 
 @pytest.mark.slow
@@ -86,16 +77,15 @@ def test_an_external_server_is_evaluated_by_chat_messages(trained, tmp_path, mon
         remote = ["client=messages", f"client.url={url}", "client.api_key_variable=THEIR_KEY"]
         few = ["num_examples=6", "rollouts_per_example=4", "sampler.max_tokens=32", LETTERS]
         monkeypatch.setenv("THEIR_KEY", "secret")
-        done, folder = evaluate(tmp_path, "good", *remote, "client.model=them", *few)
-        assert done.returncode == 0, done.stdout + done.stderr
-        summary = json.loads((folder / "summary.json").read_text())
+        done = evaluate(tmp_path, "good", *remote, "client.model=them", *few)
+        assert done.status == 0, done.screen
+        summary = json.loads((done.folder / "summary.json").read_text())
         assert 0 <= summary["reward"] < 1
         assert summary["mean_length"] > 1
-        assert "secret" not in (folder / "config.yaml").read_text() + done.stdout
-
-        wrong, _ = evaluate(tmp_path, "model", *remote, "client.model=nobody", *few)
-        assert (wrong.returncode, "Traceback" in wrong.stderr) == (1, False)
-        assert "the server knows no model client.model=nobody" in wrong.stderr
+        assert "secret" not in (done.folder / "config.yaml").read_text() + done.screen
+        wrong = evaluate(tmp_path, "model", *remote, "client.model=nobody", *few)
+        assert (wrong.status, "Traceback" in wrong.screen) == (1, False)
+        assert "the server knows no model client.model=nobody" in wrong.screen
 
         # tests/envs/test_http_client.py checks the message for this status.
         headers = {"Authorization": "Bearer wrong"}

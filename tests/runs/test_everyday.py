@@ -13,13 +13,12 @@ import pytest
 from rl.learner.optim import AdamW
 from tests.support import printed
 from tests.support.composing import composed
-from tests.support.launching import ROOT, Result, begin, ended
+from tests.support.launching import ROOT, SCRIPTED, Result, begin, ended, nightly
 
 PAGE = ROOT / "docs" / "everyday.md"
 FILES, COMMANDS = printed.files(PAGE), printed.commands(PAGE)
 _, SCHEDULED, FIRST, SECOND, EVALUATE, SHOWN, PLAN, REPORT = COMMANDS
-SCRIPTED = "inference._target_=scripted_vllm.ScriptedVLLM"
-SHORT = f"{SCRIPTED} sampler=sync sync.max_mismatch=1e9 batch_size=16 group_size=8"
+SHORT = f"{' '.join(SCRIPTED)} sampler=sync batch_size=16 group_size=8"
 SECONDS = 300
 
 
@@ -40,8 +39,7 @@ def typed(command: str) -> str:
 
 
 def environment(folder: Path) -> dict[str, str]:
-    paths = (ROOT, ROOT / "tests" / "support", folder)
-    return {"PYTHONPATH": os.pathsep.join(map(str, paths)), "OFFBYONE_CACHE": str(folder / "cache")}
+    return {"PYTHONPATH": f"{ROOT}:{folder}", "OFFBYONE_CACHE": str(folder / "cache")}
 
 
 def do(command: str, folder: Path, name: str = "") -> Result:
@@ -54,9 +52,8 @@ def test_the_scheduled_command_is_accepted_but_for_a_mistake_that_is_added(mine)
     assert done.status == 2, done.screen
     title, *problems = done.screen.strip().splitlines()
     assert title == "this run cannot start:"
-    assert {problem.partition("batch_size=17 is ")[1] for problem in problems} == {
-        "batch_size=17 is "
-    }
+    assert problems
+    assert all("batch_size=17 is " in problem for problem in problems)
 
 
 def test_the_configuration_is_shown_whole_and_by_group_and_planned(mine):
@@ -85,9 +82,7 @@ def first(mine) -> Result:
     return do(f"{FIRST.replace('trainer.profile=2 ', '')} {early} {SHORT}", mine, "first")
 
 
-@pytest.mark.slow
-@pytest.mark.server
-@pytest.mark.timeout(600)
+@nightly
 def test_a_run_logs_the_metric_follows_the_schedule_is_profiled_and_stops_early(first):
     assert first.status == 0, first.screen
     assert "ended before max_steps=50: stop_when=step >= 2 is fulfilled" in first.screen
@@ -134,14 +129,11 @@ class Pdb:
             os.close(self._terminal)
 
 
-@pytest.mark.slow
-@pytest.mark.server
-@pytest.mark.timeout(600)
+@nightly
 def test_breakpoint_opens_pdb_in_the_terminal_in_a_run_from_the_weights_of_another(first, mine):
     text = FILES["watched.py"]
-    (mine / "watched.py").write_text(
-        text.replace("    ratio =", "    breakpoint()\n    ratio =", 1)
-    )
+    stops = text.replace("    ratio =", "    breakpoint()\n    ratio =", 1)
+    (mine / "watched.py").write_text(stops)
     user = Pdb(f"{SECOND} max_steps=1 model.max_tokens=32 {SHORT}", mine)
     status = user.answer("p tokens.logprobs.requires_grad, most + 37", "p most * 1000")
     (mine / "watched.py").write_text(text)
@@ -155,7 +147,6 @@ def test_breakpoint_opens_pdb_in_the_terminal_in_a_run_from_the_weights_of_anoth
     assert model == str(first.folder / "checkpoints" / "step_000003" / "hf")
     config = (mine / "outputs" / "second" / "config.yaml").read_text()
     assert "init_from: first:3\n" in config
-
     diff = do("diff outputs/first/config.yaml outputs/second/config.yaml", mine)
     assert diff.status == 1
     assert "< max_steps: 50\n" in diff.screen
@@ -165,18 +156,14 @@ def test_breakpoint_opens_pdb_in_the_terminal_in_a_run_from_the_weights_of_anoth
     assert "Initial weights from other runs: first, step 3." in report.screen
 
 
-@pytest.mark.slow
-@pytest.mark.server
-@pytest.mark.timeout(600)
+@nightly
 def test_a_file_is_evaluated_and_python_reads_the_run(first, mine):
-    few = f"{SCRIPTED} num_examples=2 rollouts_per_example=2 model.max_tokens=32"
+    few = f"{SCRIPTED[0]} num_examples=2 rollouts_per_example=2 model.max_tokens=32"
     done = do(f"{EVALUATE} {few}", mine, "on-my-file")
     assert done.status == 0, done.screen
-    lines = (done.folder / "rollouts.jsonl").read_text().splitlines()
-    assert {json.loads(line)["messages"][0]["content"] for line in lines} == {
-        "reverse abc",
-        "reverse tree",
-    }
+    lines = map(json.loads, (done.folder / "rollouts.jsonl").read_text().splitlines())
+    questions = {line["messages"][0]["content"] for line in lines}
+    assert questions == {"reverse abc", "reverse tree"}
     looked = do("python look.py", mine)
     assert looked.status == 0, looked.screen
     assert "columns of tokens id row update" in looked.screen

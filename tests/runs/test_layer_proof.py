@@ -17,27 +17,27 @@ pytestmark = [pytest.mark.server]
 STEP = 1e-3  # relative change of a weight: most bfloat16 weights round back to their old value
 
 
+def layer(**parameters: torch.Tensor) -> torch.nn.Module:
+    made = torch.nn.Module()
+    for name, value in parameters.items():
+        setattr(made, name, torch.nn.Parameter(value, requires_grad=False))
+    return made
+
+
 class Model(torch.nn.Module):
     """A model like those of vLLM after a push: q, k and v fused, one more layer, a norm."""
 
     packed_modules_mapping = {"qkv": ["q", "k", "v"]}  # noqa: RUF012 as vLLM has it
 
     def __init__(self, weights: dict[str, torch.Tensor]) -> None:
+        from vllm.model_executor.layers.utils import dispatch_cpu_unquantized_gemm
+
         super().__init__()
-        fused = torch.cat([weights[f"{part}.weight"] for part in "qkv"])
-        for name, weight in (("qkv", fused), ("out", weights["out.weight"])):
-            self.add_module(name, linear(weight))
-        self.norm = torch.nn.Module()
-        self.norm.weight = torch.nn.Parameter(weights["norm.weight"].clone(), requires_grad=False)
-
-
-def linear(weight: torch.Tensor) -> torch.nn.Module:
-    from vllm.model_executor.layers.utils import dispatch_cpu_unquantized_gemm
-
-    layer = torch.nn.Module()
-    layer.weight = torch.nn.Parameter(weight.clone(), requires_grad=False)
-    dispatch_cpu_unquantized_gemm(layer, remove_weight=True)
-    return layer
+        self.qkv = layer(weight=torch.cat([weights[f"{part}.weight"] for part in "qkv"]))
+        self.out = layer(weight=weights["out.weight"].clone())
+        self.norm = layer(weight=weights["norm.weight"].clone())
+        for linear in (self.qkv, self.out):
+            dispatch_cpu_unquantized_gemm(linear, remove_weight=True)
 
 
 def weights(dtype: torch.dtype) -> dict[str, torch.Tensor]:
@@ -78,28 +78,25 @@ def test_a_layer_that_is_one_step_behind_is_named_and_no_other(dtype, step):
 def test_if_weights_can_be_compared_a_single_difference_is_found():
     """On a GPU no layer is repacked, so a difference of one rounding in one weight is found."""
     sent = weights(torch.bfloat16)
-    layer = torch.nn.Linear(64, 128, bias=False).bfloat16()
-    layer.weight.data.copy_(sent["out.weight"])
-    model = torch.nn.ModuleDict({"out": layer})
+    model = torch.nn.ModuleDict({"out": layer(weight=sent["out.weight"].clone())})
     assert differing(model, sent) == []
-    layer.weight.data[3, 5] *= 1 + 2**-7
+    model.get_parameter("out.weight").data[3, 5] *= 1 + 2**-7
     assert differing(model, sent) == ["out.weight"]
 
 
-@pytest.mark.parametrize("behind", [False, True])
-def test_a_layer_that_vllm_names_in_its_own_way_is_compared_too(behind):
+def test_a_layer_that_vllm_names_in_its_own_way_is_compared_too():
     from vllm.model_executor.models.utils import WeightsMapper
 
     from rl.weights.vllm_proof import as_vllm_names
 
     sent = weights(torch.bfloat16)
-    model = Model({**sent, "out.weight": sent["out.weight"] * 1.01} if behind else sent)
-    model.hf_to_vllm_mapper = WeightsMapper(
-        orig_to_new_prefix={"theirs.": ""}, orig_to_new_stacked={".q": (".qkv", "q")}
-    )
     theirs = {f"theirs.{name}": tensor for name, tensor in sent.items()}
-    named = as_vllm_names(model, theirs)
-    assert differing(model, named) == (["out.weight"] if behind else [])
+    for factor, found in ((1, []), (1.01, ["out.weight"])):
+        model = Model({**sent, "out.weight": sent["out.weight"] * factor})
+        model.hf_to_vllm_mapper = WeightsMapper(
+            orig_to_new_prefix={"theirs.": ""}, orig_to_new_stacked={".q": (".qkv", "q")}
+        )
+        assert differing(model, as_vllm_names(model, theirs)) == found
 
 
 def test_the_log_names_the_parameters_that_cannot_be_compared():
@@ -123,19 +120,14 @@ def experts(w13: torch.Tensor, w2: torch.Tensor) -> torch.nn.Module:
 
     kernel = object.__new__(CPUUnquantizedExperts)
     kernel.moe_config = SimpleNamespace(intermediate_size_per_partition=32, activation="silu")
-    layer = torch.nn.Module()
-    for name, weight in (("w13_weight", w13), ("w2_weight", w2)):
-        packed = cpu_prepack_moe_weight(weight, "vec")
-        setattr(layer, name, torch.nn.Parameter(packed, requires_grad=False))
-    layer.moe_config = kernel.moe_config
-    layer.quant_method = SimpleNamespace(
+    packed = {"w13_weight": w13, "w2_weight": w2}
+    fused = layer(**{name: cpu_prepack_moe_weight(w, "vec") for name, w in packed.items()})
+    fused.moe_config = kernel.moe_config
+    fused.quant_method = SimpleNamespace(
         unquantized_backend=UnquantizedMoeBackend.CPU,
         moe_kernel=SimpleNamespace(fused_experts=kernel),
     )
-    model = torch.nn.Module()
-    model.experts = torch.nn.Module()
-    model.experts.routed_experts = layer
-    return model
+    return torch.nn.ModuleDict({"experts": torch.nn.ModuleDict({"routed_experts": fused})})
 
 
 def test_an_expert_that_is_one_step_behind_is_found_in_the_fused_weights():
@@ -145,43 +137,26 @@ def test_an_expert_that_is_one_step_behind_is_found_in_the_fused_weights():
     stale = w2.clone()
     stale[1, 5, 7] *= 1 + 2**-7
     assert differing(experts(w13, stale), sent) == ["experts.routed_experts.w2_weight"]
-    unpacked = experts(w13, w2)
-    unpacked.get_parameter("experts.routed_experts.w13_weight").data.copy_(
-        w13
-    )  # as after a reload by vLLM 0.32
+    unpacked = experts(w13, w2)  # as after a reload by vLLM 0.32
+    unpacked.get_parameter("experts.routed_experts.w13_weight").data.copy_(w13)
     assert differing(unpacked, sent) == ["experts.routed_experts.w13_weight"]
     assert len(differing(experts(w13, w2), {})) == 2  # no weight has a known name
 
 
 def test_a_tied_head_and_a_fused_bias_are_compared_under_the_names_that_were_sent():
-    sent = {"embed.weight": torch.randn(8, 4)}
-    sent |= {f"{part}.{leaf}": torch.randn(4, *size) for part in "qkv" for leaf, size in LEAVES}
-    model = torch.nn.Module()
-    model.packed_modules_mapping = {"qkv": ["q", "k", "v"]}
-    model.embed, model.lm_head, model.qkv = (torch.nn.Module() for _ in range(3))
+    leaves = ("weight", "bias")
+    sent = {f"{part}.weight": torch.randn(4, 4) for part in "qkv"}
+    sent |= {f"{part}.bias": torch.randn(4) for part in "qkv"}
+    sent["embed.weight"] = torch.randn(8, 4)
     padded = torch.cat([sent["embed.weight"], torch.zeros(2, 4)])  # as vLLM pads a vocabulary
-    model.embed.weight = torch.nn.Parameter(padded)
-    model.lm_head.weight = model.embed.weight
-    for leaf, _ in LEAVES:
-        fused = torch.cat([sent[f"{part}.{leaf}"] for part in "qkv"])
-        setattr(model.qkv, leaf, torch.nn.Parameter(fused))
+    fused = {leaf: torch.cat([sent[f"{part}.{leaf}"] for part in "qkv"]) for leaf in leaves}
+    parts = {"embed": layer(weight=padded), "lm_head": layer(), "qkv": layer(**fused)}
+    parts["lm_head"].weight = parts["embed"].weight
+    model = torch.nn.ModuleDict(parts)
+    model.packed_modules_mapping = {"qkv": ["q", "k", "v"]}
     assert differing(model, sent) == []
     model.get_parameter("qkv.bias").data[9] += 1
     assert differing(model, sent) == ["qkv.bias"]
-
-
-LEAVES = (("weight", (4,)), ("bias", ()))
-
-
-def test_a_parameter_that_was_neither_compared_nor_loaded_ends_the_push(monkeypatch):
-    engine = updated_engine(monkeypatch, weights(torch.float32))
-    engine.model.scale = torch.nn.Parameter(torch.ones(3))
-    engine._loaded = {"scale"}
-    received = engine._received
-    engine.finish_weight_update()
-    engine._loaded, engine._received = {"qkv.weight"}, received
-    with pytest.raises(RuntimeError, match=r"pushed weights in \['scale'\]"):
-        engine.finish_weight_update()
 
 
 def updated_engine(monkeypatch, received, held=None):
@@ -197,25 +172,29 @@ def updated_engine(monkeypatch, received, held=None):
     return engine
 
 
-@pytest.mark.parametrize("behind", [False, True])
-def test_an_update_with_a_stale_layer_is_refused_before_it_is_finished(behind, monkeypatch):
+def test_an_update_with_a_stale_or_unknown_parameter_is_refused_before_it_is_finished(monkeypatch):
     from rl.weights import vllm_plugin
 
     sent = weights(torch.bfloat16)
-    received = a_step_later(sent, 0) if behind else sent
-    engine = updated_engine(monkeypatch, received, sent)
-    if behind:
-        with pytest.raises(
-            RuntimeError, match=r"pushed weights in \['norm.weight', 'out.weight', 'qkv.weight'\]"
-        ):
-            engine.finish_weight_update()
-    else:
+    later = a_step_later(sent, 0)
+    said = r"pushed weights in \['norm.weight', 'out.weight', 'qkv.weight'\]"
+    with pytest.raises(RuntimeError, match=said):
+        updated_engine(monkeypatch, later, sent).finish_weight_update()
+    for received in (sent, later):
+        engine = updated_engine(monkeypatch, received, sent)
+        engine.parallel_config.tensor_parallel_size = 2  # each worker holds a part of a parameter
         engine.finish_weight_update()
-        monkeypatch.setattr(vllm_plugin, "finalize_layerwise_reload", pytest.fail)
-        engine.finish_weight_update()  # nothing was received since
-    engine = updated_engine(monkeypatch, received, sent)
-    engine.parallel_config.tensor_parallel_size = 2  # each worker holds a part of a parameter
+    engine = updated_engine(monkeypatch, sent)
+    engine.model.scale = torch.nn.Parameter(torch.ones(3))
+    engine._loaded = {"scale"}
     engine.finish_weight_update()
+    engine._loaded, engine._received = {"qkv.weight"}, sent
+    with pytest.raises(RuntimeError, match=r"pushed weights in \['scale'\]"):
+        engine.finish_weight_update()
+    engine = updated_engine(monkeypatch, sent)
+    engine.finish_weight_update()
+    monkeypatch.setattr(vllm_plugin, "finalize_layerwise_reload", pytest.fail)
+    engine.finish_weight_update()  # nothing was received since
 
 
 def test_a_parameter_that_shares_memory_with_the_push_is_named():
@@ -234,8 +213,7 @@ def test_an_adapter_matrix_that_differs_from_the_sent_one_is_named():
     from rl.weights.vllm_proof import adapted_layers_that_differ
 
     form = PEFTHelper(r=2, lora_alpha=6, target_modules=["q", "v", "o"])
-    names = ["q", "v", "o"]
-    sent = {(n, a): torch.randn(2, 5) if a else torch.randn(4, 2) for n in names for a in (0, 1)}
+    sent = {(n, a): torch.randn(2, 5) if a else torch.randn(4, 2) for n in "qvo" for a in (0, 1)}
 
     def layer_of(*parts):  # two slots of rank 8, of which the second is in use
         layer = SimpleNamespace()
@@ -255,7 +233,7 @@ def test_an_adapter_matrix_that_differs_from_the_sent_one_is_named():
         return sorted(set(adapted_layers_that_differ(manager, slot, sent, form)))
 
     assert wrong() == []
-    assert wrong(slot=0) == sorted(names)
+    assert wrong(slot=0) == ["o", "q", "v"]
     manager.modules["qv"].lora_b_stacked[1][1, 0, 3, 1] += 1e-3
     assert wrong() == ["v"]
     del manager.modules["o"]
@@ -287,21 +265,18 @@ def test_a_vllm_that_no_run_started_starts_as_without_our_plugin(monkeypatch):
         assert changed == (backend if current_platform.is_cpu() else "mp")
 
 
-@pytest.mark.parametrize("is_ours", [True, False])
-def test_vllm_of_a_run_imports_from_the_working_folder_after_all_libraries(
-    is_ours, monkeypatch, tmp_path
-):
+def test_vllm_of_a_run_imports_from_the_working_folder_after_all_libraries(monkeypatch, tmp_path):
     from rl.weights import vllm_plugin
 
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", [*sys.path])
     monkeypatch.setattr(vllm_plugin, "patch_cpu_start", lambda: None)
-    monkeypatch.setattr(vllm_plugin.WeightTransferEngineFactory, "_registry", {})
     monkeypatch.delenv(STARTED_BY_RUN, raising=False)
-    if is_ours:
+    for is_ours in (False, True):
+        monkeypatch.setattr(vllm_plugin.WeightTransferEngineFactory, "_registry", {})
+        vllm_plugin.register()
+        assert (sys.path[-1] == str(tmp_path)) == is_ours
         monkeypatch.setenv(STARTED_BY_RUN, "1")
-    vllm_plugin.register()
-    assert (sys.path[-1] == str(tmp_path)) == is_ours
 
 
 def test_the_functions_of_nccl_are_declared_as_in_vllm():

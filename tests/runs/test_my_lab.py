@@ -16,10 +16,10 @@ import pytest
 from rl.runtime.folder import RunFolder
 from rl.runtime.metrics import read_metrics
 from rl.runtime.sweep_folder import DONE, SweepFolder
+from tests.support import launching
 from tests.support.answers import Answers, completion
-from tests.support.launching import ROOT, Result, alive, begin, ended, groups_below, wait_for
+from tests.support.launching import ROOT, Result, begin, ended, nightly
 
-LIMIT = pytest.mark.timeout(600)
 TRAIN = ["offbyone", "train"]
 CHOICES = ["env=lockers", "loss=focal", "sampler=one_call", "buffer=varied", "order=frontier"]
 SMALL = ["batch_size=16", "group_size=4", "trainer.wait_timeout=400"]
@@ -42,18 +42,8 @@ class Lab:
 
 @pytest.fixture(scope="module")
 def lab(tmp_path_factory) -> Lab:
+    """Build and install the wheel beside the locked packages, and make a folder with it."""
     home = tmp_path_factory.mktemp("home")
-    programs = installed_wheel(home)
-    path = os.pathsep.join([str(programs), os.environ["PATH"]])
-    environment = {"PATH": path, "OFFBYONE_CACHE": str(home)}
-    lab = Lab(home / "my-lab", environment)
-    result = ended(begin(["offbyone", "new", "my-lab"], home, environment), home, 60)
-    assert result.status == 0, result.screen
-    return lab
-
-
-def installed_wheel(home: Path) -> Path:
-    """Build and install the wheel beside the locked packages; return the folder of programs."""
     pip = [sys.executable, "-m", "pip", "--disable-pip-version-check", "--quiet"]
     # Build from a copy, because a build leaves files behind that the next build would include.
     unneeded = shutil.ignore_patterns(".*", "outputs", "build", "__pycache__")
@@ -68,7 +58,11 @@ def installed_wheel(home: Path) -> Path:
     (wheel,) = home.glob("*.whl")
     python = ["--python", str(home / "venv" / "bin" / "python")]
     subprocess.run([*pip, *python, "install", "--no-deps", "-I", str(wheel)], check=True)
-    return home / "venv" / "bin"
+    path = os.pathsep.join([str(home / "venv" / "bin"), os.environ["PATH"]])
+    environment = {"PATH": path, "OFFBYONE_CACHE": str(home)}
+    result = ended(begin(["offbyone", "new", "my-lab"], home, environment), home, 60)
+    assert result.status == 0, result.screen
+    return Lab(home / "my-lab", environment)
 
 
 @pytest.mark.slow
@@ -88,10 +82,9 @@ def test_its_own_tests_pass_and_every_yaml_of_it_with_them(lab):
 def test_the_new_folder_is_accepted_and_the_check_names_only_the_real_mistake(lab, command, said):
     result = lab.run([*TRAIN, *command, "batch_size=17"])
     assert result.status == 2, result.screen
-    title, *problems = result.screen.strip().splitlines()
+    title, problem = result.screen.strip().splitlines()
     assert title == f"{said}:"
-    assert len(problems) == 1
-    assert problems[0].startswith("- batch_size=17 is not a multiple of group_size=16")
+    assert problem.startswith("- batch_size=17 is not a multiple of group_size=16")
 
 
 @pytest.mark.parametrize(
@@ -130,12 +123,12 @@ def interrupted(lab) -> Result:
     command, folder = [*TRAIN, *CHOICES, *SMALL, *MODEL, *settings], lab.folder / "outputs" / "mine"
     process = begin(command, lab.folder, lab.environment)
     saved = folder / "checkpoints" / "step_000002"
-    wait_for(lambda: saved.is_dir() or process.poll() is not None, 300)
-    groups = groups_below(process.pid)
+    launching.wait_for(lambda: saved.is_dir() or process.poll() is not None, 300)
+    groups = launching.groups_below(process.pid)
     process.send_signal(signal.SIGINT)
     result = ended(process, folder, 60)
     assert result.status == 130, result.screen
-    assert wait_for(lambda: not alive(groups), 5), alive(groups)
+    assert launching.wait_for(lambda: not launching.alive(groups), 5), launching.alive(groups)
     return result
 
 
@@ -144,10 +137,8 @@ def rollouts(result: Result, step: int) -> list[dict]:
     return [json.loads(line) for line in path.read_text().splitlines()]
 
 
-@pytest.mark.slow
-@LIMIT
-@pytest.mark.server
-def test_a_run_trains_with_everything_of_the_folder(interrupted):
+@nightly
+def test_a_run_trains_with_everything_of_the_folder_and_can_be_resumed(interrupted, lab):
     first, second = interrupted.metrics[:2]
     assert "train/focus" in first  # the loss
     assert first["rollout/tool_calls"] == first["rollout/tool_errors"] > 0  # the environment
@@ -164,31 +155,18 @@ def test_a_run_trains_with_everything_of_the_folder(interrupted):
     saved = max((interrupted.folder / "checkpoints").glob("step_*"))
     state = json.loads((saved / "state.json").read_text())["rollouts"]
     assert len(state["order"]["variances"]) >= 8  # two batches of four groups
-
-
-@pytest.mark.slow
-@LIMIT
-@pytest.mark.server
-def test_the_printed_command_resumes_the_run(interrupted, lab):
+    # The printed command resumes the run.
     (line,) = [line for line in interrupted.screen.splitlines() if "resume=true" in line]
     result = lab.run(line.strip().removeprefix("go on").lstrip(": "), "mine")
     assert result.status == 0, result.screen
     assert [metrics["step"] for metrics in result.metrics] == [0, 1, 2, 3]
 
 
-@pytest.mark.slow
-@LIMIT
-@pytest.mark.server
+@nightly
 def test_its_sweep_trains_and_ends_with_a_table(lab):
     # The sweep's own jobs are checked above. These jobs imitate the expert, which needs no vLLM.
     jobs = ["hydra.sweeper.params=null", "seed=0,1", "loss=sft", "sampler=demonstrations"]
-    brief = [
-        "max_steps=1",
-        "batch_size=16",
-        "group_size=4",
-        "model.warm_start=null",
-        "evaluation=none",
-    ]
+    brief = [*SMALL, "max_steps=1", "model.warm_start=null", "evaluation=none"]
     result = lab.run([*TRAIN, "--config-name", "does_focal_help", *jobs, *brief])
     assert result.status == 0, result.screen
     (sweep,) = (lab.folder / "outputs" / "sweeps").iterdir()

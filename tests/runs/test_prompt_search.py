@@ -5,12 +5,11 @@ environment wants it backwards, and begins with the prompt that says the opposit
 """
 
 import json
-import subprocess
 import sys
 
 import pytest
 
-from tests.support.launching import COLD, ROOT
+from tests.support.launching import COLD, ROOT, begin, ended
 from tests.support.prompted_endpoint import PromptedEndpoint
 from tests.support.word_either_way import BACKWARDS, FORWARDS
 
@@ -26,25 +25,14 @@ PROPOSALS = ("```\nsideways\n```", "```\nforwards!\n```", f"```\n{BACKWARDS}\n``
 def test_the_search_improves_a_poor_prompt(launcher, tmp_path):
     result = launcher.succeed("taught", *ENV, *TAUGHT, warm=COLD)
     model = result.folder / "checkpoints" / "step_000120" / "hf"
-
     with PromptedEndpoint(PROPOSALS).listening() as teacher:
-        done = subprocess.run(
-            [
-                *(sys.executable, "optimize_prompt.py", *ENV),
-                *(f"model.path={model}", "model.max_seq_len=256", "model.max_tokens=8"),
-                *("model.dtype=float32", "model.renderer=qwen3"),
-                *(f"reflection.base_url={teacher.url}", "reflection.model=teacher"),
-                *("num_train=30", "num_val=30", "max_calls=100", "num_rounds=6"),
-                *(f"output_dir={tmp_path}", "run_name=found"),
-            ],
-            cwd=ROOT,
-            capture_output=True,
-            text=True,
-            timeout=600,
-            check=False,
-        )
-
-    assert done.returncode == 0, done.stdout + done.stderr
+        command = [sys.executable, "optimize_prompt.py", *ENV, f"model.path={model}"]
+        command += ["model.max_seq_len=256", "model.max_tokens=8", "model.dtype=float32"]
+        command += ["model.renderer=qwen3", f"reflection.base_url={teacher.url}"]
+        command += ["reflection.model=teacher", "num_train=30", "num_val=30", "max_calls=100"]
+        command += ["num_rounds=6", f"output_dir={tmp_path}", "run_name=found"]
+        done = ended(begin(command, ROOT, {}), tmp_path / "found")
+    assert done.status == 0, done.screen
     found = json.loads((tmp_path / "found" / "metadata.json").read_text())
     assert found["start_score"] < 0.3  # right by chance for palindromes
     assert found["best_score"] > 0.6

@@ -15,7 +15,7 @@ from rl.runtime.folder import RunFolder
 from rl.runtime.metrics import read_metrics
 from rl.runtime.status import read_statuses
 from tests.faults.table import NEVER
-from tests.support.launching import COLD, SCRIPTED, alive, below, groups_below, stop, wait_for
+from tests.support.launching import COLD, SCRIPTED, alive, below, groups_below, wait_for
 from tests.support.whole_runs import (
     every_token_has_a_version_that_may_be_trained,
     nothing_is_lost_or_trained_twice,
@@ -32,8 +32,7 @@ PRIVATE = ("rl.trainer", "VLLM::")  # ports of gloo and of the engine, on loopba
 @pytest.mark.slow
 def test_a_server_that_is_killed_in_a_batch_loses_and_repeats_nothing(launcher):
     folder = RunFolder(launcher.output / "replicas")
-    process = launcher.start("replicas", *RUN, *TWO, "max_steps=500", warm=COLD)
-    try:
+    with launcher.start("replicas", *RUN, *TWO, "max_steps=500", warm=COLD) as process:
         assert wait_for(lambda: len(read_metrics(folder)) >= 2, 400)
         groups = groups_below(process.pid)
         every_port_asks_for_the_key(process.pid, folder)
@@ -48,8 +47,6 @@ def test_a_server_that_is_killed_in_a_batch_loses_and_repeats_nothing(launcher):
         screen, _ = process.communicate(timeout=120)
         assert process.returncode == 0, screen
         assert wait_for(lambda: not alive(groups), 5), alive(groups)
-    finally:
-        stop(process)
     assert "inference0: ended with status -9 (killed, " in screen
     assert "the server is restarted, and the other" in screen
     assert "ended before max_steps=500: stopped, as asked" in screen
@@ -65,15 +62,12 @@ def test_the_only_server_is_restarted_and_every_token_has_the_right_version(laun
     slow = launcher.output / "slow.json"  # so that the server is killed while it answers
     slow.write_text(json.dumps([{"fault": "Hang", "seconds": 0.1, "times": NEVER}]))
     engine = [*SCRIPTED, f"+inference.args.faults={slow}"]
-    process = launcher.start("only-one", *RUN, *engine, "max_steps=20", warm=COLD)
-    try:
+    with launcher.start("only-one", *RUN, *engine, "max_steps=20", warm=COLD) as process:
         assert wait_for(lambda: len(read_metrics(folder)) >= 2, 400)
         groups = groups_below(process.pid)
         assert wait_for(lambda: "in flight" in read_statuses(folder)["rollouts"].doing, 60)
         os.kill(Endpoint.read(folder, "inference").pid, signal.SIGKILL)
         screen, _ = process.communicate(timeout=400)
-    finally:
-        stop(process)
     assert process.returncode == 0, screen
     assert Endpoint.read(folder, "inference").incarnation == 1
     assert "the server is restarted, and the run waits for it" in screen

@@ -4,8 +4,9 @@ import json
 
 import numpy as np
 import pytest
-from pyarrow import parquet
 
+from rl.runtime.folder import RunFolder
+from rl.runtime.token_files import read_rows
 from tests.support.beginning_strategy import TEXT
 from tests.support.launching import COLD
 
@@ -22,7 +23,6 @@ STOP = "sampler.stop=[a,e,i,o]"
 
 def said(result) -> list:
     """Return group, messages, reward and tokens of every rollout of a run."""
-    assert result.status == 0, result.screen
     files = sorted((result.folder / "rollouts").glob("step_*.jsonl"))
     lines = [json.loads(line) for file in files for line in file.read_text().splitlines()]
     return [(line["group"], line["messages"], line["reward"], line["tokens"]) for line in lines]
@@ -32,7 +32,7 @@ def said(result) -> list:
 def seeded(launcher) -> list:
     """Return two equal runs, whose turns also end at a stop text."""
     overrides = [*SHORT, STOP, "sampler.seeded=true"]
-    return [launcher.run(f"seeded-{i}", *overrides, warm=COLD) for i in (1, 2)]
+    return [launcher.succeed(f"seeded-{i}", *overrides, warm=COLD) for i in (1, 2)]
 
 
 @pytest.mark.slow
@@ -47,12 +47,10 @@ def test_a_seeded_synchronous_run_of_several_turns_repeats_itself(seeded):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("client", ["renderer", "tokens"])
-def test_a_stop_text_ends_turns_with_both_clients_and_its_tokens_are_trained_on(
-    client, seeded, launcher
-):
+def test_a_stop_text_ends_turns_and_its_tokens_are_trained_on(client, seeded, launcher):
     result = seeded[0]  # with client=renderer
     if client == "tokens":
-        result = launcher.run("stop-tokens", *SHORT, STOP, "client=tokens", warm=COLD)
+        result = launcher.succeed("stop-tokens", *SHORT, STOP, "client=tokens", warm=COLD)
     for _, messages, _, _ in said(result):
         turns = [m["content"] for m in messages if m["role"] == "assistant"]
         assert not any(letter in turn for turn in turns for letter in LETTERS)
@@ -62,91 +60,59 @@ def test_a_stop_text_ends_turns_with_both_clients_and_its_tokens_are_trained_on(
     assert client == "tokens" or all(line["rollout/forks"] == 0 for line in result.metrics)
 
 
-def tokens_of(folder, step) -> dict:
-    """Return (group, attempt) -> rows, each with the sampled columns and the trainer's pi."""
-    sampled, trained = (
-        parquet.read_table(folder / "tokens" / f"step_{step:06d}.{who}.parquet").to_pylist()
-        for who in ("rollouts", "trainer.rank0")
-    )
-    pi = {(line["id"], line["row"]): line["pi"] for line in trained}
-    found: dict = {}
-    for line in sampled:
-        row = {k: np.array(line[k]) for k in ("token_ids", "mask", "mu", "version", "turns")}
-        row["pi"] = np.full(len(row["mask"]), np.nan)
-        row["pi"][row["mask"]] = pi[line["id"], line["row"]]
-        found.setdefault(tuple(map(int, line["id"].split("."))), []).append(row)
-    return found
-
-
 LIMITED = ["sampler.top_p=0.9", "sampler.top_k=24", "sampler.temperature=0.8"]
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("client", ["renderer", "tokens"])
 def test_logprobs_among_the_kept_tokens_are_those_of_vllm(client, launcher):
-    result = launcher.run(
-        f"limited-{client}",
-        *(*SHORT, *LIMITED, f"client={client}", "record=all", "kl=k3", "updates_per_batch=2"),
-        *("evaluation=default", "evaluation.num_examples=2", "evaluation.temperature=0.5"),
-        "entropy_bonus=0.1",  # a gradient even if all rewards are equal
-        warm=COLD,
-    )
-    assert result.status == 0, result.screen
+    given = [*SHORT, *LIMITED, f"client={client}", "record=all", "kl=k3", "updates_per_batch=2"]
+    given += ["evaluation=default", "evaluation.num_examples=2", "evaluation.temperature=0.5"]
+    given += ["entropy_bonus=0.1"]  # a gradient even if all rewards are equal
+    result = launcher.succeed(f"limited-{client}", *given, warm=COLD)
     for step, line in enumerate(result.metrics[:2]):  # the third is the last evaluation
         assert (line["staleness/max"], line["mismatch/sampled_max_abs"] < 1e-3) == (0, True)
-        sampled, trained = (
-            parquet.read_table(result.folder / "tokens" / f"step_{step:06d}.{who}.parquet")
-            for who in ("rollouts", "trainer.rank0")
-        )
-        mu = {
-            (row["id"], row["row"]): np.array(row["mu"])[row["mask"]] for row in sampled.to_pylist()
-        }
-        for row in trained.to_pylist():
-            np.testing.assert_allclose(row["old"], mu[row["id"], row["row"]], atol=1e-3)
+        for row in (row for row in read_rows(RunFolder(result.folder), step) if row.trained):
+            columns, mask = row.columns, row.columns["mask"]
+            np.testing.assert_allclose(columns["old"][mask], columns["mu"][mask], atol=1e-3)
             # The policy is the reference until its first update.
-            for name, is_equal in (("ref", step == 0), ("pi", row["update"] == 0)):
-                differences = np.abs(np.subtract(row[name], row["old"]))
+            for name, is_equal in (("ref", step == 0), ("pi", row.update == 0)):
+                differences = np.abs(columns[name] - columns["old"])[mask]
                 assert differences.max() < 1e-5 if is_equal else differences.max() > 1e-4
 
 
 @pytest.mark.slow
 def test_logprobs_among_all_tokens_are_not_those_of_limited_sampling(launcher):
     biased = "sampler.allow_biased_ratio=true"
-    result = launcher.run("biased", *SHORT, *LIMITED, biased, warm=COLD)
-    assert result.status == 0, result.screen
+    result = launcher.succeed("biased", *SHORT, *LIMITED, biased, warm=COLD)
     # vLLM keeps at most 24 of 320 tokens, which are about equally likely before training.
     assert all(line["mismatch/sampled_mean_abs"] > 1 for line in result.metrics)
 
 
 @pytest.mark.slow
 def test_given_tokens_have_the_logprobs_and_versions_of_the_policy_token_by_token(launcher):
-    result = launcher.run(
-        "beginning",
-        *(*SHORT, "record=all"),
-        "strategy._target_=tests.support.beginning_strategy.Beginning",
-        warm=COLD,
-    )
-    assert result.status == 0, result.screen
+    own = "strategy._target_=tests.support.beginning_strategy.Beginning"
+    result = launcher.succeed("beginning", *SHORT, "record=all", own, warm=COLD)
     kept_some = 0
     for step, line in enumerate(result.metrics):
         assert (line["staleness/mean"], line["staleness/max"]) == (0, 0)
-        rows = tokens_of(result.folder, step)
-        assert {attempt for _, attempt in rows} == {0, 1, 2, 3}
-        for row in (row for found in rows.values() for row in found):
+        firsts = {}  # group -> columns of the first row of each attempt
+        for row in read_rows(RunFolder(result.folder), step):
+            columns, mask = row.columns, row.columns["mask"]
             # The weights change at every step, so only those of this version give these logprobs.
-            assert set(row["version"][row["mask"]]) == {step}
-            np.testing.assert_allclose(row["mu"][row["mask"]], row["pi"][row["mask"]], atol=1e-3)
-        for group in {group for group, _ in rows}:
-            (root, *_), (branch, *_), (masked, *_), (trained, *_) = (
-                rows[group, attempt] for attempt in range(4)
-            )
+            assert set(columns["version"][mask]) == {step}
+            np.testing.assert_allclose(columns["mu"][mask], columns["pi"][mask], atol=1e-3)
+            group, attempt = row.id.split(".")
+            firsts.setdefault(group, {}).setdefault(int(attempt), columns)
+        for attempts in firsts.values():
+            assert attempts.keys() == {0, 1, 2, 3}
+            root, branch, masked, trained = (attempts[number] for number in range(4))
             first = int(root["mask"].argmax())
             if root["mask"].sum() > 1:  # then the branch keeps a token or more
                 kept_some += 1
                 for name in ("token_ids", "mask", "mu", "version", "turns"):
-                    np.testing.assert_array_equal(
-                        root[name][: first + 1], branch[name][: first + 1]
-                    )
+                    same = (columns[name][: first + 1] for columns in (root, branch))
+                    np.testing.assert_array_equal(*same)
             given = slice(first, first + len(TEXT))
             np.testing.assert_array_equal(masked["token_ids"][given], trained["token_ids"][given])
             assert not masked["mask"][given].any()
@@ -155,8 +121,7 @@ def test_given_tokens_have_the_logprobs_and_versions_of_the_policy_token_by_toke
             assert masked["version"][given].tolist() == [-1, -1]
             assert masked["mask"][given.stop]
     assert kept_some
-    for line in (json.loads(x) for x in (result.folder / "rollouts" / "step_000000.jsonl").open()):
+    for line in map(json.loads, (result.folder / "rollouts" / "step_000000.jsonl").open()):
         if int(line["id"].split(".")[1]) >= 2:
-            assert (
-                next(m for m in line["messages"] if m["role"] == "assistant")["content"][:2] == TEXT
-            )
+            turns = [m["content"] for m in line["messages"] if m["role"] == "assistant"]
+            assert turns[0][:2] == TEXT

@@ -22,11 +22,8 @@ pytestmark = [pytest.mark.slow, pytest.mark.server, pytest.mark.timeout(900)]
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
     """Return a teacher with sharp distributions: an untrained model with weights times three."""
-    folder = tiny_policy.model_folder(
-        tmp_path_factory.mktemp("teacher") / "model",
-        hidden_size=64,
-        head_dim=32,  # the smallest for which vLLM has a CPU kernel
-    )
+    sizes = {"hidden_size": 64, "head_dim": 32}  # the smallest for which vLLM has a CPU kernel
+    folder = tiny_policy.model_folder(tmp_path_factory.mktemp("teacher") / "model", **sizes)
     model = tiny_policy.exact_model(folder, seed=5).float()
     with torch.no_grad():
         for parameter in model.parameters():
@@ -44,30 +41,15 @@ def url(folder, tmp_path_factory):
 
 @pytest.fixture
 def setting(folder):
-    ranks = Ranks(0, 1, torch.device("cpu"))
-    return ReferenceSetting(
-        policy=SimpleNamespace(ranks=ranks, has_adapter=False),
-        model=folder,
-        dtype=torch.float32,
-        temperature=1.0,
-        logprob_chunk=7,
-        max_seq_len=63,
-        seed=0,
-        vocabulary=320,
-        reads_candidates=True,
-    )
+    policy = SimpleNamespace(ranks=Ranks(0, 1, torch.device("cpu")), has_adapter=False)
+    sizes = {"logprob_chunk": 7, "max_seq_len": 63, "vocabulary": 320}
+    more = {"temperature": 1.0, "seed": 0, "reads_candidates": True}
+    return ReferenceSetting(policy=policy, model=folder, dtype=torch.float32, **sizes, **more)
 
 
 def remote(url: str, top_k: int) -> Endpoint:
-    return Endpoint(
-        url=url,
-        model="them",
-        api_key_variable=None,
-        timeout=240.0,
-        max_retries=0,
-        top_k=top_k,
-        sees_hint=False,
-    )
+    more = {"api_key_variable": None, "timeout": 240.0, "max_retries": 0, "sees_hint": False}
+    return Endpoint(url=url, model="them", top_k=top_k, **more)
 
 
 def rows() -> list[Rows]:
@@ -84,20 +66,13 @@ def rows() -> list[Rows]:
 
 def test_the_servers_likeliest_tokens_are_those_of_the_local_model(url, folder, setting):
     for top_k in (1, 5, 20):
-        local = FrozenModel(
-            path=str(folder), revision=None, dtype="float32", top_k=top_k, sees_hint=False
-        )
-        pairs = zip(
-            remote(url, top_k).start(setting).score(rows()),
-            local.start(setting).score(rows()),
-            strict=True,
-        )
-        for served, loaded in pairs:
-            close = {"rtol": 1e-3, "atol": 1e-3}
-            torch.testing.assert_close(served.logprobs, loaded.logprobs, **close)
-            torch.testing.assert_close(
-                served.candidate_logprobs, loaded.candidate_logprobs, **close
-            )
+        more = {"revision": None, "dtype": "float32", "sees_hint": False}
+        local = FrozenModel(path=str(folder), top_k=top_k, **more)
+        both = [one.start(setting).score(rows()) for one in (remote(url, top_k), local)]
+        for served, loaded in zip(*both, strict=True):
+            for name in ("logprobs", "candidate_logprobs"):
+                given = (getattr(served, name), getattr(loaded, name))
+                torch.testing.assert_close(*given, rtol=1e-3, atol=1e-3)
             # Two tokens of almost equal probability may be in another order.
             same = (served.candidates == loaded.candidates).float().mean()
             assert same > 0.95
@@ -112,7 +87,7 @@ def test_without_a_comparison_only_the_given_tokens_are_requested(url, setting):
         torch.testing.assert_close(one.logprobs, other.logprobs, rtol=1e-4, atol=1e-4)
 
 
-def test_more_candidates_than_the_server_allows_are_refused_with_its_limit(url, setting):
+def test_too_many_candidates_and_another_tokenizer_are_refused(url, setting):
     with pytest.raises(RunFailed) as caught:
         remote(url, 21).start(setting).score(rows())
     assert str(caught.value) == (
@@ -120,7 +95,5 @@ def test_more_candidates_than_the_server_allows_are_refused_with_its_limit(url, 
         "lower top_k, or start the server with --max-logprobs 21"
     )
 
-
-def test_a_server_with_another_tokenizer_than_the_policy_is_refused_at_once(url, setting):
     with pytest.raises(RunFailed, match="has another tokenizer than the policy, so"):
         remote(url, 3).start(replace(setting, model=ROOT / "models" / "tiny-wiki"))

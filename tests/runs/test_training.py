@@ -12,6 +12,8 @@ from transformers import AutoModelForCausalLM
 
 from rl.runtime.folder import RunFolder
 from rl.runtime.token_files import read_rows
+from tests.support.equal_runs import SYNC, is_time
+from tests.support.equal_runs import Run as ScriptedRun
 from tests.support.launching import COLD, ROOT
 
 pytestmark = [pytest.mark.server, pytest.mark.timeout(900)]
@@ -30,7 +32,7 @@ def first(launcher):
     return launcher.succeed("first", "max_steps=4", *FIRST)
 
 
-def test_a_run_trains_one_step_off_policy_and_agrees_with_vllm(first):
+def test_a_run_trains_one_step_off_policy_and_agrees_with_vllm(first, launcher):
     assert [line["step"] for line in first.metrics] == [0, 1, 2, 3]
     assert [line["staleness/max"] for line in first.metrics] == [0, 1, 1, 1]
     assert [line["train/policy_version"] for line in first.metrics] == [1, 2, 3, 4]
@@ -38,11 +40,7 @@ def test_a_run_trains_one_step_off_policy_and_agrees_with_vllm(first):
     # After every push vLLM agrees with the trainer. The first batch has the trainer's own weights.
     assert all(line["mismatch/mean_abs"] < 0.02 for line in first.metrics)
     assert first.metrics[0]["mismatch/sampled_mean_abs"] < 0.02
-
-
-def test_on_a_cpu_the_engine_has_no_worker_process_compiles_nothing_and_leaves_nothing(
-    first, launcher
-):
+    # On a CPU the engine has no worker process, compiles nothing and leaves nothing.
     log = (first.folder / "logs" / "inference.log").read_text()
     assert "(EngineCore pid=" in log
     assert "(Worker pid=" not in log
@@ -51,17 +49,14 @@ def test_on_a_cpu_the_engine_has_no_worker_process_compiles_nothing_and_leaves_n
     assert not (first.folder / "failures").exists()
 
 
-def test_every_rollout_is_on_disk_with_its_text_and_its_advantage(first):
+def test_every_rollout_and_a_model_that_transformers_loads_are_on_disk(first):
     lines = (first.folder / "rollouts" / "step_000002.jsonl").read_text().splitlines()
     rollouts = [json.loads(line) for line in lines]
     assert len(rollouts) == 32
     assert all(rollout["messages"][-1]["role"] == "assistant" for rollout in rollouts)
-    groups = {rollout["group"] for rollout in rollouts}
-    for group in groups:
+    for group in {rollout["group"] for rollout in rollouts}:
         assert abs(sum(r["advantage"] for r in rollouts if r["group"] == group)) < 1e-5
-
-
-def test_the_exported_model_loads_in_transformers_and_differs_from_the_first(first):
+    # The exported model loads in transformers, and differs from the first.
     newest, older = (first.folder / "checkpoints" / f"step_00000{n}" / "hf" for n in (4, 2))
     model = AutoModelForCausalLM.from_pretrained(newest)
     assert model(torch.tensor([[1, 2, 3]])).logits.isfinite().all()
@@ -70,18 +65,18 @@ def test_the_exported_model_loads_in_transformers_and_differs_from_the_first(fir
 
 
 def test_a_resumed_run_goes_on_with_the_next_examples_and_the_same_optimizer(first, launcher):
-    before = [e for step in range(4) for e in _examples(first.folder, step)]
+
+    def examples(step):
+        lines = (first.folder / "rollouts" / f"step_{step:06d}.jsonl").read_text().splitlines()
+        return sorted({json.loads(line)["example"] for line in lines})
+
+    before = [example for step in range(4) for example in examples(step)]
     result = launcher.succeed("first", "max_steps=6", *FIRST, "resume=true")
     assert [line["step"] for line in result.metrics] == [0, 1, 2, 3, 4, 5]
     assert result.metrics[4]["staleness/max"] == 0  # nothing was sampled before the first push
-    after = [e for step in (4, 5) for e in _examples(first.folder, step)]
+    after = [example for step in (4, 5) for example in examples(step)]
     assert len(set(after)) == len(after)
     assert not set(after) & set(before)
-
-
-def _examples(folder, step):
-    lines = (folder / "rollouts" / f"step_{step:06d}.jsonl").read_text().splitlines()
-    return sorted({json.loads(line)["example"] for line in lines})
 
 
 def test_synchronous_training_in_float32_on_two_ranks_is_exactly_on_policy(launcher):
@@ -95,9 +90,7 @@ def test_synchronous_training_in_float32_on_two_ranks_is_exactly_on_policy(launc
 
 
 @pytest.mark.slow
-def test_staleness_four_under_zero3_never_exceeds_four_except_for_replayed_tokens(
-    launcher, monkeypatch
-):
+def test_staleness_four_under_zero3_exceeds_four_only_in_replays(launcher, monkeypatch):
     shutil.copy(ROOT / "examples" / "my-lab" / "my_lab" / "likely.py", launcher.output)
     monkeypatch.setenv("OMP_NUM_THREADS", "2")  # the forked engine of vLLM must respect it
     result = launcher.succeed(
@@ -127,3 +120,28 @@ def test_staleness_four_under_zero3_never_exceeds_four_except_for_replayed_token
                 first[row.id] = kept
         assert line["staleness/mean"] == pytest.approx(line["step"] - np.mean(versions), abs=1e-4)
     assert replayed > 0
+
+
+SCHEDULES = [
+    "sampler.temperature={_target_:rl.schedule.linear,start:1.0,end:0.5,steps:5}",
+    "loss.clip_high={_target_:rl.schedule.pieces,values:{0:5.0,4:2.0}}",
+    "reward.length_penalty={_target_:rl.schedule.linear,start:0.0,end:0.05,steps:5}",
+]
+
+
+@pytest.mark.slow
+def test_a_killed_run_continues_its_schedules(tmp_path):
+    run = ScriptedRun(ROOT, "scheduled", [*SYNC, *SCHEDULES], tmp_path)
+
+    def metrics():
+        process = run.start()
+        assert process.wait() == 0, process.stdout and process.stdout.read()
+        return [{k: v for k, v in line.items() if not is_time(k)} for line in run.metrics]
+
+    whole = metrics()
+    temperatures = [line["schedule/sampler.temperature"] for line in whole]
+    assert temperatures == pytest.approx([1.0, 0.9, 0.8, 0.7, 0.6, 0.5])
+    assert [line["schedule/loss.clip_high"] for line in whole] == [5.0] * 4 + [2.0] * 2
+    shutil.rmtree(run.folder / "checkpoints" / "step_000006")  # as if killed before it was written
+    run.overrides.append("resume=true")
+    assert json.dumps(metrics()) == json.dumps(whole)

@@ -5,7 +5,12 @@
 Each piece is one start of train.py with the scripted engine. vLLM answers 500, garbage and half a
 body now and then, each process is paused once, and vLLM is killed once. Every second piece ends
 because the rollouts process is killed. Samples of all processes are appended to samples.jsonl, and
-table.md has a line per process (tests/soak/slopes.py).
+table.md has a line per process.
+
+Each lifetime of a process is one block, because memory is correlated from step to step, but the
+lifetimes of a process are independent. The slope of a process is the least-squares slope over all
+its lifetimes, each with its own intercept. Its 95 % interval is that of 10,000 bootstrap samples of
+whole lifetimes.
 """
 
 import argparse
@@ -14,34 +19,42 @@ import os
 import signal
 import sys
 import time
+from collections import defaultdict
+from collections.abc import Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
 from random import Random
+from typing import Any
+
+import numpy as np
 
 from rl.runtime.metrics import MetricsTail, read_metrics, steps_done
 from rl.runtime.status import read_statuses
 from tests.faults.running import ScriptedRun
 from tests.faults.table import Case, Fault
-from tests.soak.slopes import table
 from tests.support.launching import alive, groups_below, stop, wait_for
 
 EVERY = 5  # steps between two samples
 PAUSE_S = 3.0
+KINDS = {"Status": (501, 997), "Garbage": (701, 1499), "CutShort": (901, 1999)}  # first, every
 FAULTS = [
-    {"fault": kind, "at": at, "times": 1, **more}
-    for kind, first, every, more in (
-        ("Status", 501, 997, {"status": 500}),
-        ("Garbage", 701, 1499, {}),
-        ("CutShort", 901, 1999, {}),
-    )
+    {"fault": kind, "at": at, "times": 1, **({"status": 500} if kind == "Status" else {})}
+    for kind, (first, every) in KINDS.items()
     for at in range(first, 100_000, every)
 ]
-OVERRIDES = [
-    *("trainer.checkpoint_every=50", "evaluation.every=100", "record.num_groups=2"),
-    *("trainer.wait_timeout=120", "env.num_train=100000", "model.hidden_size=32"),
-    *("model.num_layers=1", "logger=console", "accept_changed_code=true"),
-]
+OVERRIDES = ["trainer.checkpoint_every=50", "evaluation.every=100", "record.num_groups=2"]
+OVERRIDES += ["trainer.wait_timeout=120", "env.num_train=100000", "model.hidden_size=32"]
+OVERRIDES += ["model.num_layers=1", "logger=console", "accept_changed_code=true"]
+
+
+WARM_UP = 1000  # steps of each lifetime that are left out: caches and allocators fill
+FEWEST = 5  # samples of a lifetime that counts
+RESAMPLES = 10_000
+
+Sample = Mapping[str, Any]
+HEADS = ("process", "lifetimes", "samples", "memory", "slope", "interval")
+HEADS += ("descriptors", "threads", "shared memory")
 
 
 class SoakRun(ScriptedRun):
@@ -152,6 +165,59 @@ def _signal(pid: int, number: int) -> None:
     if pid > 1:
         with suppress(ProcessLookupError):
             os.kill(pid, number)
+
+
+def table(samples: Iterable[Sample]) -> str:
+    """Return the table of all processes as Markdown."""
+    lines = [HEADS, ("---",) * len(HEADS)]
+    by_process: dict[str, list[Sample]] = defaultdict(list)
+    for sample in samples:
+        by_process[sample["process"]].append(sample)
+    for name, own in sorted(by_process.items()):
+        lives = lifetimes(own)
+        if not lives:
+            continue
+        kept = [sample for life in lives for sample in life]
+        memory = [sample["kib"] / 1024 for sample in kept]
+        slope, low, high = slope_of(lives)
+        ends = [(life[0], life[-1]) for life in lives]
+
+        def change(key: str, unit: int = 1, ends: Any = ends) -> str:
+            first, last = (max(pair[i][key] for pair in ends) // unit for i in (0, 1))
+            return f"{first} to {last}"
+
+        between = f"{low:+.2f} to {high:+.2f}" if len(lives) > 1 else "one lifetime"
+        sizes = (f"{min(memory):.0f} to {max(memory):.0f} MiB", f"{slope:+.2f} KiB per step")
+        more = (change("descriptors"), change("threads"), f"{change('shared_kib', 1024)} MiB")
+        lines.append((name, str(len(lives)), str(len(kept)), *sizes, between, *more))
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+
+
+def lifetimes(samples: Iterable[Sample]) -> list[list[Sample]]:
+    """Return the samples of each lifetime of a process, without its first steps."""
+    by_life: dict[Any, list[Sample]] = defaultdict(list)
+    for sample in samples:
+        by_life[sample["piece"], sample["pid"]].append(sample)
+    lives = [
+        [each for each in life if each["step"] >= life[0]["step"] + WARM_UP]
+        for life in by_life.values()
+    ]
+    return [life for life in lives if len(life) >= FEWEST]
+
+
+def slope_of(lives: list[list[Sample]]) -> tuple[float, float, float]:
+    """Return the slope in KiB per step, and its interval."""
+    sums = []
+    for life in lives:
+        steps, memory = (np.array([each[k] for each in life], float) for k in ("step", "kib"))
+        from_mean = steps - steps.mean()
+        sums.append((from_mean @ memory, from_mean @ from_mean))
+    pairs = np.array(sums)  # [lifetimes, 2]
+    chosen = np.random.default_rng(0).integers(0, len(pairs), (RESAMPLES, len(pairs)))
+    resampled = pairs[chosen].sum(1)  # [RESAMPLES, 2]
+    low, high = np.quantile(resampled[:, 0] / resampled[:, 1], [0.025, 0.975])
+    whole = pairs.sum(0)
+    return float(whole[0] / whole[1]), float(low), float(high)
 
 
 if __name__ == "__main__":

@@ -17,7 +17,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import zip_longest
 from pathlib import Path
@@ -60,6 +60,7 @@ COMPOSITIONS: dict[str, list[str]] = {
     "two-ranks": [*SYNC, "loss=grpo", "trainer.ranks=2", "deepspeed=zero2"],
 }
 WAIT_S = 900
+Record = tuple[str, dict[str, Any]]  # the location and content of something that must be equal
 
 
 @dataclass
@@ -96,7 +97,7 @@ class Run:
     def metrics(self) -> list[dict[str, Any]]:
         return _rows(self.folder / "metrics.jsonl")
 
-    def records(self) -> Iterator[tuple[str, dict[str, Any]]]:
+    def records(self) -> Iterator[Record]:
         """Yield the location and content of everything that must be equal."""
         for pattern in ("metrics.jsonl", "rollouts/*.jsonl", "evaluations/*.jsonl"):
             for path in sorted(self.folder.glob(pattern)):
@@ -139,9 +140,11 @@ def is_time(key: str) -> bool:
     return any(key == time or (time.endswith("/") and key.startswith(time)) for time in TIMES)
 
 
-def first_difference(before: Run, after: Run, renamed: Mapping[str, str]) -> str:
+def first_difference(
+    before: Iterable[Record], after: Iterable[Record], renamed: Mapping[str, str]
+) -> str:
     """Return the first difference, or an empty string; `renamed` maps old keys to new ones."""
-    for one, other in zip_longest(before.records(), after.records()):
+    for one, other in zip_longest(before, after):
         if one is None or other is None or one[0] != other[0]:
             return f"{one and one[0]} before, {other and other[0]} after"
         (where, left), (_, right) = one, other
@@ -186,7 +189,7 @@ def compare(
     for run, process, screen in zip(runs, processes, screens, strict=True):
         if process.returncode:
             return f"{run.tree} ended with status {process.returncode}:\n{screen[-3000:]}"
-    problem = first_difference(runs[0], runs[1], renamed)
+    problem = first_difference(runs[0].records(), runs[1].records(), renamed)
     if not problem and (why := runs[0].idle()):
         problem = f"equal, but the run has {why}, so the comparison is useless"
     if not problem:

@@ -10,6 +10,9 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
+
+import pytest
 
 ROOT = Path(__file__).parents[2]
 SMALL = ["batch_size=32", "group_size=8", "trainer.wait_timeout=400"]
@@ -17,6 +20,11 @@ WARM = ["model.warm_start.steps=8"]
 COLD = ["model.warm_start=null"]
 # The engine answers from a script, for tests whose subject is not vLLM.
 SCRIPTED = ["inference._target_=tests.support.scripted_vllm.ScriptedVLLM", "sync.max_mismatch=1e9"]
+
+
+def nightly(test: Callable[..., None]) -> Callable[..., None]:
+    """Mark a test that starts whole runs, which only `make test-all` does."""
+    return pytest.mark.slow(pytest.mark.server(pytest.mark.timeout(600)(test)))
 
 
 def train(
@@ -52,11 +60,17 @@ class Result:
         return [json.loads(x) for x in (self.folder / "metrics.jsonl").read_text().splitlines()]
 
 
-def begin(
-    command: list[str] | str, folder: Path, environment: Mapping[str, str]
-) -> subprocess.Popen:
+class Process(subprocess.Popen):
+    """A process that ends at the end of its `with` block, also of a test that fails."""
+
+    def __exit__(self, *error: Any) -> None:
+        stop(self)
+        super().__exit__(*error)
+
+
+def begin(command: list[str] | str, folder: Path, environment: Mapping[str, str]) -> Process:
     """Start a command, or a line of a shell, in a folder and in a session of its own."""
-    return subprocess.Popen(
+    return Process(
         command,
         shell=isinstance(command, str),
         cwd=folder,
@@ -85,7 +99,7 @@ class Launcher:
     output: Path
     environment: dict[str, str]
 
-    def start(self, name: str, *overrides: str, warm: Sequence[str] = WARM) -> subprocess.Popen:
+    def start(self, name: str, *overrides: str, warm: Sequence[str] = WARM) -> Process:
         # Use a relative path, as the default is, to notice code that expects an absolute one.
         output = os.path.relpath(self.output, ROOT)
         command = [sys.executable, "train.py", f"run_name={name}", f"output_dir={output}"]
@@ -123,6 +137,16 @@ def below(leader: int) -> set[int]:
     return found - {leader}
 
 
+def called(leader: int, text: str) -> list[int]:
+    """Return the descendants of a process whose command contains a text."""
+    found = []
+    for pid in sorted(below(leader)):
+        with suppress(OSError):
+            if text.encode() in Path("/proc", str(pid), "cmdline").read_bytes():
+                found.append(pid)
+    return found
+
+
 def _fields(pid: int) -> list[str]:
     """Return the fields of /proc/<pid>/stat after the name, which may contain spaces."""
     return Path("/proc", str(pid), "stat").read_text().rpartition(")")[2].split()
@@ -142,13 +166,13 @@ def alive(groups: set[int]) -> list[str]:
     return names
 
 
-def wait_for(condition: Callable[[], bool], seconds: float) -> bool:
+def wait_for(condition: Callable[[], bool], seconds: float, every: float = 0.1) -> bool:
     """Return True when the condition holds, False after `seconds`."""
     deadline = time.monotonic() + seconds
     while not condition():
         if time.monotonic() > deadline:
             return False
-        time.sleep(0.1)
+        time.sleep(every)
     return True
 
 

@@ -6,6 +6,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import psutil
 import pytest
 
 from rl.cluster.host import Demand, HostLost, Start
@@ -25,27 +26,19 @@ ENDED_S = 20.0  # 5 s on idle cores
 SUPERVISOR = """
 import sys, time
 from pathlib import Path
-from rl.cluster.host import Demand, Start
-from rl.cluster.ray_cluster import RayCluster
-from rl.runtime.child import Reaper
-from rl.runtime.folder import RunFolder
-from tests.support.families import Family
-SETTINGS = dict(gpus=True, interface=None, ranks_per_node=None, reserve_timeout=60.0)
+from tests.rl.cluster.test_ray_cluster import DEMAND, Family, Reaper, RunFolder, Start, settings
 
 folder, address = Path(sys.argv[1]), sys.argv[2]
-cluster = RayCluster(address=address, cores_per_replica=1, cores_per_rank=1, **SETTINGS)
-with Reaper() as reaper, cluster.hosts(RunFolder(folder), reaper, Demand(1, 2, 2)) as hosts:
+with Reaper() as reaper, settings(address).hosts(RunFolder(folder), reaper, DEMAND) as hosts:
     for name, host in {"vllm": hosts.replicas[0], "rank": hosts.ranks[0]}.items():
         host.start(Start(name, Family(folder / name).command, folder / f"{name}.log"))
     time.sleep(300)
 """
 
 
-def settings(address: str, **changes) -> RayCluster:
-    knobs = {"gpus": True, "interface": None, "ranks_per_node": None, "reserve_timeout": 60.0}
-    return RayCluster(
-        **{**knobs, "address": address, "cores_per_replica": 1, "cores_per_rank": 1, **changes}
-    )
+def settings(address: str) -> RayCluster:
+    given = {"gpus": True, "interface": None, "ranks_per_node": None, "reserve_timeout": 60.0}
+    return RayCluster(address=address, cores_per_replica=1, cores_per_rank=1, **given)
 
 
 @pytest.fixture(scope="module")
@@ -132,7 +125,7 @@ def test_killing_our_process_on_a_node_ends_only_the_processes_there(hosts, tmp_
     (lost,), other = hosts.replicas, hosts.ranks[0]
     family, part = start_family(lost, tmp_path)
     family_elsewhere, part_elsewhere = start_family(other, tmp_path)
-    os.kill(parent_of(family()[0]), signal.SIGKILL)
+    psutil.Process(family()[0]).parent().kill()
     assert wait_until(lambda: part.returncode is not None, ENDED_S)
     assert wait_until(lambda: not any(alive(pid) for pid in family()), ENDED_S)
     assert f"the host {lost.address} is lost" in part.tail()
@@ -152,7 +145,3 @@ def test_a_lost_node_ends_its_processes_and_raises_host_lost(ray_cluster, hosts,
     assert wait_until(lambda: part.returncode is not None, ENDED_S)
     with pytest.raises(HostLost, match=f"the host {lost.address} is lost"):
         lost.start(Start("part", ["true"], tmp_path / "part.log"))
-
-
-def parent_of(pid: int) -> int:
-    return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])

@@ -21,9 +21,8 @@ from tests.support.scripted import SAMPLER, ScriptedClient, ScriptedEnv, tiny_re
 from tests.support.virtual_time import run_virtually
 
 KNOBS = {"num_examples": 3, "rollouts_per_example": 2, "temperature": 0.25, "pass_threshold": 2.0}
-HELD_OUT = [
-    Example(id=i, env="scripted", messages=[{"role": "user", "content": "hi"}]) for i in range(3)
-]
+HI = {"role": "user", "content": "hi"}
+HELD_OUT = [Example(id=i, env="scripted", messages=[HI]) for i in range(3)]
 
 
 class Trainer:
@@ -63,14 +62,13 @@ def test_training_and_evaluation_follow_their_schedules_at_the_version(tmp_path)
 
     env = type("Noting", (ScriptedEnv,), {"score": score})()
     trainer = Trainer(tmp_path, client, every=2, last=4, env=env)
-    schedules = Schedules(
-        {
-            "sampler.temperature": lambda step: 1.0 - 0.1 * step,
-            "evaluation.temperature": lambda step: 0.5 + step,
-            "env.max_turns": lambda step: 1 + step,
-        }
-    )
-    trainer.evaluator.player = player = replace(trainer.player, schedules=schedules)
+    schedules = {
+        "sampler.temperature": lambda step: 1.0 - 0.1 * step,
+        "evaluation.temperature": lambda step: 0.5 + step,
+        "env.max_turns": lambda step: 1 + step,
+    }
+    player = replace(trainer.player, schedules=Schedules(schedules))
+    trainer.evaluator.player = player
     run_virtually(player.play_group_at(0, HELD_OUT[0], 1, 3))
     assert [sampling["temperature"] for _, sampling, *_ in client.requests] == [0.7]
     assert player.env.max_turns == 4
@@ -82,7 +80,8 @@ def test_training_and_evaluation_follow_their_schedules_at_the_version(tmp_path)
 
 def test_the_first_the_last_and_every_other_version_are_evaluated(tmp_path):
     client = ScriptedClient("good", "bad")
-    found = run_virtually(Trainer(tmp_path, client, every=2, last=5).train(1.0))
+    trainer = Trainer(tmp_path, client, every=2, last=5)
+    found = run_virtually(trainer.train(1.0))
     assert [version for version, metrics in found.items() if metrics] == [0, 2, 4, 5]
     assert found[0]["eval/reward"] == pytest.approx(2 / 6)  # one "good" of six, worth 2
     assert found[0]["eval/pass@1"] == pytest.approx(1 / 6)
@@ -91,6 +90,10 @@ def test_the_first_the_last_and_every_other_version_are_evaluated(tmp_path):
     lines = (tmp_path / "evaluations" / files[0]).read_text().splitlines()
     assert len(lines) == 6
     assert json.loads(lines[0])["messages"][-1] == {"role": "assistant", "content": "good"}
+    # Requests are salted by the version and have the temperature of the evaluation.
+    assert [version for *_, version in client.requests] == [0] * 3 + [2] * 3 + [4] * 3 + [5] * 3
+    assert {sampling["temperature"] for _, sampling, *_ in client.requests} == {0.25}
+    assert trainer.player.sampler.temperature == SAMPLER.temperature
 
 
 @pytest.mark.parametrize(
@@ -123,18 +126,12 @@ def test_every_rank_waits_for_the_same_evaluation_and_gets_the_same(tmp_path):
     assert (slow[1], other) == (40.0, ({}, 3.0))  # version 1 is not due
 
 
-def test_requests_are_salted_by_the_version_and_have_the_temperature_of_the_evaluation(tmp_path):
-    client = ScriptedClient("good")
-    trainer = Trainer(tmp_path, client, every=2, last=4)
-    run_virtually(trainer.train(1.0))
-    assert [version for *_, version in client.requests] == [0] * 3 + [2] * 3 + [4] * 3
-    assert {sampling["temperature"] for _, sampling, *_ in client.requests} == {0.25}
-    assert trainer.player.sampler.temperature == SAMPLER.temperature
-
-
-def test_an_evaluation_asks_for_no_kept_tokens(tmp_path):
-    client = ScriptedClient("good")
-    trainer = Trainer(tmp_path, client, every=2, last=4)
+def test_an_evaluation_asks_for_no_kept_tokens_and_shares_max_concurrent(tmp_path):
+    client, env = ScriptedClient("good"), ScriptedEnv()
+    env.max_concurrent = 1
+    trainer = Trainer(tmp_path, client, every=2, last=4, env=env)
+    pinned = trainer.evaluator._evaluation_player(0)
+    assert pinned._env_slot(env) is trainer.player._env_slot(env)  # that of training
     player = trainer.evaluator.player
     limited = replace(SAMPLER, top_k=15)
     chat = replace(player.chat, sampler=limited)
@@ -161,14 +158,6 @@ def test_tokens_of_another_version_end_the_run(tmp_path):
 
     with pytest.raises(AssertionError, match=r"version 0 has tokens of versions \[0, 1\]"):
         run_virtually(main())
-
-
-def test_an_evaluation_shares_max_concurrent_of_an_environment_with_training(tmp_path):
-    env = ScriptedEnv()
-    env.max_concurrent = 1
-    trainer = Trainer(tmp_path, ScriptedClient("good"), every=1, last=1, env=env)
-    pinned = trainer.evaluator._evaluation_player(0)
-    assert pinned._env_slot(env) is trainer.player._env_slot(env)
 
 
 def test_the_ranks_get_no_metrics_of_a_failed_evaluation(tmp_path):
@@ -225,9 +214,8 @@ def test_the_rollouts_of_an_evaluation_have_rows_and_versions(tmp_path):
     trainer = Trainer(tmp_path, client, every=1, last=1)
     trainer.evaluator.player.strategy = Extremes(factor=3)  # evaluations ignore the run's strategy
     trainer.evaluator.player.hinted_envs = frozenset({"scripted"})  # and need no hints
-    (rollout,) = run_virtually(
-        trainer.evaluator._evaluation_player(3).play_group(0, HELD_OUT[0], 1)
-    )
+    player = trainer.evaluator._evaluation_player(3)
+    (rollout,) = run_virtually(player.play_group(0, HELD_OUT[0], 1))
     (row,) = rollout.rows
     assert row.hinted_prompt is None
     assert np.array_equal(np.unique(row.token_versions), [-1, 3])

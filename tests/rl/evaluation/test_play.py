@@ -1,18 +1,21 @@
-"""What is played, and what a few rollouts made by hand say."""
+"""What is played, and each estimate worked by hand, and then against what it estimates."""
 
 import asyncio
 import json
 import math
 from collections.abc import Sequence
 from dataclasses import replace
+from itertools import combinations
+from statistics import stdev
 from typing import Any
 
 import pytest
 
 from envs.episode import Example, StopReason
 from envs.protocol import Environment, Pool
+from rl.evaluation import summary as estimates
 from rl.evaluation.play import _examples_per_pool, choose_examples, play, write_rollouts
-from rl.evaluation.summary import PlayedExample, summarise
+from rl.evaluation.summary import PlayedExample, standard_error, summarise, zero_spread
 from rl.inference.live_version import LiveVersion
 from rl.records import Rollout
 from rl.sampling.player import Player
@@ -32,18 +35,12 @@ class Mixture(Environment):
 
 
 def examples(env: str, count: int) -> list[Example]:
-    return [
-        Example(id=i, env=env, messages=[{"role": "user", "content": "hi"}]) for i in range(count)
-    ]
+    hi = {"role": "user", "content": "hi"}
+    return [Example(id=i, env=env, messages=[hi]) for i in range(count)]
 
 
 def ids(chosen: list[Example]) -> list[tuple[str, int]]:
     return [(example.env, example.id) for example in chosen]
-
-
-def test_a_mixture_is_evaluated_by_its_weights():
-    chosen = choose_examples(Mixture(), "eval", 6)
-    assert sorted(example.env for example in chosen) == ["a"] * 4 + ["b"] * 2
 
 
 @pytest.mark.parametrize(
@@ -62,23 +59,21 @@ def test_each_number_of_examples_is_divided_as_the_weights_are(weights, count, e
     assert _examples_per_pool(pools, count) == expected
 
 
-def test_the_same_examples_come_each_time_and_more_hold_the_fewer():
-    few, many = choose_examples(Mixture(), "eval", 3), choose_examples(Mixture(), "eval", 9)
-    assert ids(few) == ids(choose_examples(Mixture(), "eval", 3))
-    assert set(ids(few)) < set(ids(many))
-    assert ids(few) != sorted(ids(few))[:3] or ids(many) != sorted(ids(many))  # shuffled
-
-
-def test_all_examples_are_taken_where_there_are_fewer_than_asked_for():
-    assert sorted(ids(choose_examples(Mixture(), "eval", 99))) == sorted(
-        ids([*examples("a", 6), *examples("b", 4)])
+def test_a_mixture_is_evaluated_by_its_weights_on_the_same_examples_each_time():
+    few, again, six, many, all_of_them = (
+        ids(choose_examples(Mixture(), "eval", count)) for count in (3, 3, 6, 9, 99)
     )
+    assert sorted(env for env, _ in six) == ["a"] * 4 + ["b"] * 2
+    assert few == again
+    assert set(few) < set(many)
+    assert few != sorted(few)[:3] or many != sorted(many)  # shuffled
+    assert sorted(all_of_them) == ids([*examples("a", 6), *examples("b", 4)])
 
 
 class Lazy(Sequence):
     """A million examples, made as they are asked for."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         self.made = []
 
     def __len__(self):
@@ -105,16 +100,12 @@ def test_an_environment_without_held_out_examples_is_refused_by_name():
 @pytest.mark.parametrize(("max_concurrent", "expected"), [(4, 2.0), (3, 4.0), (1, 4.0)])
 def test_every_example_is_played_and_no_more_at_once_than_allowed(max_concurrent, expected):
     client = ScriptedClient("good", "bad", "bad", "good", seconds=1.0)
-    told = []
-
-    async def main():
-        chat = RendererChat(SAMPLER, tiny_renderer(), client, 256, LiveVersion(0))
-        player = Player(SAMPLER, ScriptedEnv(), chat)
-        limits = {"max_concurrent": max_concurrent, "done": told.append}
-        return await play(player.play_group, examples("scripted", 4), 2, **limits)
+    chat = RendererChat(SAMPLER, tiny_renderer(), client, 256, LiveVersion(0))
+    player, told = Player(SAMPLER, ScriptedEnv(), chat), []
 
     async def timed():
-        played = await main()
+        limits = {"max_concurrent": max_concurrent, "done": told.append}
+        played = await play(player.play_group, examples("scripted", 4), 2, **limits)
         return played, asyncio.get_running_loop().time()
 
     played, seconds = run_virtually(timed())
@@ -144,21 +135,12 @@ def test_roles_of_an_example_are_not_compared_with_each_other():
 
 
 def test_a_summary_by_hand():
-    summary = summarise(
-        [
-            played(
-                "a",
-                rollout(1.0, num_untracked_tokens=4),
-                rollout(0.0, num_untracked_tokens=8, turns=3),
-            ),
-            played(
-                "a",
-                rollout(1.0, stop_reason=StopReason.MAX_TOKENS, tool_calls=4, tool_errors=2),
-                rollout(None, error="it broke", stop_reason=StopReason.ENV_ERROR),
-            ),
-        ],
-        threshold=1.0,
-    )
+    first = [rollout(1.0, num_untracked_tokens=4), rollout(0.0, num_untracked_tokens=8, turns=3)]
+    second = [
+        rollout(1.0, stop_reason=StopReason.MAX_TOKENS, tool_calls=4, tool_errors=2),
+        rollout(None, error="it broke", stop_reason=StopReason.ENV_ERROR),
+    ]
+    summary = summarise([played("a", *first), played("a", *second)], threshold=1.0)
     assert (summary.num_examples, summary.num_rollouts, summary.num_scored) == (2, 4, 3)
     assert summary.reward == summary.rewards["good"] == pytest.approx(2 / 3)
     assert summary.reward_standard_error == pytest.approx(math.sqrt(2 * (1 / 9 + 1 / 9)) / 3)
@@ -188,3 +170,40 @@ def test_rollouts_are_written_one_a_line_with_their_rewards_by_turn(tmp_path):
     assert [line["reward"] for line in lines] == [1.0, None]
     assert [line.get("turn_rewards") for line in lines] == [{"found": [0.5, 0.5]}, None]
     assert lines[0]["messages"] == [{"role": "assistant", "content": "x"}]
+
+
+def test_the_standard_error_is_clustered():
+    # mean 1/2; sums of deviations 1, -1, 0; sqrt(3/2 * (1 + 1 + 0)) / 6
+    groups = [[1.0, 1.0], [0.0, 0.0], [1.0, 0.0]]
+    assert standard_error(groups) == pytest.approx(math.sqrt(3) / 6)
+    # With groups of one size it is the error of the means of groups.
+    groups = [[1.0, 0.0, 1.0], [0.0, 0.0, 0.0], [1.0, 1.0, 1.0], [0.0, 1.0, 0.0]]
+    means = [sum(group) / 3 for group in groups]
+    assert standard_error(groups) == pytest.approx(stdev(means) / math.sqrt(4))
+    assert math.isnan(standard_error([[1.0, 0.0], []]))
+
+
+@pytest.mark.parametrize(
+    ("passed", "n", "k"),
+    [(1, 4, 1), (1, 4, 2), (2, 4, 2), (3, 4, 2), (0, 4, 4), (1, 4, 4), (2, 5, 3), (2, 5, 5)],
+)
+def test_pass_at_k_is_the_share_of_all_draws_of_k_that_hold_a_pass(passed, n, k):
+    group = [1.0] * passed + [0.0] * (n - passed)
+    draws = list(combinations(group, k))
+    share = sum(max(draw) for draw in draws) / len(draws)
+    assert estimates.pass_at_k([group], k, threshold=1.0) == pytest.approx(share)
+
+
+def test_pass_at_k_averages_examples_and_leaves_out_those_with_too_few_rollouts():
+    groups = [[1.0, 0.0], [0.0, 0.0], [1.0]]
+    first, second, third = (estimates.pass_at_k(groups, k, threshold=1.0) for k in (1, 2, 3))
+    assert (first, second) == (pytest.approx((1 / 2 + 0 + 1) / 3), pytest.approx(1 / 2))
+    assert math.isnan(third)
+    powers = [estimates.powers_of_two(most) for most in (1, 7, 8)]  # for which k it is shown
+    assert powers == [[1], [1, 2, 4], [1, 2, 4, 8]]
+
+
+def test_spread_needs_two_rollouts():
+    assert zero_spread([[1.0, 1.0], [1.0, 0.0], [0.5, 0.5], [1.0]]) == pytest.approx(2 / 3)
+    assert math.isnan(zero_spread([[1.0], [0.0]]))
+    assert zero_spread([[0.3, 0.1 + 0.2], [1.0, 1.001]]) == 0.5  # rounding errors are no spread

@@ -33,38 +33,26 @@ def run_folder(tmp_path, model):
     return run_folder
 
 
-def newer(model):
-    """Return another model, as the hub or a newer warm start would give."""
-    folder = model.with_name("newer")
-    folder.mkdir()
-    (folder / "config.json").write_text('{"newer": true}')
-    return folder
-
-
-def test_a_resumed_run_does_not_prepare_its_model_again(run_folder, model):
+def test_a_resumed_run_prepares_only_a_deleted_model_again(tmp_path, run_folder, model):
     assert model_of(run_folder, pytest.fail) == model
-
-
-def test_a_fresh_run_prepares_its_model_and_ignores_existing_files(tmp_path, model):
-    run_folder = RunFolder(tmp_path / "fresh")
-    run_folder.path.mkdir()
-    run_folder.set_model(tmp_path / "of a start that failed", "123")
-    assert model_of(run_folder, lambda: model) == model
-
-
-def test_a_model_that_was_deleted_is_prepared_again_if_it_is_the_same(run_folder, model):
+    fresh = RunFolder(tmp_path / "fresh")
+    fresh.path.mkdir()
+    fresh.set_model(tmp_path / "of a start that failed", "123")
+    assert model_of(fresh, lambda: model) == model
     again = model.rename(model.with_name("again"))
     assert model_of(run_folder, lambda: again) == again
 
 
 @pytest.mark.parametrize("deleted", [True, False])
 def test_another_model_is_refused(deleted, run_folder, model):
-    other = newer(model)
+    newer = model.with_name("newer")  # as the hub or a newer warm start would give
+    newer.mkdir()
+    (newer / "config.json").write_text('{"newer": true}')
     (model / "config.json").unlink()
     if deleted:
         model.rmdir()
     with pytest.raises(ConfigError, match=r"its checkpoints do not fit: restore .*/model, or"):
-        model_of(run_folder, lambda: other)
+        model_of(run_folder, lambda: newer)
 
 
 def test_another_chat_template_is_refused(run_folder, model):
@@ -76,25 +64,19 @@ def test_another_chat_template_is_refused(run_folder, model):
         model_of(run_folder, pytest.fail)
 
 
-PER_ENV = "rl.learner.reference.per_env.PerEnvironment"
-
-
-def of_distillation(*paths: str) -> Run:
-    """Return a run that learns from these teachers."""
-    teachers = [
-        {"_target_": "rl.learner.reference.local.FrozenModel", "path": path, "revision": None}
-        for path in paths
-    ]
-    run = Run.of(composed("loss=distill", "reference=model", "reference.path=/"))
-    return run.with_values({"reference": {"_target_": PER_ENV, "teachers": teachers}})
-
-
 def test_every_teacher_is_downloaded_before_anything_starts(model):
+    def with_teachers(*paths: object) -> Run:
+        local = {"_target_": "rl.learner.reference.local.FrozenModel", "revision": None}
+        teachers = [{**local, "path": str(path)} for path in paths]
+        several = "rl.learner.reference.per_env.PerEnvironment"
+        return run.with_values({"reference": {"_target_": several, "teachers": teachers}})
+
+    run = Run.of(composed("loss=distill", "reference=model", "reference.path=/"))
     (model / "tokenizer.json").write_text("{}")
     save_file({"weight": torch.zeros(1)}, model / "model.safetensors")
-    fetch_references(of_distillation(str(model)))
+    fetch_references(with_teachers(model))
     with pytest.raises(ConfigError, match=r"reference.path=/nobody/here does not exist"):
-        fetch_references(of_distillation(str(model), "/nobody/here"))
+        fetch_references(with_teachers(model, "/nobody/here"))
     unread = Run.of(composed("loss=cispo")).with_values({"reference.path": "/nobody/here"})
     fetch_references(unread)
 

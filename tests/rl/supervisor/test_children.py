@@ -7,6 +7,7 @@ import time
 from contextlib import nullcontext
 from threading import Timer
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -25,8 +26,9 @@ from rl.supervisor.children import Children
 from rl.supervisor.supervise import reporting_full_disk
 from tests.support.composing import composed
 
-SLEEP = ["sleep", "30"]
-SUPERVISED = ("loss=sft", "sampler=demonstrations", "model.warm_start=null")
+SLEEP, RANK, BATCH = "sleep 30", "trainer.rank0", "batch 3: 1 of 2 rollouts"
+REPORT = '{"part": "trainer.rank0", "time": 1, "message": "mismatch 3.0 > 0.1"}'
+REPORTS = f"mkdir -p $RUN/failures; echo '{REPORT}' >$RUN/failures/trainer.rank0.json"
 
 
 class StillWatching(Exception):
@@ -35,13 +37,14 @@ class StillWatching(Exception):
 
 @pytest.fixture
 def watched(tmp_path):
-    """Watch processes {name: command} for some seconds."""
+    """Watch {name: shell command} until the run ends; vLLM is watched only if it is given."""
 
-    def watch(*overrides, seconds=2.0, stop=None, startup_timeout=0.1, lost_after=None, **programs):
-        run = Run.of(composed(f"output_dir={tmp_path}", "run_name=r", *overrides))
-        run = run.with_values({"inference.startup_timeout": startup_timeout})
+    def watch(programs, *overrides, seconds=20.0, stop=None, lost_after=None):
+        if "inference" not in programs:
+            overrides = ("loss=sft", "sampler=demonstrations", *overrides)
+        start = ("run_name=r", "model.warm_start=null", "inference.startup_timeout=60")
+        run = Run.of(composed(f"output_dir={tmp_path}", *start, *overrides))
         folder = RunFolder(tmp_path / "r")
-        folder.path.mkdir(parents=True, exist_ok=True)
         folder.private.make()
         deadline = time.monotonic() + seconds
 
@@ -52,12 +55,14 @@ def watched(tmp_path):
         plan, demand = placement(run, [Host()]), Demand(1, 1, 1)
         with Reaper() as reaper, LocalCluster().hosts(folder, reaper, demand) as hosts:
             children = Children(run, folder, reaper, plan, hosts)
-            if server := programs.pop("inference", None):
-                vllm = hosts.here.start(Start("inference", server, folder.log_of("inference")))
-                children._replicas._start_child = lambda replica: vllm
-                children._replicas.start()
-            for name, command in programs.items():
-                children._start(name.replace("_", "."), command, {})
+            for name, text in {"rollouts": SLEEP, **programs}.items():
+                command = ["sh", "-c", text]
+                if name == "inference":
+                    vllm = hosts.here.start(Start(name, command, folder.log_of(name)))
+                    children._replicas._start_child = lambda _, vllm=vllm: vllm
+                    children._replicas.start()
+                else:
+                    children._start(name, command, {"RUN": str(folder)})
             if lost_after:
                 lost = HostLost("the host 10.0.0.9 is lost")
                 Timer(lost_after, setattr, (hosts.ranks[0], "lost", lost)).start()
@@ -66,41 +71,104 @@ def watched(tmp_path):
     return watch
 
 
-RANKS = "trainer_rank0", "trainer_rank1"
-VLLM, NO_VLLM = ("model.warm_start=null",), SUPERVISED
 FULL = r"ended with status 1, and no space is left at .*free disk space"
-# Overrides; what the processes do; the error that ends the run, None for a good end.
-ENDS = {
-    "every rank finishes": (NO_VLLM, {RANKS[0]: ["true"], RANKS[1]: ["sleep", "0.3"]}, None),
+VLLM_ENDED = "inference ended with status 1"
+# What the processes do; the error that ends the run, None for a good end; what the test adds.
+ENDS: dict[str, tuple[dict[str, str], Any, str | None, dict[str, Any]]] = {
+    "every rank finishes": ({RANK: "true", "trainer.rank1": "sleep 0.3"}, None, "", {}),
     "one of two ranks finishes": (
-        NO_VLLM, {RANKS[0]: ["true"], RANKS[1]: SLEEP}, (StillWatching, None)),
+        {RANK: "true", "trainer.rank1": SLEEP}, StillWatching, None, {"seconds": 2.0}),
     "a process ends too early": (
-        NO_VLLM, {RANKS[0]: SLEEP, "rollouts": ["true"]}, (RunFailed, "rollouts ended with sta")),
+        {RANK: SLEEP, "rollouts": "true"}, RunFailed, "rollouts ended with sta", {}),
     "a process has no memory": (
-        NO_VLLM,
-        {RANKS[0]: SLEEP, "rollouts": ["sh", "-c", "echo CUDA out of memory; exit 1"]},
-        (RunFailed, r"lower inference\.args\.gpu_memory_utilization")),
+        {RANK: SLEEP, "rollouts": "echo CUDA out of memory; exit 1"},
+        RunFailed, r"lower inference\.args\.gpu_memory_utilization", {}),
     "the kernel kills a process": (
-        NO_VLLM,
-        {RANKS[0]: ["sh", "-c", "kill -9 $$"]},
-        (RunFailed, r"memory ran out.*(?s:.*)lower trainer\.tokens_per_micro_batch")),
-    "a disk is full": (NO_VLLM, {RANKS[0]: ["false"]}, (RunFailed, FULL)),
+        {RANK: "kill -9 $$"},
+        RunFailed, r"memory ran out.*(?s:.*)lower trainer\.tokens_per_micro_batch", {}),
+    "a disk is full": ({RANK: "false"}, RunFailed, FULL, {"free": 4096}),
     "a server never answers": (
-        VLLM, {RANKS[0]: SLEEP, "inference": SLEEP},
-        (RunFailed, r"did not answer within inference\.startup_timeout=0\.1")),
+        {RANK: SLEEP, "inference": SLEEP},
+        RunFailed, r"did not answer within inference\.startup_timeout=0\.1",
+        {"overrides": ["inference.startup_timeout=0.1"]}),
+    "all ranks end well although one reported an error": (
+        {RANK: REPORTS}, RunFailed, r"^trainer.rank0: mismatch .*\n\(details: .*rank0.log\)$", {}),
+    "a host is lost, which makes its rank fail": (
+        {RANK: "false"}, HostLost, r"the host 10\.0\.0\.9 is lost",
+        {"overrides": ["cluster=ray"], "lost_after": 1.5}),
+    "asked to stop before a batch": ({RANK: SLEEP}, KeyboardInterrupt, None, {"asked": True}),
+    "stop requested by a file before vLLM failed to start": (
+        {RANK: SLEEP, "inference": "false"}, RunFailed, VLLM_ENDED, {"request": True}),
 }  # fmt: skip
+# What a rank does when a run that was asked to stop has lost its vLLM.
+for case, (does, error, said) in {
+    "saves": ("true", None, ""),
+    "saves too little": ("echo '{\"step\": 0}' >$RUN/metrics.jsonl", RunFailed, VLLM_ENDED),
+    "gives up": (f"{REPORTS}; exit 1", RunFailed, "trainer.rank0: mismatch"),
+    "is killed": ("kill -9 $$", RunFailed, VLLM_ENDED),
+    "takes too long": (SLEEP, RunFailed, VLLM_ENDED),
+}.items():
+    programs = {"inference": "false", RANK: f"sleep 1; {does}"}
+    more = {"asked": True, "status": BATCH, "overrides": ["trainer.wait_timeout=2"]}
+    ENDS[f"stopped without vLLM, and the rank {case}"] = (programs, error, said, more)
 
 
 @pytest.mark.parametrize("case", ENDS)
 def test_a_run_ends_as_its_processes_end(case, watched, tmp_path, monkeypatch):
-    overrides, programs, error = ENDS[case]
-    if case == "a disk is full":
-        monkeypatch.setattr(module.shutil, "disk_usage", lambda path: SimpleNamespace(free=4096))
-    seconds = 2.0 if error and error[0] is StillWatching else 20.0
-    with pytest.raises(error[0], match=error[1]) if error else nullcontext():
-        watched(*overrides, seconds=seconds, **{"rollouts": SLEEP, **programs})
-    logs = {f"{name.replace('_', '.')}.log" for name in ("rollouts", *programs)}
+    programs, error, said, more = ENDS[case]
+    run_folder, more = RunFolder(tmp_path / "r"), dict(more)
+    run_folder.path.mkdir()
+    if free := more.pop("free", None):
+        monkeypatch.setattr(module.shutil, "disk_usage", lambda path: SimpleNamespace(free=free))
+    if status := more.pop("status", ""):
+        Status(run_folder, "rollouts").set(status)
+    if more.pop("request", False):
+        run_folder.stop_request.touch()
+    stop = SimpleNamespace(asked=more.pop("asked", False))
+    with pytest.raises(error, match=said) if error else nullcontext():
+        watched(programs, *more.pop("overrides", []), stop=stop, **more)
+    logs = {f"{name}.log" for name in ("rollouts", *programs)}
     assert {path.name for path in (tmp_path / "r" / "logs").iterdir()} == logs
+
+
+@pytest.mark.parametrize(("debug", "shown"), [("false", ""), ("true", "trainer.rank0\n")])
+def test_a_breakpoint_without_a_terminal_says_how_to_debug(debug, shown, watched, capfd):
+    programs = {"rollouts": f"{sys.executable} -c 'breakpoint()'"}
+    programs[RANK] = "echo trainer.rank0; sleep 30"  # with trainer.debug=true in the terminal
+    with pytest.raises(RunFailed, match=r"breakpoint.. needs a terminal.*: set trainer.debug=true"):
+        watched(programs, f"trainer.debug={debug}")
+    assert capfd.readouterr().out == shown
+
+
+class AskedLater:
+    """Ask for the end at the fourth look, after the status has changed."""
+
+    def __init__(self, status: Status) -> None:
+        self.status, self.looks = status, 0
+
+    @property
+    def asked(self) -> bool:
+        self.looks += 1
+        if self.looks in (1, 3):
+            self.status.set(BATCH if self.looks == 1 else "waiting for my_env.py:12")
+        return self.looks > 3
+
+
+class GoneTerminal:
+    """A standard output that was closed."""
+
+    def write(self, text):
+        raise OSError(5, "Input/output error")
+
+    flush = write
+
+
+def test_a_stop_request_after_the_first_batch_lets_the_run_save(watched, tmp_path, monkeypatch):
+    monkeypatch.setattr("sys.stdout", GoneTerminal())
+    run_folder = RunFolder(tmp_path / "r")
+    with pytest.raises(StillWatching):
+        watched({RANK: SLEEP}, seconds=4.0, stop=AskedLater(Status(run_folder, "rollouts")))
+    assert run_folder.stop_request.exists()
 
 
 class NamedHost:
@@ -132,16 +200,15 @@ def test_on_several_hosts_every_process_starts_where_it_belongs_and_finds_rank_0
         inference=tuple(Place(host=1, devices=(name,), threads=None) for name in "56"),
         ranks=tuple(Place(host=0, devices=d, threads=1, local_rank=0) for d in devices),
     )
-    hosts = Hosts(here, [two, one], [one, one, two])
-    Children(run, run_folder, None, plan, hosts).start()
+    Children(run, run_folder, None, plan, Hosts(here, [two, one], [one, one, two])).start()
     assert [*here.started] == ["rollouts"]
     assert [*one.started] == ["inference1", "trainer.rank0", "trainer.rank1"]
     assert [*two.started] == ["inference0", "trainer.rank2"]
-    ranks = [(one if rank < 2 else two).started[f"trainer.rank{rank}"] for rank in range(3)]
-    assert [start.env["RANK"] for start in ranks] == ["0", "1", "2"]
-    common = {"WORLD_SIZE": "3", "MASTER_ADDR": "first", "MASTER_PORT": "4005"}
-    assert all(common.items() <= start.env.items() for start in ranks)
-    assert not any(start.ends_on_term or start.in_terminal for start in ranks)
+    for rank, host in enumerate((one, one, two)):
+        start = host.started[f"trainer.rank{rank}"]
+        place = {"RANK": str(rank), "WORLD_SIZE": "3", "MASTER_ADDR": "first"}
+        assert start.env | place | {"MASTER_PORT": "4005"} == start.env
+        assert (start.ends_on_term, start.in_terminal) == (False, False)
     rollouts = here.started["rollouts"].env
     assert (rollouts[module.LISTEN_VARIABLE], rollouts["CUDA_VISIBLE_DEVICES"]) == ("here", "")
     for name, host, gpu in (("inference0", two, "5"), ("inference1", one, "6")):
@@ -152,91 +219,14 @@ def test_on_several_hosts_every_process_starts_where_it_belongs_and_finds_rank_0
         assert (address.host, address.port) == (host.address, host.free_port())
 
 
-def test_an_error_that_a_process_reported_is_raised_although_all_ranks_end_well(watched, tmp_path):
-    rank = ["sh", "-c", REPORTS.replace("RUN", str(tmp_path / "r")).replace("exit 1", "exit 0")]
-    with pytest.raises(RunFailed, match=r"^trainer.rank0: mismatch .*\n\(details: .*rank0.log\)$"):
-        watched(*SUPERVISED, seconds=20.0, rollouts=SLEEP, trainer_rank0=rank)
-
-
-def test_a_lost_host_is_reported_instead_of_the_errors_of_other_ranks(watched):
-    programs = {"rollouts": SLEEP, "trainer_rank0": ["false"]}
-    with pytest.raises(HostLost, match=r"the host 10\.0\.0\.9 is lost"):
-        watched(*SUPERVISED, "cluster=ray", seconds=20.0, lost_after=1.5, **programs)
-
-
-@pytest.mark.parametrize(("debug", "shown"), [("false", ""), ("true", "trainer.rank0\n")])
-def test_a_breakpoint_in_a_process_without_a_terminal_says_how_to_debug(
-    debug, shown, watched, capfd
-):
-    stops = [sys.executable, "-c", "breakpoint()"]
-    rank = ["sh", "-c", "echo trainer.rank0; sleep 30"]  # with trainer.debug=true in the terminal
-    with pytest.raises(RunFailed, match=r"breakpoint.. needs a terminal.*: set trainer.debug=true"):
-        watched(
-            *SUPERVISED, f"trainer.debug={debug}", seconds=20.0, trainer_rank0=rank, rollouts=stops
-        )
-    assert capfd.readouterr().out == shown
-
-
-class AskedLater:
-    """Ask for the end at the fourth look, after the status has changed."""
-
-    def __init__(self, status: Status) -> None:
-        self.status, self.looks = status, 0
-
-    @property
-    def asked(self) -> bool:
-        self.looks += 1
-        if self.looks == 1:
-            self.status.set("batch 3: 0 of 16 rollouts")
-        if self.looks == 3:
-            self.status.set("waiting for my_env.py:12")
-        return self.looks > 3
-
-
-class GoneTerminal:
-    """A standard output that was closed."""
-
-    def write(self, text):
-        raise OSError(5, "Input/output error")
-
-    flush = write
-
-
-def test_a_stop_request_after_the_first_batch_lets_the_run_save(watched, tmp_path, monkeypatch):
-    monkeypatch.setattr("sys.stdout", GoneTerminal())
-    status = Status(RunFolder(tmp_path / "r"), "rollouts")
-    programs = {"rollouts": SLEEP, "trainer_rank0": SLEEP}
-    with pytest.raises(StillWatching):
-        watched(*SUPERVISED, seconds=4.0, stop=AskedLater(status), **programs)
-    assert RunFolder(tmp_path / "r").stop_request.exists()
-
-
-def test_a_stop_request_before_the_first_batch_ends_the_run_at_once(watched):
-    programs = {"rollouts": SLEEP, "trainer_rank0": SLEEP}
-    with pytest.raises(KeyboardInterrupt):
-        watched(*SUPERVISED, stop=SimpleNamespace(asked=True), **programs)
-
-
-def test_on_a_cpu_the_trainer_keeps_few_kernels_unless_the_user_says_more(monkeypatch):
+def test_variables_that_the_user_has_set_stay(monkeypatch):  # others: tests/golden/trainer/run.json
     monkeypatch.setenv("LRU_CACHE_CAPACITY", "1024")
-    monkeypatch.delenv("ONEDNN_PRIMITIVE_CACHE_CAPACITY", raising=False)
     monkeypatch.delenv("PYTORCH_ALLOC_CONF", raising=False)
-    told = module._device_environment(Place(host=0, devices=(), threads=1), shared=False)
-    kept = {"ONEDNN_PRIMITIVE_CACHE_CAPACITY": "64", "LRU_CACHE_CAPACITY": "1024"}
-    assert told == {"DS_ACCELERATOR": "cpu", "OMP_WAIT_POLICY": "PASSIVE", **kept}
-
-
-def test_a_rank_knows_that_it_must_use_its_gpu_and_waits_for_a_vllm_that_shares_it(monkeypatch):
-    for name in ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF"):
-        monkeypatch.delenv(name, raising=False)
-    place = Place(host=0, devices=("0",), threads=1)
-    alone = {"DS_ACCELERATOR": "cuda", "PYTORCH_ALLOC_CONF": "expandable_segments:True"}
-    assert module._device_environment(place, shared=False) == alone
-    shared = module._device_environment(place, shared=True)
-    assert shared == {**alone, "OFFBYONE_WAIT_FOR_VLLM": "1"}
+    cpu, gpu = (Place(host=0, devices=devices, threads=1) for devices in ((), ("0",)))
+    assert module._device_environment(cpu, shared=False)["LRU_CACHE_CAPACITY"] == "1024"
     for name in ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF"):  # the new name goes first
         monkeypatch.setenv(name, f"of {name}")
-        told = module._device_environment(place, shared=False)
+        told = module._device_environment(gpu, shared=False)
         assert told["PYTORCH_ALLOC_CONF"] == f"of {name}"
 
 
@@ -247,37 +237,3 @@ def test_a_full_disk_of_the_supervisor_is_reported_with_a_remedy():
         raise full
     with pytest.raises(PermissionError), reporting_full_disk():
         raise PermissionError
-
-
-REPORT = '{"part": "trainer.rank0", "time": 1, "message": "mismatch 3.0 > 0.1"}'
-REPORTS = f"mkdir -p RUN/failures; echo '{REPORT}' >RUN/failures/trainer.rank0.json; exit 1"
-SAVES = {  # what a rank does when a run that was asked to stop has lost its vLLM
-    "saves": ("true", None),
-    "saves too little": (
-        "echo '{\"step\": 0}' >RUN/metrics.jsonl",
-        "inference ended with status 1",
-    ),
-    "gives up": (REPORTS, "trainer.rank0: mismatch"),
-    "is killed": ("kill -9 $$", "inference ended with status 1"),
-    "takes too long": ("sleep 30", "inference ended with status 1"),
-}
-
-
-@pytest.mark.parametrize("what", SAVES)
-def test_a_stopped_run_that_lost_vllm_ends_well_if_every_rank_saved(what, watched, tmp_path):
-    run_folder, (does, said) = RunFolder(tmp_path / "r"), SAVES[what]
-    Status(run_folder, "rollouts").set("batch 3: 1 of 2 rollouts")
-    rank = ["sh", "-c", "sleep 1; " + does.replace("RUN", str(run_folder))]
-    programs = {"inference": ["false"], "rollouts": SLEEP, "trainer_rank0": rank}
-    limits = {"seconds": 20.0, "startup_timeout": 60.0, "stop": SimpleNamespace(asked=True)}
-    with nullcontext() if said is None else pytest.raises(RunFailed, match=said):
-        watched("model.warm_start=null", "trainer.wait_timeout=2", **limits, **programs)
-
-
-def test_a_stop_request_before_the_first_batch_does_not_hide_a_failed_start(watched, tmp_path):
-    run_folder = RunFolder(tmp_path / "r")
-    run_folder.path.mkdir(parents=True)
-    run_folder.stop_request.touch()  # by a signalled process or the user
-    programs = {"inference": ["false"], "rollouts": SLEEP, "trainer_rank0": SLEEP}
-    with pytest.raises(RunFailed, match="inference ended with status 1"):
-        watched("model.warm_start=null", seconds=20.0, startup_timeout=60.0, **programs)

@@ -2,9 +2,11 @@
 
 import signal
 import threading
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -22,6 +24,7 @@ KILLED = (
     "docs/troubleshooting.md, memory)"
 )
 NAMES = ("inference0", "inference1")
+SERVING = "serving"
 
 
 class FakeProcess:
@@ -40,18 +43,16 @@ class FakeProcess:
 
 
 class Fleet:
-    """The vLLMs of a run as the supervisor sees them."""
+    """The vLLMs of a run as the supervisor sees them, at the time `now`."""
 
-    def __init__(self, folder: RunFolder, names=NAMES, **limits: float) -> None:
+    def __init__(self, folder: RunFolder, names=NAMES, **limits: Any) -> None:
         self.folder, self.num_steps, self.lost, self.external = folder, 0, False, False
         self.processes: dict[str, FakeProcess] = {}
-        self.answering, self.closed = set(names), set[str]()
-        all_of_them = [Replica(name, Address(host="h", port=1)) for name in names]
+        self.answering, self.closed, self.now = set(names), set[str](), 0.0
+        servers = [Replica(name, Address(host="h", port=1)) for name in names]
         given = {"startup_timeout": 20.0, "wait_timeout": 600.0, **limits}
-        self.replicas = Replicas(
-            all_of_them, folder, self.start, num_steps=lambda: self.num_steps, **given
-        )
-        self.replicas.start()
+        given["num_steps"] = lambda: self.num_steps
+        self.replicas = Replicas(servers, folder, self.start, **given)
 
     def start(self, replica: Replica) -> FakeProcess | None:
         if self.lost:
@@ -61,9 +62,9 @@ class Fleet:
         self.processes[replica.name] = FakeProcess()
         return self.processes[replica.name]
 
-    def kill(self, name: str) -> FakeProcess:
-        self.processes[name].returncode = -signal.SIGKILL
-        return self.processes[name]
+    def kill(self, *names: str) -> None:
+        for name in names:
+            self.processes[name].returncode = -signal.SIGKILL
 
     def look(self, *, may_restart: bool = True) -> tuple[str, str] | None:
         return self.replicas.check_and_restart(may_restart=may_restart)
@@ -81,30 +82,41 @@ class Fleet:
 
 
 @pytest.fixture
-def fleet(tmp_path, monkeypatch) -> Fleet:
+def fleet_of(tmp_path, monkeypatch) -> Callable[..., Fleet]:
+    """Return a function that starts the vLLMs of a run."""
+
+    def start(*given, **limits) -> Fleet:
+        fleet = Fleet(RunFolder(tmp_path), *given, **limits)
+        monkeypatch.setattr(module, "time", SimpleNamespace(monotonic=lambda: fleet.now))
+        monkeypatch.setattr(module, "is_healthy", lambda one: one.name in fleet.answering)
+        monkeypatch.setattr(module, "refuses_connections", lambda one: one.name in fleet.closed)
+        fleet.replicas.start()
+        return fleet
+
+    return start
+
+
+@pytest.fixture
+def fleet(fleet_of, monkeypatch) -> Fleet:
     """Return a run whose replicas both serve."""
-    (tmp_path / "r").mkdir()
-    fleet = Fleet(RunFolder(tmp_path / "r"))
     monkeypatch.setattr(module, "_HEALTH_EVERY_S", 0.0)
-    monkeypatch.setattr(module, "is_healthy", lambda one: one.name in fleet.answering)
-    monkeypatch.setattr(module, "refuses_connections", lambda one: one.name in fleet.closed)
-    assert fleet.look() is None
-    assert fleet.statuses() == ["serving", "serving"]
+    fleet = fleet_of()
+    assert (fleet.look(), fleet.statuses()) == (None, [SERVING, SERVING])
     return fleet
 
 
-def test_a_replica_that_dies_is_restarted_at_its_address(fleet):
-    before = Endpoint.read(fleet.folder, "inference1")
-    dead = fleet.kill("inference1")
-    assert fleet.look() is None
-    assert fleet.incarnations() == [0, 1]
-    assert fleet.statuses() == ["serving", "starting vLLM, again"]
+def test_a_replica_that_dies_is_restarted_at_its_address_if_that_is_allowed(fleet):
+    before, dead = Endpoint.read(fleet.folder, "inference1"), fleet.processes["inference1"]
+    fleet.kill("inference1")
+    assert (fleet.look(), fleet.incarnations()) == (None, [0, 1])
+    assert fleet.statuses() == [SERVING, "starting vLLM, again"]
     assert Endpoint.read(fleet.folder, "inference1") == replace(before, incarnation=1)
     assert before.pid == FakeProcess.group
     assert dead.num_kills  # its engine may live on and keep the socket open
-    assert fleet.look() is None
-    assert fleet.statuses() == ["serving", "serving"]
+    assert (fleet.look(), fleet.statuses()) == (None, [SERVING, SERVING])
     assert fleet.warnings() == [f"{KILLED}; the server is restarted, and the other one continues"]
+    fleet.kill("inference0")
+    assert fleet.look(may_restart=False) == ("inference0", KILLED)
 
 
 def test_a_replica_on_a_lost_machine_is_not_restarted(fleet):
@@ -112,7 +124,7 @@ def test_a_replica_on_a_lost_machine_is_not_restarted(fleet):
     fleet.kill("inference1")
     assert fleet.look() is fleet.look() is None
     assert fleet.incarnations() == [0, 1]
-    assert fleet.statuses() == ["serving", "its host is lost"]
+    assert fleet.statuses() == [SERVING, "its host is lost"]
     assert fleet.warnings()[-1] == "node 2 is gone; the other one continues without it"
     fleet.kill("inference0")  # the last one
     assert fleet.look() == ("inference0", KILLED)
@@ -135,33 +147,28 @@ def test_three_deaths_within_ten_steps_end_the_run(steps, ends, fleet):
     assert found == (expected if ends else None)
 
 
+@pytest.mark.parametrize(("second", "ends"), [(2, True), (11, True), (12, False), (40, False)])
+def test_a_second_crash_of_all_within_ten_steps_ends_the_run(second, ends, fleet):
+    fleet.num_steps = 2
+    fleet.kill(*NAMES)
+    assert (fleet.look(), fleet.incarnations()) == (None, [1, 1])
+    assert (fleet.look(), fleet.statuses()) == (None, [SERVING, SERVING])
+    fleet.num_steps = second
+    fleet.kill(*NAMES)
+    expected = ("inference0", f"{KILLED} for the 2nd time within 10 steps")
+    assert fleet.look() == (expected if ends else None)
+
+
 def test_the_last_serving_replica_is_restarted_but_not_one_that_fails_to_start(fleet):
     fleet.answering.remove("inference0")
     fleet.kill("inference0")
     assert fleet.look() is None
     fleet.kill("inference1")  # while the other one starts
-    assert fleet.look() is None
-    assert fleet.incarnations() == [1, 1]
+    assert (fleet.look(), fleet.incarnations()) == (None, [1, 1])
     fleet.num_steps = 50
     fleet.answering.clear()
     fleet.kill("inference0")  # before it has served again
     assert fleet.look() == ("inference0", KILLED)
-
-
-@pytest.mark.parametrize(("second", "ends"), [(2, True), (11, True), (12, False), (40, False)])
-def test_a_second_crash_of_all_within_ten_steps_ends_the_run(second, ends, fleet):
-    fleet.num_steps = 2
-    for name in NAMES:
-        fleet.kill(name)
-    assert fleet.look() is None
-    assert fleet.incarnations() == [1, 1]
-    assert fleet.look() is None
-    assert fleet.statuses() == ["serving", "serving"]
-    fleet.num_steps = second
-    for name in NAMES:
-        fleet.kill(name)
-    expected = ("inference0", f"{KILLED} for the 2nd time within 10 steps")
-    assert fleet.look() == (expected if ends else None)
 
 
 def test_the_only_replica_is_not_restarted_if_it_answers_but_refuses_the_weights(fleet):
@@ -172,21 +179,7 @@ def test_the_only_replica_is_not_restarted_if_it_answers_but_refuses_the_weights
     assert fleet.look() == ("inference0", "is unusable: it took no weights")
     fleet.num_steps = 20
     fleet.answering.clear()  # the push failed because the server crashed
-    assert fleet.look() is None
-    assert fleet.incarnations() == [1, 1]
-
-
-def test_no_replica_is_restarted_when_restarts_are_not_allowed(fleet):
-    fleet.kill("inference0")
-    assert fleet.look(may_restart=False) == ("inference0", KILLED)
-
-
-@pytest.fixture
-def clock(monkeypatch) -> SimpleNamespace:
-    """Return the time, which passes as the test says."""
-    clock = SimpleNamespace(now=0.0)
-    monkeypatch.setattr(module, "time", SimpleNamespace(monotonic=lambda: clock.now))
-    return clock
+    assert (fleet.look(), fleet.incarnations()) == (None, [1, 1])
 
 
 @pytest.mark.parametrize(
@@ -199,33 +192,25 @@ def clock(monkeypatch) -> SimpleNamespace:
     ],
 )
 def test_a_replica_that_is_silent_too_long_is_restarted(
-    names, wait_timeout, tolerated, go_on, clock, tmp_path, monkeypatch
+    names, wait_timeout, tolerated, go_on, fleet_of, monkeypatch
 ):
-    (tmp_path / "r").mkdir()
-    fleet, asked = Fleet(RunFolder(tmp_path / "r"), names, wait_timeout=wait_timeout), []
-    monkeypatch.setattr(
-        module, "is_healthy", lambda one: asked.append(one.name) or one.name in fleet.answering
-    )
-    monkeypatch.setattr(module, "refuses_connections", lambda one: False)
+    fleet, asked = fleet_of(names, wait_timeout=wait_timeout), []
+    healthy = lambda one: asked.append(one.name) or one.name in fleet.answering  # noqa: E731
+    monkeypatch.setattr(module, "is_healthy", healthy)
     assert fleet.look() is None
     fleet.answering.remove("inference0")
     for seconds, num_asked in ((4.9, 1), (5.0, 2), (tolerated, 3)):  # a recent answer suffices
-        clock.now = seconds
+        fleet.now = seconds
         assert fleet.look() is None
         assert (asked.count("inference0"), fleet.warnings()) == (num_asked, [])  # it may be busy
-    clock.now = tolerated + 0.1
+    fleet.now = tolerated + 0.1
     assert fleet.look() is None
     assert fleet.warnings() == [f"has stopped answering; the server is restarted, and {go_on}"]
 
 
-def test_a_server_without_a_needed_route_ends_the_run_unless_it_has_just_restarted(
-    clock, tmp_path, monkeypatch
-):
-    (tmp_path / "r").mkdir()
+def test_a_server_without_a_needed_route_ends_the_run_unless_it_has_just_restarted(fleet_of):
     problems = ["has no route"]
-    why = {"why_unusable": lambda _: problems[-1]}
-    fleet = Fleet(RunFolder(tmp_path / "r"), NAMES[:1], **why)
-    monkeypatch.setattr(module, "is_healthy", lambda one: one.name in fleet.answering)
+    fleet = fleet_of(NAMES[:1], why_unusable=lambda _: problems[-1])
     assert fleet.look() == ("inference0", "has no route")
     problems.append(None)
     assert fleet.look() is None
@@ -234,8 +219,7 @@ def test_a_server_without_a_needed_route_ends_the_run_unless_it_has_just_restart
     assert fleet.look() is None  # it is restarted
     problems.append("has no route")
     fleet.num_steps = 40
-    for seconds, found in ((59.9, None), (60.0, ("inference0", "has no route"))):
-        clock.now = seconds
+    for fleet.now, found in ((59.9, None), (60.0, ("inference0", "has no route"))):
         assert fleet.look() == found
 
 
@@ -244,14 +228,12 @@ def test_a_server_that_refuses_connections_is_ended_and_restarted(fleet):
     fleet.closed.add("inference0")
     assert fleet.look() is None
     assert fleet.processes["inference0"].num_kills == 1
-    assert fleet.look() is None
-    assert fleet.incarnations() == [1, 0]
+    assert (fleet.look(), fleet.incarnations()) == (None, [1, 0])
 
 
 def test_a_requested_restart_happens_once(fleet):
     request_restart(fleet.folder, "inference0", 0, "it took no weights")
-    assert fleet.look() is None
-    assert fleet.incarnations() == [1, 0]
+    assert (fleet.look(), fleet.incarnations()) == (None, [1, 0])
     assert fleet.warnings()[0].startswith("is unusable: it took no weights; the server is")
     request_restart(fleet.folder, "inference0", 0, "said late")  # of a start that is over
     assert [fleet.look() for _ in range(3)] == [None] * 3
@@ -264,40 +246,32 @@ def test_an_external_server_may_come_back_however_often(fleet):
     for incarnation in range(4):
         fleet.answering.add("inference0")
         assert fleet.look() is None
-        assert fleet.statuses() == ["serving", "serving"]
+        assert fleet.statuses() == [SERVING, SERVING]
         fleet.answering.remove("inference0")
         fleet.closed = {"inference0"} if incarnation < 3 else set()
         assert fleet.look() is None
         fleet.closed.clear()
-        assert Endpoint.read(fleet.folder, "inference0").incarnation == min(incarnation + 1, 3)
+        assert fleet.incarnations()[0] == min(incarnation + 1, 3)
     said = "accepts no connections any more; waiting for its answer, and the other one continues"
     assert set(fleet.warnings()) == {said}
 
 
-def test_servers_that_hang_are_ended_at_the_same_time(fleet, monkeypatch):
+def test_servers_that_hang_are_ended_and_asked_at_the_same_time(fleet_of, monkeypatch):
     names = tuple(f"inference{i}" for i in range(4))
-    fleet = Fleet(fleet.folder, names)
-    fleet.answering = {names[0]}
-    monkeypatch.setattr(module, "is_healthy", lambda replica: replica.name in fleet.answering)
+    fleet, all_ask, together = fleet_of(names), threading.Barrier(4), threading.Barrier(3)
+    # Asked or ended one after the other, the first would wait for ever.
+    monkeypatch.setattr(module, "is_healthy", lambda _: all_ask.wait(timeout=60) >= 0)
     assert fleet.look() is None
-    together, ended = threading.Barrier(3), set[str]()
+    assert all(one.ready for one in fleet.replicas._all)
+    ended = set[str]()
 
     def end(name: str) -> None:
         if name not in ended:  # a server may be ended twice
             ended.add(name)
-            together.wait(timeout=60)  # if the others were ended later, this would fail
+            together.wait(timeout=60)
 
+    fleet.kill(*names[1:])
     for name in names[1:]:
-        monkeypatch.setattr(fleet.kill(name), "end", partial(end, name), raising=False)
+        monkeypatch.setattr(fleet.processes[name], "end", partial(end, name), raising=False)
     assert fleet.look() is None
     assert ended == {*names[1:]}
-
-
-def test_servers_that_answer_late_are_asked_at_the_same_time(tmp_path, monkeypatch):
-    (tmp_path / "r").mkdir()
-    names = tuple(f"inference{i}" for i in range(16))
-    fleet, all_ask = Fleet(RunFolder(tmp_path / "r"), names), threading.Barrier(len(names))
-    # Asked one after the other, the first would wait for ever.
-    monkeypatch.setattr(module, "is_healthy", lambda _: all_ask.wait(timeout=60) >= 0)
-    assert fleet.look() is None
-    assert all(one.ready for one in fleet.replicas._all)

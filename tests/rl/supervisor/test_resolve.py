@@ -28,16 +28,17 @@ def test_a_run_has_typed_nodes_and_the_counts_of_its_devices(config):
     assert run.inference.names == ["inference0", "inference1"]
     assert isinstance(run.trainer.wait_timeout, float)
     assert (run.transport.name, run.pushes_adapter, run.starts_vllm) == ("shm", False, True)
-    assert (run.sampler.temperature, run.sampler.uses_vllm) == (
-        config["sampler"]["temperature"],
-        True,
-    )
+    expected = (config["sampler"]["temperature"], True)
+    assert (run.sampler.temperature, run.sampler.uses_vllm) == expected
     four = [Host(devices=tuple("0123"), cores=4, cpus=8)]
     assert resolve(config, machines=four).run.trainer.ranks == 2
     debugged = {**config, "trainer": {**config["trainer"], "debug": True}}
     assert resolve(debugged, machines=four).run.trainer.ranks == 1
     supervised = run.with_values({"sampler": composed("sampler=demonstrations")["sampler"]})
     assert (supervised.sampler.temperature, supervised.starts_vllm) == (1.0, False)
+    without = {"sampler": {"_target_": "pathlib.Path", "max_staleness": 0}}
+    with pytest.raises(ValueError, match=r"Path has no temperature, .*: add an option or a cl"):
+        _ = run.with_values(without).sampler.temperature
 
 
 def test_a_saved_run_has_the_keys_of_the_command_line_and_its_format(config, tmp_path):
@@ -51,12 +52,6 @@ def test_a_saved_run_has_the_keys_of_the_command_line_and_its_format(config, tmp
     assert Run.load(path) == run
     path.write_text(yaml.safe_dump(saved))  # format 1, which a report still reads
     assert Run.load(path) == run
-
-
-def test_a_sampler_that_states_no_temperature_is_refused(config):
-    run = Run.of(config).with_values({"sampler": {"_target_": "pathlib.Path", "max_staleness": 0}})
-    with pytest.raises(ValueError, match=r"Path has no temperature, .*: add an option or a cl"):
-        _ = run.sampler.temperature
 
 
 def test_senders_between_gpus_are_refused_where_they_cannot_work(tmp_path):
@@ -77,18 +72,13 @@ def test_senders_between_gpus_are_refused_where_they_cannot_work(tmp_path):
         resolved("sync=nccl", "inference.devices=[0]", "trainer.devices=[1,0]", on=GPUS)
 
 
-MIXTURE = shape(
-    {
-        "hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 2, "vocab_size": 320,
-        "num_experts": 4, "moe_intermediate_size": 32,
-    }
-)  # fmt: skip
-
-
 def test_an_adapter_that_vllm_cannot_load_into_a_mixture_is_refused_before_the_start(tmp_path):
+    sizes = {"hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 2}
+    mixture = shape(sizes | {"vocab_size": 320, "num_experts": 4, "moe_intermediate_size": 32})
+
     def resolved(*overrides, on=None):
         given = ("model=hf", "model.path=a/b", f"output_dir={tmp_path}", "run_name=r")
-        return resolve(composed(*given, *overrides), on or [Host()]).size_memory(MIXTURE)
+        return resolve(composed(*given, *overrides), on or [Host()]).size_memory(mixture)
 
     with pytest.raises(ConfigError, match=r"adapter on a CPU: use sync=shm"):
         resolved()
@@ -111,16 +101,14 @@ def test_an_adapter_that_vllm_cannot_load_into_a_mixture_is_refused_before_the_s
         (["loss=sft", "sampler=demonstrations", "trainer.ranks=2"], (False, True)),
     ],
 )
-def test_packages_and_shared_memory_of_this_machine_must_suit_the_run(
-    overrides, needs, config, monkeypatch
-):
+def test_this_machine_must_suit_the_run(overrides, needs, config, monkeypatch):
     asked = []
 
     def problem(host, *, needs_vllm, uses_nccl):
         asked.append((host, needs_vllm, uses_nccl))
         return "a problem"
 
-    three = Host(devices=("0", "1", "2"), cores=4, cpus=8)
+    (three,) = GPUS
     monkeypatch.setattr(module, "device_problem", problem)
     monkeypatch.setattr(module, "this_host", lambda: three)
     names = [f"{key}={config[key]}" for key in ("output_dir", "run_name")]
@@ -135,17 +123,16 @@ def test_a_run_reserves_the_gpus_and_the_cores_that_it_asks_of_ray(config):
         cores = ["cluster=ray", "cluster.cores_per_replica=7", "cluster.cores_per_rank=5"]
         names = [f"{key}={config[key]}" for key in ("output_dir", "run_name")]
         plan = resolve(composed(*names, *cores, *overrides), on).plan
-        return [
-            [(p.devices, p.threads) for p in each] for each in (plan.inference, plan.ranks)
-        ], plan
+        assert on is None or plan.idle == ()  # Ray may give them to other jobs
+        return [[(p.devices, p.threads) for p in each] for each in (plan.inference, plan.ranks)]
 
     sizes = ["inference.tensor_parallel_size=2", "inference.replicas=2", "trainer.ranks=3"]
     ranks = [((str(gpu),), 5) for gpu in range(3)]
-    assert reserved(*sizes)[0] == [[(("3", "4"), None), (("5", "6"), None)], ranks]
-    assert reserved()[0] == [[(("1",), None)], ranks[:1]]
-    assert reserved("cluster.gpus=false")[0] == [[((), 7)], [((), 5)]]
-    assert reserved("cluster.gpus=false", "trainer.num_threads=2")[0][1] == [((), 2)]
-    assert reserved(on=GPUS)[1].idle == ()  # Ray may give them to other jobs
+    assert reserved(*sizes) == [[(("3", "4"), None), (("5", "6"), None)], ranks]
+    assert reserved() == [[(("1",), None)], ranks[:1]]
+    assert reserved("cluster.gpus=false") == [[((), 7)], [((), 5)]]
+    assert reserved("cluster.gpus=false", "trainer.num_threads=2")[1] == [((), 2)]
+    reserved(on=GPUS)
 
 
 def test_each_rank_of_a_ray_host_gets_one_gpu_of_that_host():

@@ -5,7 +5,6 @@ The tests start a real train.py, or call `supervise` in this process (`refused`)
 
 import json
 import os
-import socket
 from collections.abc import Callable
 from contextlib import nullcontext
 from pathlib import Path
@@ -122,9 +121,7 @@ def test_the_end_of_a_run_is_said_and_returned(
 
 
 @pytest.mark.parametrize("program", ["train.py", "evaluate.py"])
-def test_a_model_that_cannot_be_fetched_is_refused_and_leaves_no_files(
-    program, tmp_path, monkeypatch
-):
+def test_a_model_that_cannot_be_fetched_leaves_no_files(program, tmp_path, monkeypatch):
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     arguments = ["run_name=r", "model=hf", "model.path=nobody/nothing"]
     result = train(*arguments, output_dir=tmp_path, program=program)
@@ -136,14 +133,11 @@ def test_a_model_that_cannot_be_fetched_is_refused_and_leaves_no_files(
 
 def test_a_wrong_loss_ends_the_engine_that_has_started_and_does_no_step(tmp_path):
     (tmp_path / "wrong.py").write_text("def mine(tokens):\n    return -tokens.logprobs\n")
-    result = train(
-        *("run_name=r", "model.warm_start=null", "loss._target_=wrong.mine"),
-        *("~loss.clip_low", "~loss.clip_high"),
-        *("inference._target_=scripted_vllm.ScriptedVLLM", "sampler=sync"),
-        output_dir=tmp_path,
-        PYTHONPATH=str(REPO / "tests" / "support"),
-        OFFBYONE_CACHE=str(tmp_path / "cache"),
-    )
+    given = ["run_name=r", "model.warm_start=null", "sampler=sync", "loss._target_=wrong.mine"]
+    given += ["~loss.clip_low", "~loss.clip_high"]
+    given += ["inference._target_=scripted_vllm.ScriptedVLLM"]
+    paths = {"PYTHONPATH": str(REPO / "tests" / "support"), "OFFBYONE_CACHE": f"{tmp_path}/cache"}
+    result = train(*given, output_dir=tmp_path, **paths)
     assert result.returncode == 2, result.stderr
     assert result.stderr.startswith("this run cannot start:\n- loss: wrong.mine returned a Tensor")
     assert result.stderr.endswith(f"({tmp_path}/wrong.py, line 1)\n")
@@ -166,19 +160,13 @@ DAMAGES: dict[str, tuple[Callable[[Path], object], str]] = {
     "a list": (lambda m: (m / "config.json").write_text("[]"), "config.json contains no JSON obj"),
     "no tokenizer": (lambda m: (m / "tokenizer.json").unlink(), "contains no tokenizer.json: save"),
     "half a tokenizer": (lambda m: cut(m / "tokenizer.json"), "tokenizer.json is not valid JSON ("),
-    "another tokenizer": (
-        lambda m: changed_json(m / "tokenizer.json", model={"type": "BPE"}),
-        "model/tokenizer.json cannot be read (",
-    ),
-    "half the weights": (
-        lambda m: cut(m / "model.safetensors"),
-        "model/model.safetensors is truncated or not a safetensors file: download it again",
-    ),
-    "few logits": (
-        lambda m: changed_json(m / "config.json", vocab_size=256),
-        "has the vocab_size 256, but its tokenizer has tokens with ids from 256 on ('<|im_start|>",
-    ),
-}
+    "another tokenizer": (lambda m: changed_json(m / "tokenizer.json", model={"type": "BPE"}),
+                          "model/tokenizer.json cannot be read ("),
+    "half the weights": (lambda m: cut(m / "model.safetensors"), "model/model.safetensors is "
+                         "truncated or not a safetensors file: download it again"),
+    "few logits": (lambda m: changed_json(m / "config.json", vocab_size=256), "has the vocab_size "
+                   "256, but its tokenizer has tokens with ids from 256 on ('<|im_start|>"),
+}  # fmt: skip
 
 
 def saved_model(folder: Path) -> Path:
@@ -210,9 +198,7 @@ def refused(tmp_path, monkeypatch, capsys):
     return problem_of
 
 
-def test_a_failed_start_says_how_to_start_again_and_records_how_it_was_started(
-    tmp_path, monkeypatch, capsys
-):
+def test_a_failed_start_says_how_to_start_again_and_is_recorded(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     saved_model(tmp_path / "model")
     run_folder, signals = RunFolder(tmp_path / "r"), iter([None, 15])
@@ -242,10 +228,10 @@ def test_a_failed_start_says_how_to_start_again_and_records_how_it_was_started(
 def test_a_cache_that_cannot_be_written_is_named(tmp_path, refused, monkeypatch):
     (tmp_path / "file").touch()
     monkeypatch.setenv("OFFBYONE_CACHE", str(tmp_path / "file"))
-    problem = refused("run_name=r")
-    assert problem.startswith("the cache of warm starts, ")
-    assert "file/warm, is not writable (Not a directory): set the" in problem
-    assert "OFFBYONE_CACHE to a writable folder" in problem
+    assert refused("run_name=r") == (
+        f"the cache of warm starts, {tmp_path}/file/warm, is not writable (Not a directory): "
+        "set the environment variable OFFBYONE_CACHE to a writable folder"
+    )
 
 
 @pytest.mark.parametrize("damage", DAMAGES)
@@ -268,57 +254,29 @@ def test_a_teacher_with_fewer_logits_than_the_policy_is_refused(tmp_path, refuse
     teacher = model_folder(tmp_path / "teacher")
     changed_json(teacher / "config.json", vocab_size=200, pad_token_id=0)
     AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(teacher)).save_pretrained(teacher)
-    distil = ["loss=distill", "reference=model", f"reference.path={teacher}"]
-    problem = refused(*OWN, *distil)
+    problem = refused(*OWN, "loss=distill", "reference=model", f"reference.path={teacher}")
     assert f"reference.path={teacher} has 200 logits, so it cannot score 64 tokens of" in problem
-    changed_json(teacher / "tokenizer.json", added_tokens=[])
-    assert "has another tokenizer than the policy, so" in refused(*OWN, *distil)
 
 
-@pytest.mark.parametrize(
-    "data", ["env=composed env.dataset.path", "env=math-file env.questions.dataset.path"]
-)
+@pytest.mark.parametrize("data", ["composed env.dataset", "math-file env.questions.dataset"])
 def test_a_broken_line_of_a_data_set_is_named_before_anything_starts(data, tmp_path, refused):
     lines = ['{"question": "1+1?", "answer": "2"}', '{"question": "1+2?", "answer": ']
     (tmp_path / "data.jsonl").write_text("\n".join(lines))
-    problem = refused("run_name=r", *f"{data}=data.jsonl".split())
+    problem = refused("run_name=r", *f"env={data}.path=data.jsonl".split())
     assert "data.jsonl, line 2 is not JSON at character " in problem
     assert problem.endswith("(Expecting value): correct this line")
-
-
-@pytest.mark.parametrize("offline", ["0", "1"])
-def test_data_on_a_hub_out_of_reach_is_refused_at_once_with_the_ways_out(offline, tmp_path):
-    with socket.create_server(("127.0.0.1", 0)) as silent:
-        endpoint = f"http://127.0.0.1:{silent.getsockname()[1]}"
-        hub = {"HF_ENDPOINT": endpoint, "HF_HUB_ETAG_TIMEOUT": "1", "HF_HOME": str(tmp_path / "hf")}
-        settings = ["run_name=r", "env=gsm8k"]
-        result = train(*settings, output_dir=tmp_path, HF_HUB_OFFLINE=offline, **hub)
-    start = "this run cannot start:\n- "
-    assert result.stderr.startswith(start), result.stderr[-2000:]
-    assert result.returncode == 2
-    assert "starting vLLM" not in result.stdout
-    assert not (tmp_path / "r").exists()
-    (problem,) = result.stderr.removeprefix(start).splitlines()
-    why = "HF_HUB_OFFLINE is set" if offline == "1" else f"{endpoint} does not answer"
-    assert "the data set openai/gsm8k is neither a local folder nor in the cache, and" in problem
-    assert why in problem
-    assert "use local files" in problem
 
 
 @pytest.mark.parametrize(
     ("size", "top_k", "returned", "remedy"),
     [(64, 40, 80, "top_k=32 or less"), (16, 4, 20, "allow_biased_ratio=true")],
 )
-def test_a_top_k_of_more_tokens_than_the_vocabulary_is_refused(
-    size, top_k, returned, remedy, tmp_path, refused
-):
+def test_a_top_k_above_the_vocabulary_is_refused(size, top_k, returned, remedy, tmp_path, refused):
     # torch.topk would fail in vLLM, which would end.
     model = saved_model(tmp_path / "model")
-    config = json.loads((model / "config.json").read_text())
-    (model / "config.json").write_text(json.dumps({**config, "vocab_size": size}))
+    changed_json(model / "config.json", vocab_size=size)
     Tokenizer(models.WordLevel({"a": 0}, unk_token="a")).save(str(model / "tokenizer.json"))
-    problem = refused(*OWN, f"sampler.top_k={top_k}")
-    assert problem == (
+    assert refused(*OWN, f"sampler.top_k={top_k}") == (
         f"with sampler.top_k={top_k} vLLM would return {returned} tokens at each position, but the "
         f"model has only {size}: set sampler.{remedy}"
     )

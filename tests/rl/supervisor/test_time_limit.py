@@ -37,21 +37,18 @@ def test_other_text_is_no_duration(written):
         seconds_of(written)
 
 
-def rows(steps, checkpoints):
-    return [
-        {"step": i, "time/step": step, "time/checkpoint": checkpoint}
-        for i, (step, checkpoint) in enumerate(zip(steps, checkpoints, strict=True))
-    ]
-
-
-def test_the_time_to_save_counts_the_slowest_recent_step_and_checkpoint():
-    seen = rows([90.0, 8.0, *[4.0] * 19], [40.0, *[1e-6] * 20])
-    assert seconds_to_save(seen) == 1.25 * (8 + 40) + 5  # the first of 21 steps is left out
-    assert seconds_to_save(rows([4.0], [0.02])) == pytest.approx(1.25 * (4 + 0.02) + 5)
-
-
-def test_the_first_checkpoint_is_assumed_to_take_half_a_minute():
-    assert seconds_to_save(rows([4.0, 4.0], [1e-6, 1e-6])) == 1.25 * (4 + 30) + 5
+@pytest.mark.parametrize(
+    ("steps", "checkpoints", "step", "checkpoint"),
+    [
+        ([90.0, 8.0, *[4.0] * 19], [40.0, *[1e-6] * 20], 8, 40),  # the first of 21 is left out
+        ([4.0], [0.02], 4, 0.02),
+        ([4.0, 4.0], [1e-6, 1e-6], 4, 30),  # the first checkpoint is assumed to take 30 s
+    ],
+)
+def test_the_time_to_save_is_that_of_the_slowest(steps, checkpoints, step, checkpoint):
+    pairs = zip(steps, checkpoints, strict=True)
+    rows = [{"time/step": each, "time/checkpoint": saving} for each, saving in pairs]
+    assert seconds_to_save(rows) == pytest.approx(1.25 * (step + checkpoint) + 5)
 
 
 @pytest.mark.parametrize(
@@ -62,9 +59,7 @@ def test_the_first_checkpoint_is_assumed_to_take_half_a_minute():
         ("1h", 1_000_000, 4600 - 52.5),  # at least 30 s
     ],
 )
-def test_the_first_checkpoint_of_a_large_model_is_assumed_to_take_longer(
-    max_time, parameters, latest, tmp_path, clock
-):
+def test_a_large_checkpoint_is_assumed_to_take_long(max_time, parameters, latest, tmp_path, clock):
     folder, stop = RunFolder(tmp_path), StopRequest()
     limit = TimeLimit(max_time, folder)
     limit.expect_checkpoint(parameters)

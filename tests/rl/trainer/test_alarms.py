@@ -15,12 +15,8 @@ from tests.support.composing import composed, learned
 
 REPO = Path(__file__).parents[3]
 PAGE = (REPO / "docs" / "troubleshooting.md").read_text()
-FINE = {
-    "train/reward": 0.5,
-    "train/entropy": 0.4,
-    "rollout/zero_spread": 0.3,
-    "rollout/truncated": 0.0,
-}
+FINE = {"train/reward": 0.5, "train/entropy": 0.4}
+FINE |= {"rollout/zero_spread": 0.3, "rollout/truncated": 0.0}
 
 
 def warnings(caplog, *rows: dict, loss_reads: tuple[str, ...] = ("advantages",)) -> list[str]:
@@ -28,7 +24,7 @@ def warnings(caplog, *rows: dict, loss_reads: tuple[str, ...] = ("advantages",))
     alarms = Alarms(Learned.from_settings(facts))
     for row in (row for row in rows for _ in range(WINDOW)):
         alarms.add(FINE | row)
-    return [record.getMessage() for record in caplog.records]
+    return caplog.messages
 
 
 @pytest.mark.parametrize(
@@ -63,33 +59,24 @@ def test_a_problem_of_the_last_steps_is_named_once_with_key_and_page(row, name, 
 )
 def test_no_alarm_without_a_problem(row, caplog):
     assert warnings(caplog, {}, row) == []
-
-
-def test_rewards_that_were_never_above_a_twentieth_do_not_fall(caplog):
+    # Rewards that were never above a twentieth do not fall.
     assert warnings(caplog, {"train/reward": 0.046875}, {"train/reward": 0.0}) == []
+    # A loss that reads no advantages needs no spread.
+    assert warnings(caplog, {"rollout/zero_spread": 1.0}, loss_reads=("ref_logprobs",)) == []
 
 
 @pytest.mark.parametrize(
     ("early", "last", "warns"),
     [(2.0, 3.0, False), (2.0, 3.1, True), (1.0, 1.9, False), (4.0, 5.9, False)],
 )
-def test_growing_memory_is_named_unless_it_grows_by_less_than_half_or_a_gib(
-    early, last, warns, caplog
-):
+def test_memory_that_grows_by_half_and_a_gib_is_named(early, last, warns, caplog):
     left = [early, *[last] * WINDOW]
     alarms = Alarms(Learned.from_settings(learned()), memory=lambda: left.pop(0))
     for _ in range(2 * WINDOW - 1):
         alarms.add(FINE)
     said = "the memory of rank 0 grew from 2.0 to 3.1 GiB"
-    assert [said in record.getMessage() for record in caplog.records] == [True] * warns
-
-
-def test_the_peak_memory_of_a_process_is_in_gib():
+    assert [said in message for message in caplog.messages] == [True] * warns
     assert 0.01 < peak_memory_gib() < 100
-
-
-def test_a_loss_that_reads_no_advantages_needs_no_spread(caplog):
-    assert warnings(caplog, {"rollout/zero_spread": 1.0}, loss_reads=("ref_logprobs",)) == []
 
 
 def test_an_allocation_that_fails_names_the_options_that_save_memory():
@@ -100,15 +87,20 @@ def test_an_allocation_that_fails_names_the_options_that_save_memory():
     assert "lower trainer.tokens_per_micro_batch" in message_of(caught.value)
 
 
+MEMORY = "(docs/troubleshooting.md, memory)"
+
+
 @pytest.mark.parametrize(
-    "error", [OSError(12, "Cannot allocate memory"), MemoryError(), RuntimeError("std::bad_alloc")]
+    ("error", "said"),
+    [
+        (OSError(12, "Cannot allocate memory"), MEMORY),
+        (MemoryError(), MEMORY),
+        (RuntimeError("std::bad_alloc"), MEMORY),
+        (OSError(24, "Too many open files"), "ulimit -Hn"),
+    ],
 )
-def test_other_errors_of_a_process_without_memory_name_the_page(error):
-    assert "(docs/troubleshooting.md, memory)" in message_of(error)
-
-
-def test_too_many_open_files_name_the_limit():
-    assert "ulimit -Hn" in message_of(OSError(24, "Too many open files"))
+def test_other_errors_of_a_process_without_memory_or_files_name_the_page_or_the_limit(error, said):
+    assert said in message_of(error)
 
 
 def test_every_message_names_a_heading_of_the_page():

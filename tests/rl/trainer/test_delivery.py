@@ -103,9 +103,7 @@ class OneRank:
 
     def deliver(self, version):
         self.policy.step()
-        return self.delivery.deliver(
-            version, two_rows(), dict(STATS), lambda name, doing: nullcontext()
-        )
+        return self.delivery.deliver(version, two_rows(), dict(STATS), lambda *_: nullcontext())
 
 
 def test_a_replica_that_is_late_is_reported_with_the_whole_limit(tmp_path):

@@ -49,9 +49,8 @@ def made_row(step: int) -> dict[str, float | None]:
 def test_a_run_in_files_and_on_the_screen(tmp_path, caplog):
     """Metrics of 60 steps: file, step lines, panel in two widths, summary, and alarms."""
     folder, lines = RunFolder(tmp_path / "run"), []
-    statuses = {
-        name: ProcessStatus(text, 900.0 + 9 * i, i) for i, (name, text) in enumerate(TEXTS.items())
-    }
+    texts = enumerate(TEXTS.items())
+    statuses = {name: ProcessStatus(text, 900.0 + 9 * i, i) for i, (name, text) in texts}
     view = RunView("run", 60, started=600.0, statuses=statuses)
     metrics, memory = MetricsFile(folder), iter([1.0] * 30 + [2.5] * 30)
     facts = learned(advantage_compares=True, loss_reads=["advantages"])
@@ -80,9 +79,8 @@ def test_a_table_environments_and_defaults(tmp_path):
     folder = RunFolder(tmp_path)
     call = {"role": "assistant", "content": None, "tool_calls": [{"x": 1}]}
     said = [[{"role": "user", "content": "q" * n}, call] for n in (3994, 3995, 1, 1, 1, 1, 1)]
-    texts = [
-        {"id": i, "messages": m, "advantage": [0.5, i], "reward": i} for i, m in enumerate(said)
-    ]
+    rows = enumerate(said)
+    texts = [{"id": i, "messages": m, "advantage": [0.5, i], "reward": i} for i, m in rows]
     folder.rollouts_of(4).write_text("".join(json.dumps(text) + "\n" for text in texts))
     found = {"table": [rollout_rows(folder, 4, count) for count in (3, 9)]}
     played = [PlayedExample(group.example, group.rollouts) for group in MASKED]

@@ -1,6 +1,11 @@
-"""Loggers: an error of a service is one warning and does not end the run."""
+"""wandb, TensorBoard (read back by its own reader), and the profiler.
 
+An error of a service is one warning and does not end the run.
+"""
+
+import gzip
 import json
+import math
 import os
 import re
 import subprocess
@@ -10,14 +15,14 @@ from types import SimpleNamespace
 from unittest.mock import Mock, call
 
 import pytest
+import torch
 
 from rl.runtime.folder import RunFolder
 from rl.runtime.metrics import MetricsFile
 from rl.trainer.loggers import Loggers, WandbLogger, wandb_id
+from rl.trainer.profiler import start_profiler
+from rl.trainer.tensorboard_logger import TensorBoardLogger
 from tests.support.wandb_files import records
-
-TABLES = {"rollouts_every": 2, "num_rollouts": 4}
-
 
 WANDB_RUN = """
 import logging, math, sys
@@ -26,9 +31,8 @@ from rl.trainer import loggers
 logging.basicConfig(format="%(name)s|%(message)s", level=logging.WARNING)
 loggers.WANDB_TIMEOUT_S = 3.0
 mode, folder = sys.argv[1:]
-logger = loggers.WandbLogger(
-    project="offbyone-test", entity=None, mode=mode, rollouts_every=2, num_rollouts=4
-)
+tables = {"rollouts_every": 2, "num_rollouts": 4}
+logger = loggers.WandbLogger(project="offbyone-test", entity=None, mode=mode, **tables)
 logger.start(Path(folder), "my run/1", {"seed": 0})
 logger.log(0, {"train/reward": 0.5, "train/loss": math.nan})
 logger.log(1, {"train/reward": 0.6, "time/push": 0.1})
@@ -62,22 +66,16 @@ def rollouts(count):
     return "".join(lines)
 
 
-def logged(folder):
-    """Return the bytes of all files that wandb wrote."""
-    return b"".join(path.read_bytes() for path in folder.glob("wandb/offline-run-*/*.wandb"))
-
-
 def test_wandb_offline_writes_below_the_run_folder(tmp_path):
     folder = tmp_path / "run"
     folder.mkdir()
     for step in (0, 1):
         RunFolder(folder).rollouts_of(step).write_text(rollouts(10))
     assert use_wandb(folder, "offline") == []
-    assert b"my-run-1" in logged(folder)
-    kept = list(records(folder))
+    assert any(b"my-run-1" in path.read_bytes() for path in folder.glob("wandb/off*/*.wandb"))
     steps = [
         {item.key or ".".join(item.nested_key): json.loads(item.value_json) for item in record.item}
-        for kind, record in kept
+        for kind, record in records(folder)
         if kind == "history"
     ]
     assert [step["train/reward"] for step in steps] == [0.5, 0.6]
@@ -91,12 +89,12 @@ def test_wandb_offline_writes_below_the_run_folder(tmp_path):
     assert rows[1]["answer"] == 'assistant: that 2 [{"name": "f"}]\n\ntool: done'
 
 
+NO_NETWORK = {"WANDB_BASE_URL": "http://127.0.0.1:9", "WANDB_API_KEY": "0" * 40}
+
+
 @pytest.mark.parametrize(
     ("environment", "said"),
-    [
-        ({}, "no key"),
-        ({"WANDB_BASE_URL": "http://127.0.0.1:9", "WANDB_API_KEY": "0" * 40}, "wandb sync"),
-    ],
+    [({}, "no key"), (NO_NETWORK, "wandb sync")],
     ids=["no key", "no network"],
 )
 def test_wandb_that_cannot_connect_writes_files_and_warns_once(tmp_path, environment, said):
@@ -112,18 +110,13 @@ def test_wandb_disabled_leaves_no_trace(tmp_path):
 
 
 def test_wandb_that_breaks_during_the_run_is_dropped_with_one_warning(caplog):
-    class Broken:
-        def log(self, values, step):
-            raise ConnectionError("gone\nand more")
-
-    logger = WandbLogger(project="p", entity=None, mode="offline", **TABLES)
-    logger._run = Broken()
+    tables = {"rollouts_every": 2, "num_rollouts": 4}
+    logger = WandbLogger(project="p", entity=None, mode="offline", **tables)
+    logger._run = Mock(log=Mock(side_effect=ConnectionError("gone\nand more")))
     for step in range(3):
         logger.log(step, {"train/reward": 0.5})
     logger.finish()
-    assert [record.getMessage() for record in caplog.records] == [
-        "WandbLogger logs nothing more after an error: gone"
-    ]
+    assert caplog.messages == ["WandbLogger logs nothing more after an error: gone"]
 
 
 class Service:
@@ -173,10 +166,10 @@ def test_a_resumed_wandb_run_has_the_repeated_steps_and_not_the_lost_ones(tmp_pa
 
 
 def test_the_wandb_id_of_a_run_is_legal_its_own_and_always_the_same(tmp_path):
+    (tmp_path / "elsewhere").mkdir()
     first = wandb_id(tmp_path, "a/b c:1")[0]
     assert first == wandb_id(tmp_path, "a/b c:1")[0]
     assert re.fullmatch(r"a-b-c-1-[0-9a-f]{8}", first)
-    (tmp_path / "elsewhere").mkdir()
     other = wandb_id(tmp_path / "elsewhere", "x" * 300)[0]
     assert other != wandb_id(tmp_path, "x" * 300)[0]
     assert len(other) == 64
@@ -190,3 +183,88 @@ def test_several_loggers_each_get_everything(tmp_path):
     both.finish()
     expected = [call.start(tmp_path, "name", {}), call.log(3, {"a": 1.0}), call.finish()]
     assert one.mock_calls == other.mock_calls == expected
+
+
+def curves(folder):
+    """Return (step, value) of each metric, as TensorBoard shows them."""
+    from tensorboard.backend.event_processing import event_accumulator, plugin_event_accumulator
+    from tensorboard.util.tensor_util import make_ndarray
+
+    path = str(RunFolder(folder).tensorboard)
+    plain = event_accumulator.EventAccumulator(path).Reload()
+    found = {
+        name: [(event.step, event.value) for event in plain.Scalars(name)]
+        for name in plain.Tags()["scalars"]
+    }
+    (text,) = plain.Tensors("my run/text_summary")[-1].tensor_proto.string_val
+    assert text.decode().strip() == "seed: 0"
+    # The pages of TensorBoard use the other reader, which ignores a folder's first start.
+    shown = plugin_event_accumulator.EventAccumulator(path).Reload()
+    for name, events in found.items():
+        values = [(each.step, make_ndarray(each.tensor_proto)) for each in shown.Tensors(name)]
+        assert values == events
+    return found
+
+
+def started(folder, *rewards, first=0):
+    """Return a logger that has logged these rewards."""
+    logger = TensorBoardLogger()
+    logger.start(folder, "my run", {"seed": 0})
+    for step, reward in enumerate(rewards, first):
+        logger.log(step, {"train/reward": reward})
+    return logger
+
+
+def test_every_step_is_there_as_soon_as_it_was_logged(tmp_path):
+    logger = started(tmp_path)
+    logger.log(0, {"train/reward": 0.25, "train/loss": math.nan, "eval/reward": None})
+    logger.log(1, {"train/reward": 0.5})
+    assert curves(tmp_path) == {"train/reward": [(0, 0.25), (1, 0.5)]}  # not yet finished
+    logger.finish()
+    logger.log(2, {"train/reward": 0.75})  # nothing, and no error
+    assert curves(tmp_path) == {"train/reward": [(0, 0.25), (1, 0.5)]}
+
+
+def test_a_resumed_run_writes_no_step_twice(tmp_path):
+    lost = started(tmp_path, 0, 1, 2, 3, 4)
+    RunFolder(tmp_path).checkpoint(3).mkdir(parents=True)  # killed at step 5: 3 and 4 are lost
+    again = started(tmp_path, 30, 40, 50, first=3)
+    expected = [(0, 0), (1, 1), (2, 2), (3, 30), (4, 40), (5, 50)]
+    assert curves(tmp_path) == {"train/reward": expected}
+    del lost, again  # until then, both files are open
+
+
+def test_a_run_without_a_checkpoint_that_starts_again_writes_no_step_twice(tmp_path):
+    for rewards in ((0, 1, 2), (0, 10, 20)):
+        started(tmp_path, *rewards).finish()
+    assert curves(tmp_path) == {"train/reward": [(0, 0), (1, 10), (2, 20)]}
+
+
+@pytest.mark.parametrize("broken", ["at the start", "later"])
+def test_a_folder_that_cannot_be_written_is_a_warning(tmp_path, caplog, broken):
+    if broken == "at the start":
+        RunFolder(tmp_path).tensorboard.write_text("no folder")
+    logger = started(tmp_path)
+    if broken == "later":
+        logger._writer.close()
+        logger._writer.file_writer = None  # what writes to it raises
+        logger._writer.add_scalar = Mock(side_effect=OSError("No space left on device"))
+    for step in range(3):
+        logger.log(step, {"train/reward": 0.5})
+    logger.finish()
+    assert len(caplog.records) == 1
+    assert "TensorBoardLogger logs nothing more" in caplog.text
+
+
+def test_only_the_first_steps_after_the_skipped_one_are_profiled(tmp_path):
+    run_folder = RunFolder(tmp_path)
+    profiler = start_profiler(run_folder, rank=3, num_steps=1)
+    assert profiler
+    for _ in range(6):
+        torch.ones(2).sum()
+        profiler.step()
+    profiler.stop()
+    trace = json.loads(gzip.decompress(run_folder.profile_of(3).read_bytes()))
+    assert "aten::sum" in run_folder.profile_of(3).with_name("rank3.txt").read_text()
+    steps = {event.get("name") for event in trace["traceEvents"]}
+    assert [n for n in range(7) if f"ProfilerStep#{n}" in steps] == [1]

@@ -35,21 +35,22 @@ from rl.wire import HEADER, Answer, Call, NoMoreBatches, pack, unpack
 from tests.support.composing import composed
 from tests.support.replicas import inference
 
+NUMBERS = ("rollout_ids", "group_ids", "first_positions", "row_numbers")
 EMPTY = MicroBatch(
     **{name: np.zeros((1, 2), column.dtype) for name, column in columns_of(MicroBatch).items()},
-    **dict.fromkeys(
-        ("rollout_ids", "group_ids", "first_positions", "row_numbers"), np.zeros(1, np.int32)
-    ),
+    **dict.fromkeys(NUMBERS, np.zeros(1, np.int32)),
 )
 EVALUATION = {
     "_target_": "rl.evaluation.periodic.PeriodicEvaluation",
     **{"num_examples": 2, "rollouts_per_example": 1, "temperature": 1.0, "pass_threshold": 1.0},
 }
 STATS = {"train/grad_norm": 1.0, "train/learning_rate": 1e-3, "train/skipped": 0.0}
-
-
 STEP = {"train/reward": 0.5, "time/step": 1.0, "eval/reward": 0.25}
 LAST = {"eval/reward": 0.75, "eval/pass@1": 0.5}
+
+
+def answer(value: Any) -> Answer:
+    return Answer(value=msgspec.Raw(pack(value)))
 
 
 class WithoutReplicas(Receivers):
@@ -60,19 +61,23 @@ class WithoutReplicas(Receivers):
 
 
 class Rehearsal(loop.TrainingRun):
-    """One rank whose learner and pusher are fakes."""
+    """One rank whose learner and pusher are fakes, and a rollouts process that answers at once.
 
-    def __init__(self, folder, *, start, max_steps, checkpoint_every, **changes):
+    `answers` has answers by call; None means the default answer.
+    """
+
+    def __init__(self, folder, *, max_steps, start=0, checkpoint_every=0, stats=None, **changes):
         settings = [f"trainer.checkpoint_every={checkpoint_every}", f"max_steps={max_steps}"]
-        self.run = Run.of(composed(f"output_dir={folder.path.parent}", *settings))
-        self.run_folder, self.start = folder, start
+        run = Run.of(composed(f"output_dir={folder.path.parent}", *settings))
+        self.run, self.run_folder, self.start = replace(run, **changes), folder, start
         self.alarms = SimpleNamespace(add=lambda line: None)
         self.settings = self.run.trainer
         self.status = Status(folder, "trainer.rank0")
         self.profiler = None
-        self.ranks = SimpleNamespace(first=True, rank=0, from_first=lambda word: word, any=bool)
+        ranks: Any = SimpleNamespace(first=True, rank=0, from_first=lambda word: word, any=bool)
+        self.ranks = ranks
         self.nonfinite = NonFiniteSteps(folder, self.ranks, self.settings.max_nonfinite_steps)
-        stats = STATS | changes
+        stats = STATS | (stats or {})
         self.learner = SimpleNamespace(
             policy=None, shares_prefixes=True, update=lambda batch, observer: dict(stats)
         )
@@ -80,8 +85,32 @@ class Rehearsal(loop.TrainingRun):
         self.pushed: list[tuple[int, bool]] = []
         pusher: Any = self
         replicas = WithoutReplicas(folder, inference(1), timeout=5.0)
-        ranks: Any = self.ranks
         self.delivery = Delivery(pusher, replicas, self.learner.policy, ranks, folder)
+        self.calls: list[Call] = []
+        self.answers: dict[str, Callable[[Call], Answer | None]] = {}
+        self.checkpoints: list[dict[str, Any]] = []
+
+    def serve(self, listener: socket.socket) -> None:
+        connection = listener.accept()[0].makefile("rwb")
+        while header := connection.read(HEADER.size):
+            call = unpack(connection.read(HEADER.unpack(header)[0]), Call)
+            self.calls.append(call)
+            batch = RankBatch(step=call.step, micro_batches=(EMPTY,))
+            default = answer(batch if call.what == "next_batch" else {})
+            given = pack(self.answers.get(call.what, lambda call: None)(call) or default)
+            connection.write(HEADER.pack(len(given)) + given)
+            connection.flush()
+
+    def versions(self, what: str) -> list[int]:
+        return [call.version for call in self.calls if call.what == what]
+
+    @property
+    def saved(self) -> list[int]:
+        return [checkpoint["step"] for checkpoint in self.checkpoints]
+
+    @property
+    def rows(self) -> list[dict[str, Any]]:
+        return read_metrics(self.run_folder)
 
     def add(self, receivers):
         pass
@@ -106,68 +135,43 @@ def folder(tmp_path):
 
 
 @pytest.fixture
-def answers() -> dict[str, Callable[[Call], Answer | None]]:
-    """Return answers of the rollouts process by call; None means the default answer."""
-    return {}
-
-
-@pytest.fixture
-def calls(folder, answers):
-    """Yield the calls to a rollouts process that answers at once."""
-    asked: list[Call] = []
+def rehearsal(folder, monkeypatch):
+    """Return a function that makes a run, which notes its checkpoints instead of writing them."""
     listener = socket.socket(socket.AF_UNIX)
     listener.bind(str(folder.private.rollouts_socket))
     listener.listen()
 
-    def serve():
-        connection = listener.accept()[0].makefile("rwb")
-        while header := connection.read(HEADER.size):
-            call = unpack(connection.read(HEADER.unpack(header)[0]), Call)
-            asked.append(call)
-            batch = RankBatch(step=call.step, micro_batches=(EMPTY,))
-            value = msgspec.Raw(pack(batch if call.what == "next_batch" else {}))
-            special = answers.get(call.what, lambda call: None)(call)
-            answer = pack(special or Answer(value=value))
-            connection.write(HEADER.pack(len(answer)) + answer)
-            connection.flush()
+    def make(**given) -> Rehearsal:
+        run = Rehearsal(folder, **given)
+        monkeypatch.setattr(loop, "save_checkpoint", lambda *_, **at: run.checkpoints.append(at))
+        threading.Thread(target=run.serve, args=(listener,), daemon=True).start()
+        return run
 
-    threading.Thread(target=serve, daemon=True).start()
-    yield asked
+    yield make
     listener.close()
 
 
-@pytest.fixture
-def saved(monkeypatch):
-    """Return the steps of the checkpoints."""
-    steps: list[int] = []
-    monkeypatch.setattr(loop, "save_checkpoint", lambda *_, step, **__: steps.append(step))
-    return steps
-
-
-def test_every_step_pushes_and_publishes_one_version(folder, calls, saved):
-    run = Rehearsal(folder, start=3, max_steps=6, checkpoint_every=0)
+def test_every_step_pushes_and_publishes_one_version(rehearsal):
+    run = rehearsal(start=3, max_steps=6)
     run.train()
     assert run.pushed == [(3, False), (4, True), (5, True), (6, True)]
-    assert [c.version for c in calls if c.what == "publish"] == [3, 4, 5, 6]
-    asked = [(c.step, c.shares_prefixes) for c in calls if c.what == "next_batch"]
+    assert run.versions("publish") == [3, 4, 5, 6]
+    asked = [(c.step, c.shares_prefixes) for c in run.calls if c.what == "next_batch"]
     assert asked == [(3, True), (4, True), (5, True)]
 
 
-def test_a_line_of_metrics_has_the_numbers_of_batch_and_step_and_their_rate(
-    folder, calls, saved, answers
-):
+def test_a_line_of_metrics_has_the_numbers_of_batch_and_step_and_their_rate(rehearsal, folder):
     numbers = {"train/tokens": 500.0, "rollout/forks": 2.0}
 
     def batch(call: Call) -> Answer:
         ids = ("000000.0",) * call.step  # only the second step is recorded
-        made = RankBatch(call.step, (EMPTY,), metrics=numbers, record_ids=ids)
-        return Answer(value=msgspec.Raw(pack(made)))
+        return answer(RankBatch(call.step, (EMPTY,), metrics=numbers, record_ids=ids))
 
-    answers["next_batch"] = batch
-    Rehearsal(folder, start=0, max_steps=2, checkpoint_every=0).train()
-    rows = read_metrics(folder)
-    assert [row["train/policy_version"] for row in rows] == [1, 2]
-    for row in rows:
+    run = rehearsal(max_steps=2)
+    run.answers["next_batch"] = batch
+    run.train()
+    assert [row["train/policy_version"] for row in run.rows] == [1, 2]
+    for row in run.rows:
         assert row | numbers | STATS == row
         assert row["rollout/tokens_per_s"] == pytest.approx(500.0 / row["time/step"])
     files = [folder.tokens_of(step, "trainer.rank0") for step in range(2)]
@@ -175,139 +179,128 @@ def test_a_line_of_metrics_has_the_numbers_of_batch_and_step_and_their_rate(
 
 
 @pytest.mark.parametrize(
-    "changes",
-    [{"train/grad_norm": 0.0}, {"train/grad_norm": math.nan}, {"train/learning_rate": 0.0}],
+    "stats", [{"train/grad_norm": 0.0}, {"train/grad_norm": math.nan}, {"train/learning_rate": 0.0}]
 )
-def test_a_step_without_gradient_or_rate_need_not_change_the_weights(folder, calls, saved, changes):
-    run = Rehearsal(folder, start=0, max_steps=1, checkpoint_every=0, **changes)
+def test_a_step_without_gradient_or_rate_need_not_change_the_weights(stats, rehearsal):
+    run = rehearsal(max_steps=1, stats=stats)
     run.train()
     assert run.pushed == [(0, False), (1, False)]
 
 
-def test_a_resumed_run_has_every_line_once(folder, calls, saved):
+def test_a_resumed_run_has_every_line_once(rehearsal, folder):
     with_later = MetricsFile(folder)
     for step in range(5):  # the run was killed after its checkpoint of step 3
         with_later.append(step, {"old": 1.0})
     with_later.close()
     for step in (2, 3):
         folder.rollouts_of(step).write_text("")
-    Rehearsal(folder, start=3, max_steps=6, checkpoint_every=0).train()
-    rows = read_metrics(folder)
-    assert [row["step"] for row in rows] == [0, 1, 2, 3, 4, 5]
-    assert ["old" in row for row in rows] == [True] * 3 + [False] * 3
-    assert [row.get("train/policy_version") for row in rows[3:]] == [4, 5, 6]
+    run = rehearsal(start=3, max_steps=6)
+    run.train()
+    assert [row["step"] for row in run.rows] == [0, 1, 2, 3, 4, 5]
+    assert ["old" in row for row in run.rows] == [True] * 3 + [False] * 3
+    assert [row.get("train/policy_version") for row in run.rows[3:]] == [4, 5, 6]
     assert [folder.rollouts_of(step).exists() for step in (2, 3)] == [True, False]
 
 
-@pytest.mark.parametrize(("every", "steps"), [(0, [5]), (2, [2, 4, 5]), (5, [5])])
-def test_checkpoints_are_saved_when_due_and_at_the_end(
-    every, steps, folder, calls, answers, monkeypatch
-):
-    given = []
-    monkeypatch.setattr(loop, "save_checkpoint", lambda *_, **named: given.append(named))
-    answers["state"] = lambda call: Answer(value=msgspec.Raw(pack({"next": 1})))
-    run = Rehearsal(folder, start=0, max_steps=5, checkpoint_every=every)
+AT_THE_END = [0, 1, 2, 3, 4, "state", 5]
+
+
+@pytest.mark.parametrize(
+    ("every", "steps", "expected"),  # the state is that from before groups of the next version
+    [
+        (0, [5], AT_THE_END),
+        (2, [2, 4, 5], [0, 1, "state", 2, 3, "state", 4, "state", 5]),
+        (5, [5], AT_THE_END),
+    ],
+)
+def test_checkpoints_are_saved_when_due_and_at_the_end(every, steps, expected, rehearsal, folder):
+    run = rehearsal(max_steps=5, checkpoint_every=every)
+    run.answers["state"] = lambda call: answer({"next": 1})
     run.settings = replace(run.settings, keep_checkpoints=7)
     run.train()
     state = {"rollouts": {"next": 1}, "model": folder.initial_model(), "keep": 7}
-    assert given == [{"step": step, **state} for step in steps]
+    assert run.checkpoints == [{"step": step, **state} for step in steps]
+    asked = [c.version if c.what == "publish" else c.what for c in run.calls]
+    assert [each for each in asked if each != "next_batch"] == expected
 
 
-def test_a_checkpoint_has_the_state_from_before_groups_of_the_next_version_start(
-    folder, calls, saved
-):
-    Rehearsal(folder, start=0, max_steps=4, checkpoint_every=2).train()
-    asked = [c.version if c.what == "publish" else c.what for c in calls]
-    asked = [each for each in asked if each != "next_batch"]
-    assert asked == [0, 1, "state", 2, 3, "state", 4]
-
-
-def test_only_steps_in_a_row_without_a_gradient_end_the_run_and_each_is_recorded(
-    folder, calls, saved, answers, caplog, monkeypatch
-):
+def test_steps_in_a_row_without_a_gradient_end_the_run(rehearsal, folder, caplog, monkeypatch):
     monkeypatch.chdir(folder.path)  # in which there is no compare_losses.py
-    run = Rehearsal(folder, start=0, max_steps=99, checkpoint_every=0)
+    run = rehearsal(max_steps=99)
     most = run.settings.max_nonfinite_steps
     several = [1.0] * (most - 1) + [0.0]
     skipped = [*several * 3, *[0.5] * most]  # at last half of the updates of each step
     left = [{**STATS, "train/skipped": each} for each in skipped]
     run.learner.update = lambda batch, observer: left.pop(0)
-    answers["record_all"] = lambda call: Answer(value=msgspec.Raw(pack(["000000.0"])))
+    run.answers["record_all"] = lambda call: answer(["000000.0"])
     with pytest.raises(RunFailed, match=f"{most} times in a row") as caught:
         run.train()
     ends = len(skipped) - 1
     assert f"offbyone compare-losses {folder} steps={ends} loss=<another>" in str(caught.value)
     *first, last = [step for step, each in enumerate(skipped) if each]
     recorded = [*first[:5], last]  # more would fill the disk
-    assert [call.step for call in calls if call.what == "record_all"] == recorded
-    assert [
-        step for step in range(99) if folder.tokens_of(step, "trainer.rank0").is_file()
-    ] == recorded
+    assert [call.step for call in run.calls if call.what == "record_all"] == recorded
+    written = [n for n in range(99) if folder.tokens_of(n, "trainer.rank0").is_file()]
+    assert written == recorded
     warned = [message for message in caplog.messages if "was NaN or infinite" in message]
     assert len(warned) == len(recorded) - 1
 
 
 @pytest.mark.parametrize(("message", "stopped"), [(STOPPED, True), ("the task is too hard", False)])
-def test_a_run_that_ends_early_saves_and_has_no_further_evaluation(
-    message, stopped, folder, calls, saved, answers
-):
-    answers["next_batch"] = lambda call: (
-        Answer(over=message, stopped=stopped) if call.step == 2 else None
-    )
-    answers["evaluation"] = lambda call: Answer(value=msgspec.Raw(pack({"eval/reward": 0.5})))
-    run = Rehearsal(folder, start=0, max_steps=9, checkpoint_every=0)
-    run.run = replace(run.run, evaluation={**EVALUATION, "every": 5})
+def test_a_run_that_ends_early_saves_and_has_no_further_evaluation(message, stopped, rehearsal):
+    run = rehearsal(max_steps=9, evaluation={**EVALUATION, "every": 5})
+    end = Answer(over=message, stopped=stopped)
+    run.answers["next_batch"] = lambda call: end if call.step == 2 else None
+    run.answers["evaluation"] = lambda call: answer({"eval/reward": 0.5})
     with nullcontext() if stopped else pytest.raises(RunFailed, match=message):
         run.train()
-    assert saved == [2]
-    assert [c.version for c in calls if c.what == "evaluation"] == [0]
-    rows = [(row["step"], row.get("eval/reward")) for row in read_metrics(folder)]
-    assert rows == [(0, 0.5), (1, None)]
+    assert run.saved == [2]
+    assert run.versions("evaluation") == [0]
+    assert [(row["step"], row.get("eval/reward")) for row in run.rows] == [(0, 0.5), (1, None)]
+
+
+def test_a_run_that_misses_its_last_evaluation_has_saved_and_is_not_done(rehearsal, folder):
+    run = rehearsal(max_steps=2, evaluation={**EVALUATION, "every": 5})
+    run.answers["evaluation"] = lambda call: Answer(over="no version 2") if call.version else None
+    with pytest.raises(NoMoreBatches, match="no version 2"):
+        run.train()
+    assert run.saved == [2]
+    assert not training_is_done(folder)
 
 
 @pytest.mark.parametrize(
-    ("condition", "steps"),
+    ("condition", "num_steps"),
     [
-        ("eval/reward >= 0.6", [0, 1, 2]),
-        ("eval/reward > 0.95", [0, 1, 2, 3]),
-        ("eval/reward > 0.8", [0, 1, 2, 3]),  # in the last step, which needs no early end
-        ("train/skipped > 0", [0, 1, 2, 3]),
+        ("eval/reward >= 0.6", 3),
+        ("eval/reward > 0.95", 4),
+        ("eval/reward > 0.8", 4),  # in the last step, which needs no early end
+        ("train/skipped > 0", 4),
     ],
 )
-def test_stop_when_ends_the_run_after_the_first_step_that_fulfils_it(
-    condition, steps, folder, calls, saved, answers
-):
-    answers["evaluation"] = lambda call: Answer(
-        value=msgspec.Raw(pack({"eval/reward": 0.3 * call.version}))
-    )
-    run = Rehearsal(folder, start=0, max_steps=4, checkpoint_every=0)
-    run.run = replace(run.run, evaluation={**EVALUATION, "every": 1}, stop_when=condition)
+def test_stop_when_ends_the_run_as_soon_as_it_is_fulfilled(condition, num_steps, rehearsal, folder):
+    run = rehearsal(max_steps=4, evaluation={**EVALUATION, "every": 1}, stop_when=condition)
+    run.answers["evaluation"] = lambda call: answer({"eval/reward": 0.3 * call.version})
     run.train()
-    rows = read_metrics(folder)
-    assert [row["step"] for row in rows if "train/loss" in row or "time/step" in row] == steps
-    last = [(row["step"], row["eval/reward"]) for row in rows if "time/step" not in row]
-    assert last == [(4, pytest.approx(1.2))] * (len(steps) == 4)
-    assert saved == [len(steps)]
+    steps = [row["step"] for row in run.rows if "train/loss" in row or "time/step" in row]
+    assert steps == list(range(num_steps))
+    last = [(row["step"], row["eval/reward"]) for row in run.rows if "time/step" not in row]
+    assert last == [(4, pytest.approx(1.2))] * (num_steps == 4)
+    assert run.saved == [num_steps]
     doing = read_statuses(folder)["trainer.rank0"].doing
-    assert doing == ("done" if len(steps) == 4 else f"done: stop_when={condition} is fulfilled")
+    assert doing == ("done" if num_steps == 4 else f"done: stop_when={condition} is fulfilled")
 
 
-def test_a_metric_of_stop_when_that_no_line_has_is_one_warning(folder, calls, saved, caplog):
-    run = Rehearsal(folder, start=0, max_steps=3, checkpoint_every=0)
-    run.run = replace(run.run, stop_when="train/skiped > 0")
+def test_a_metric_of_stop_when_that_no_line_has_is_one_warning(rehearsal, folder, caplog):
+    run = rehearsal(max_steps=3, stop_when="train/skiped > 0")
     run.train()
     missing = "stop_when: there is no metric train/skiped yet: did you mean train/skipped?"
     assert caplog.messages.count(missing) == 1
-    assert steps_done(read_metrics(folder)) == 3
-
-
-def test_a_metric_of_stop_when_in_an_earlier_line_is_known(folder, caplog):
-    run = Run.of(composed("evaluation=default", 'stop_when="eval/reward > 1"'))
-    metrics = MetricsFile(folder)
-    metrics.append(0, {"eval/reward": 0.5})
-    metrics.append(1, {"train/loss": 0.5})
-    metrics.close()
-    warn_of_missing_metric(run, folder)
+    assert steps_done(run.rows) == 3
+    caplog.clear()  # one that only an earlier line has is known
+    run.metrics.append(3, {"eval/reward": 0.5})
+    run.metrics.append(4, {"train/loss": 0.5})
+    known = composed("evaluation=default", 'stop_when="eval/reward > 1"')
+    warn_of_missing_metric(Run.of(known), folder)
     assert not caplog.messages
 
 
@@ -356,14 +349,12 @@ def passing_on(folder):
 
 
 @pytest.mark.parametrize("phase", PHASES)
-def test_a_signal_in_any_phase_neither_loses_nor_repeats_a_step(
-    phase, folder, calls, saved, answers, passing_on, monkeypatch
-):
+def test_a_signal_drops_and_repeats_no_step(phase, rehearsal, folder, passing_on, monkeypatch):
     def no_more(call: Call) -> Answer | None:
         return Answer(over=STOPPED, stopped=True) if folder.stop_request.exists() else None
 
-    answers["next_batch"] = no_more  # as rl/rollouts/service.py answers all ranks
-    run = Rehearsal(folder, start=0, max_steps=9, checkpoint_every=2)
+    run = rehearsal(max_steps=9, checkpoint_every=2)
+    run.answers["next_batch"] = no_more  # as rl/rollouts/service.py answers all ranks
     owner = run.learner if phase == "update" else run
     method, seen = getattr(owner, phase), []
 
@@ -375,47 +366,42 @@ def test_a_signal_in_any_phase_neither_loses_nor_repeats_a_step(
 
     monkeypatch.setattr(owner, phase, signalled)
     run.train()
-    done = [row["step"] for row in read_metrics(folder)]
     # The second push and publication are those of the first step.
     num_steps = {"add": 0, "push": 1, "_publish": 1}.get(phase, 2)
-    assert done == list(range(num_steps))
-    assert saved == [num_steps] * (num_steps > 0)
-
-
-class WithoutServer(Rehearsal):
-    def push(self, policy, version, *, must_differ):
-        super().push(policy, version, must_differ=must_differ)
-        if version > self.start:
-            raise NoReceiver("vLLM is out of reach")
+    assert [row["step"] for row in run.rows] == list(range(num_steps))
+    assert run.saved == [num_steps] * (num_steps > 0)
 
 
 @pytest.mark.parametrize("noticed", [True, False])
-def test_a_step_that_cannot_be_pushed_is_saved_if_the_supervisor_stops_the_run(
-    folder, calls, saved, monkeypatch, noticed
-):
+def test_a_step_that_cannot_be_pushed_is_saved(noticed, rehearsal, folder, monkeypatch):
+    def push(policy, version, *, must_differ):
+        if version > 3:
+            raise NoReceiver("vLLM is out of reach")
+
     if noticed:
         folder.stop_request.touch()
-    run = WithoutServer(folder, start=3, max_steps=6, checkpoint_every=0)
+    run = rehearsal(start=3, max_steps=6)
+    monkeypatch.setattr(run, "push", push)
     monkeypatch.setattr(run.delivery._receivers, "restart_timeout", 0.1)
     with nullcontext() if noticed else pytest.raises(RunFailed, match="out of reach"):
         run.train()
-    assert saved == [4] * noticed
-    assert [row["step"] for row in read_metrics(folder)] == [3] * noticed
-    assert [call.version for call in calls if call.what == "publish"] == [3]
+    assert run.saved == [4] * noticed
+    assert [row["step"] for row in run.rows] == [3] * noticed
+    assert run.versions("publish") == [3]
 
 
-class KilledRun(Rehearsal):
-    def _save(self, step, state):
+def test_no_line_is_lost_between_a_step_and_its_checkpoint(rehearsal, monkeypatch):
+    def killed(step, state):
         if step == 2:
             raise KeyboardInterrupt
 
-
-def test_no_line_is_lost_between_a_step_and_its_checkpoint(folder, calls):
+    run = rehearsal(max_steps=4, checkpoint_every=1)
+    monkeypatch.setattr(run, "_save", killed)
     with pytest.raises(KeyboardInterrupt):
-        KilledRun(folder, start=0, max_steps=4, checkpoint_every=1).train()
-    lines = read_metrics(folder)
-    assert [line["step"] for line in lines] == [0, 1]
-    assert ["time/checkpoint" in line for line in lines] == [False, True]  # that of the step before
+        run.train()
+    assert [line["step"] for line in run.rows] == [0, 1]
+    # The time is that of the checkpoint of the step before.
+    assert ["time/checkpoint" in line for line in run.rows] == [False, True]
 
 
 def test_the_line_of_the_last_evaluation_joins_the_last_step_and_is_no_step(tmp_path):
@@ -434,15 +420,3 @@ def test_the_line_of_the_last_evaluation_joins_the_last_step_and_is_no_step(tmp_
     summary = final_summary(RunFolder(tmp_path))
     assert "2 steps in" in summary
     assert "0.250 -> 0.750" in summary
-
-
-def test_a_run_that_misses_its_last_evaluation_has_saved_and_is_not_done(
-    folder, calls, saved, answers
-):
-    answers["evaluation"] = lambda call: Answer(over="no version 2") if call.version else None
-    run = Rehearsal(folder, start=0, max_steps=2, checkpoint_every=0)
-    run.run = replace(run.run, evaluation={**EVALUATION, "every": 5})
-    with pytest.raises(NoMoreBatches, match="no version 2"):
-        run.train()
-    assert saved == [2]
-    assert not training_is_done(folder)

@@ -17,9 +17,8 @@ from tests.support.forked_groups import forked_groups
 
 
 def shares(groups, recorded, ranks, budget=40):
-    planned = plan_batch(
-        groups, token_mean, step=5, ranks=ranks, tokens_per_micro_batch=budget, metrics={}
-    )
+    sizes = {"ranks": ranks, "tokens_per_micro_batch": budget}
+    planned = plan_batch(groups, token_mean, step=5, **sizes, metrics={})
     ids = TokenRecord(num_groups=None).ids(groups, recorded)
     return [replace(share, record_ids=ids) for share in planned]
 
@@ -28,6 +27,16 @@ def tokens_of(micro, **more):
     """Return token ids instead of computed values, so that a test can recognise each token."""
     flat = {"pi": micro.token_ids[micro.completion_mask], **more}
     return {name: torch.tensor(np.asarray(values)).double() for name, values in flat.items()}
+
+
+def trained_rows(groups):
+    """Return (id, number) of each row of these groups that trains."""
+    found = set()
+    for group in groups:
+        played = zip(group.rollout_ids, group.rollouts, group.credits, strict=True)
+        for id, rollout, credit in played:
+            found |= {(id, number) for number in range(len(rollout.rows)) if credit.trains}
+    return found
 
 
 def record(folder, groups, recorded, ranks, more=lambda number, micro: {}):
@@ -43,16 +52,7 @@ def test_every_trained_token_is_joined_with_itself_under_several_ranks(tmp_path)
     groups, folder = forked_groups(num_groups=7), RunFolder(tmp_path)
     batch, rejected = groups[:6], groups[6:]
     record(folder, batch, groups, 3)
-    rows = read_rows(folder, 5)
-    trained = {
-        (id, number)
-        for group in batch
-        for id, rollout, credit in zip(
-            group.rollout_ids, group.rollouts, group.credits, strict=True
-        )
-        for number in range(len(rollout.rows))
-        if credit.trains
-    }
+    rows, trained = read_rows(folder, 5), trained_rows(batch)
     assert {(row.id, row.row) for row in rows if row.trained} == trained
     assert any(number > 0 for _, number in trained)
     # One rollout is masked, a whole group was rejected: sampled, and never trained.
@@ -80,13 +80,8 @@ def test_a_metric_that_some_micro_batches_lack_is_nan_there(tmp_path):
         return {"metric_odd": np.ones(micro.completion_mask.sum())} if number else {}
 
     record(folder, groups, groups, 1, sometimes)
-    values = np.concatenate(
-        [
-            row.columns["metric_odd"][row.columns["mask"]]
-            for row in read_rows(folder, 5)
-            if row.trained
-        ]
-    )
+    columns = [row.columns for row in read_rows(folder, 5) if row.trained]
+    values = np.concatenate([each["metric_odd"][each["mask"]] for each in columns])
     assert np.isnan(values).any()
     assert (values == 1).any()
 
@@ -125,12 +120,6 @@ def test_a_step_that_is_recorded_whole_has_every_row_of_its_last_update(recorded
     everything.write(folder, 5, groups)
     step.write_all(folder, 0, everything.ids(groups, groups))
     rows = [row for row in read_rows(folder, 5) if row.trained]
-    trained = sum(
-        len(rollout.rows)
-        for group in groups
-        for rollout, credit in zip(group.rollouts, group.credits, strict=True)
-        if credit.trains
-    )
-    assert sum(row.update == 1 for row in rows) == trained
+    assert sum(row.update == 1 for row in rows) == len(trained_rows(groups))
     of_first = {row.id.split(".")[0] for row in rows if row.update == 0}
     assert of_first == {f"{group.index:06d}" for group in groups[:recorded]}

@@ -1,8 +1,11 @@
-"""gloo between processes: received bytes, listening addresses, and workers that die or hang.
+"""Pushes through a process group: what arrives, what is refused, and which waits end.
 
-A replica here is two processes, as under tensor parallelism; the trainer is this one.
+A replica here is two processes, as under tensor parallelism; the trainer is this one. For sync=nccl
+and sync=ipc they have our engine of the plugin in them, and the functions of CUDA and NCCL are
+replaced (tests/support/without_gpu.py); `pytest -m gpu` has tests with them.
 """
 
+import ctypes
 import os
 import signal
 from collections.abc import Iterator
@@ -14,22 +17,28 @@ from threading import enumerate as enumerate_threads
 from types import SimpleNamespace
 from typing import Any
 
+import psutil
 import pytest
 import torch
 
 from rl.inference.replica import Replica
 from rl.runtime.failure import RunFailed
 from rl.runtime.network import Address
-from rl.weights import gloo
+from rl.weights import gloo, packed
+from rl.weights.fingerprint import fingerprint
+from rl.weights.ipc import decode
 from rl.weights.transport import open_reader
 from tests.support.receiving import opened
 from tests.support.replicas import replica_at
+from tests.support.without_gpu import GlooGroup, engine_worker
 
+torch.set_num_threads(1)
 WEIGHTS = {
-    "a": torch.randn(3, 5).bfloat16(),
-    "b": torch.randn(1 << 22),  # 16 MiB: more than one piece, and than a socket holds
-    "empty": torch.empty(0, 7),
-    "odd": torch.randn(3).half(),
+    "a.weight": torch.randn(3, 5).bfloat16(),
+    "big.weight": torch.randn(1 << 22),  # 16 MiB: more than one piece, and than a socket holds
+    "empty.weight": torch.empty(0, 7),
+    "odd.weight": torch.randn(3).half(),  # six bytes
+    "turned.weight": torch.randn(4, 6).T,
 }
 
 
@@ -102,24 +111,17 @@ def replica(number: int, run: Any = worker, *more: Any) -> Iterator[Any]:
         process.join()
 
 
-def listeners(pid: int | None) -> set[str]:
+def listeners(pid: int) -> set[str]:
     """Return the addresses on which a process listens for TCP connections."""
-    links = [os.readlink(fd) for fd in Path(f"/proc/{pid}/fd").iterdir() if fd.is_symlink()]
-    sockets = {link[8:-1] for link in links if link.startswith("socket:")}
-    found = set()
-    for table in ("tcp", "tcp6"):
-        for line in Path(f"/proc/net/{table}").read_text().splitlines()[1:]:
-            fields = line.split()
-            if fields[3] == "0A" and fields[9] in sockets:
-                found.add(fields[1].partition(":")[0])
-    return found
+    found = psutil.Process(pid).net_connections("tcp")
+    return {one.laddr.ip for one in found if one.status == psutil.CONN_LISTEN}
 
 
 def test_all_workers_get_every_byte_and_a_dead_or_hanging_worker_is_an_error_in_time(tmp_path):
     sender = opened("gloo", 60.0)
     with replica(2) as workers:
         sender.connect(workers)
-        loopback = {"0100007F"}
+        loopback = {"127.0.0.1"}
         assert [listeners(p.pid) for p in workers.processes] == [loopback, loopback]
         assert listeners(os.getpid()) <= loopback
         for step in range(2):
@@ -171,3 +173,171 @@ def test_a_vllm_on_another_host_gets_the_address_from_which_this_host_reaches_it
 
 def refused(_: Any) -> None:
     raise RunFailed("refused")
+
+
+@pytest.fixture(scope="module")
+def vllm():
+    with replica(2, engine_worker, WEIGHTS) as workers:
+        assert [one.recv() for one in workers.calls] == ["ready", "ready"]
+        yield workers
+
+
+@pytest.mark.slow
+@pytest.mark.server
+@pytest.mark.parametrize("sync", ["nccl", "ipc"])
+def test_two_workers_hold_every_push_bit_by_bit_also_of_the_next_trainer(sync, vllm):
+    for scale in (1, 3):  # two trainers
+        sender = opened(sync, 60.0)
+        for step in range(2):
+            weights = {name: tensor * (scale + step) for name, tensor in WEIGHTS.items()}
+            sender.pack(weights)
+            if step == 0:
+                sender.connect(vllm)
+            sender.send(vllm, step)
+            assert vllm.answers == [{"held": fingerprint(weights)}] * 2
+
+
+@pytest.mark.slow
+@pytest.mark.server
+@pytest.mark.parametrize("sync", ["nccl", "ipc"])
+def test_a_tensor_that_is_held_back_is_named(sync, vllm):
+    sender = opened(sync, 60.0)
+    sender.pack(WEIGHTS)
+    sender.connect(vllm)
+    sender.pack({name: tensor + 1 for name, tensor in WEIGHTS.items()})
+    sender._packed["odd.weight"].copy_(WEIGHTS["odd.weight"])  # as if the step had not reached it
+    with pytest.raises(RunFailed, match=r"1 of 5 tensors .* trainer sent: odd\.weight"):
+        sender.send(vllm, 1)
+    sender.pack({name: tensor for name, tensor in WEIGHTS.items() if name != "odd.weight"})
+    sender.connect(vllm)
+    with pytest.raises(RunFailed, match=r"not use the pushed weights in \['odd.weight'\]"):
+        sender.send(vllm, 2)
+
+
+def test_a_request_that_does_not_fit_the_buffer_is_refused():
+    sender = opened("nccl")
+    mark = sender.pack({**WEIGHTS, "scalar": torch.tensor(2.5), "long": torch.ones(9).double()})
+    source = sender.source(None)
+    del source["num_bytes"]
+    read = packed.unpack(sender.buffer, **source, fingerprint=mark)
+    others = {name: read[name] for name in ("scalar", "long")}
+    assert fingerprint(read) == fingerprint({**WEIGHTS, **others})
+    assert (float(read["scalar"]), read["long"].tolist()) == (2.5, [1.0] * 9)
+    header, odd = source["header"], source["header"]["odd.weight"]
+    last = odd["data_offsets"][1] - 1
+    sender.buffer[last] ^= 1
+    with pytest.raises(RuntimeError, match=r"1 of 7 tensors .*: odd\.weight"):
+        packed.unpack(sender.buffer, **source, fingerprint=mark)
+    sender.buffer[last] ^= 1
+    missing = {name: form for name, form in header.items() if name != "odd.weight"}
+    for changed, error in (
+        (missing, "1 of 6 tensors are not what the trainer sent: odd.weight"),
+        (header | {"odd.weight": odd | {"dtype": "BF16"}}, "the fingerprints differ"),
+        (header | {"odd.weight": odd | {"shape": [1, 3]}}, "the fingerprints differ"),
+        (header | {"odd.weight": odd | {"shape": [4]}}, "invalid for input of size 3"),
+    ):
+        with pytest.raises(RuntimeError, match=error):
+            packed.unpack(sender.buffer, **(source | {"header": changed}), fingerprint=mark)
+
+
+def mixed(words):
+    """Return the checksum in plain Python."""
+    total, full = 0, (1 << 64) - 1
+    for position, word in enumerate(words, 1):
+        z = (word ^ position * 0x9E3779B97F4A7C15) & full
+        z = ((z ^ z >> 30) * 0xBF58476D1CE4E5B9) & full
+        z = ((z ^ z >> 27) * 0x94D049BB133111EB) & full
+        total += z ^ z >> 31
+    return total & full
+
+
+def test_the_checksum_is_a_sum_of_mixed_words_however_it_is_divided(monkeypatch):
+    words = torch.randint(-(1 << 63), (1 << 63) - 1, (10,))
+    whole = int(packed.checksum(words))
+    assert whole & ((1 << 64) - 1) == mixed(words.tolist())
+    monkeypatch.setattr(packed, "_WORDS", 3)
+    assert int(packed.checksum(words)) == whole
+    swapped, signs = words.clone(), words.clone()
+    swapped[[2, 7]] = words[[7, 2]]
+    signs[[2, 7]] ^= -(1 << 63)  # these two cancel each other in a plain sum
+    longer = torch.cat([words, words.new_zeros(1)])
+    assert len({int(packed.checksum(one)) for one in (words, swapped, signs, longer)}) == 4
+
+
+def test_a_worker_that_dies_is_an_error_and_the_restarted_vllm_gets_the_next_push():
+    sender = opened("nccl", 10.0)
+    sender.pack(WEIGHTS)
+    with replica(2) as workers:
+        sender.connect(workers)
+        sender.send(workers, 1)
+        assert workers.answers == [forms(WEIGHTS)] * 2
+        os.kill(workers.processes[1].pid, signal.SIGKILL)
+        with pytest.raises(RunFailed, match=r"vLLM refused: .*killed"):
+            sender.send(workers, 2)
+        del workers.calls[1:]  # the other worker alone, as a restarted replica
+        sender.connect(workers)
+        sender.send(workers, 2)
+        assert workers.answers == [forms(WEIGHTS)]
+
+
+class NoLibrary(GlooGroup):
+    """A group on a machine without NCCL, whose library ctypes cannot load."""
+
+    def __init__(self, *_):
+        ctypes.CDLL("libnccl.missing")
+
+
+def test_every_wait_ends_at_the_timeout_and_the_error_names_what_was_awaited():
+    sender = opened("nccl", 1.0)
+    sender.pack(WEIGHTS)
+    with replica(1) as workers:
+        facts, _ = sender.rendezvous(workers, 2)
+        with pytest.raises(RunFailed, match="=1 s for the trainer to join the group"):
+            sender.open_readers(workers, facts)
+        sender.connect(workers)
+        with pytest.raises(RunFailed, match="=1 s for the weights of the trainer"):
+            workers.update(sender.push_info(workers))  # and rank 0 broadcasts nothing
+        sender.connect(workers)
+        workers.update = lambda info: None  # answers that it has read, and has not
+        with pytest.raises(RunFailed, match=r"sync=nccl .* s for inference to receive"):
+            sender.send(workers, 3)
+        workers.init_transfer = lambda info: None
+        with pytest.raises(RunFailed, match=r"sync=nccl .* workers of inference to join the group"):
+            sender.connect(workers)
+        sender.group = NoLibrary
+        with pytest.raises(RunFailed, match=r"sync=nccl cannot reach vLLM: libnccl\.missing: can"):
+            sender.connect(workers)
+
+
+def test_only_plain_data_of_the_right_types_is_a_handle():
+    right = [0, "AAEC", 8, 0, "bmFtZQ==", 1, "AA==", True]
+    assert decode(right) == (0, b"\0\1\2", 8, 0, b"name", 1, b"\0", True)
+    for position, value in ((0, True), (1, 5), (2, "8"), (7, 1), (3, None)):
+        with pytest.raises(RuntimeError, match="is not a CUDA memory handle"):
+            decode([*right[:position], value, *right[position + 1 :]])
+    with pytest.raises(RuntimeError, match="is not a CUDA memory handle"):
+        decode(right[:-1])
+
+
+def test_the_buffer_of_ipc_is_in_no_expandable_segment_unlike_later_memory(monkeypatch):
+    settings: list[str] = []
+    monkeypatch.setattr(torch._C, "_accelerator_setAllocatorSettings", settings.append)
+    monkeypatch.setenv("PYTORCH_ALLOC_CONF", "expandable_segments:True")
+    opened("ipc").pack(WEIGHTS)
+    assert settings == ["expandable_segments:False", "expandable_segments:True"]
+
+
+def test_a_group_that_cannot_be_closed_does_not_hide_the_error_of_the_push():
+    def close():
+        raise RuntimeError("ncclCommAbort returned 2")
+
+    def refuse():
+        raise RunFailed("vLLM refused the push")
+
+    sender = opened("nccl")
+    sender.pack(WEIGHTS)
+    sender._groups["inference"] = SimpleNamespace(close=close, broadcast=lambda buffer: None)
+    vllm = SimpleNamespace(replica=SimpleNamespace(name="inference"), start_update=refuse)
+    with pytest.raises(RunFailed, match="vLLM refused the push"):
+        sender.send(vllm, 1)
+    assert not sender._groups

@@ -1,0 +1,82 @@
+"""Real sweeps: two jobs at once, killed and started again; and seeds until an arm is decided."""
+
+import json
+import os
+import signal
+from pathlib import Path
+
+import psutil
+import pytest
+
+from rl.runtime.folder import RunFolder
+from rl.runtime.metrics import read_metrics
+from rl.runtime.sweep_folder import SweepFolder
+from tests.faults.table import NEVER
+from tests.support.launching import COLD, SCRIPTED, alive, called, groups_below, wait_for
+
+pytestmark = [pytest.mark.slow, pytest.mark.server, pytest.mark.timeout(1800)]
+
+
+def test_two_jobs_share_the_cores_and_a_killed_sweep_runs_only_what_is_missing(launcher):
+    if len(os.sched_getaffinity(0)) < 2:
+        pytest.skip("one core")
+    place = launcher.output / "at-once"
+    jobs = ["seed=0,1", f"hydra.sweep.dir={place}", "trainer.checkpoint_every=1"]
+    jobs += ["hydra/launcher=joblib", "hydra.launcher.n_jobs=2", "max_steps=8"]
+    jobs += [*SCRIPTED, f"+inference.args.faults={place}.json", "--multirun"]
+    # Slow answers, so that no job ends before the other has begun.
+    slow = Path(f"{place}.json")
+    slow.write_text(json.dumps([{"fault": "Hang", "seconds": 2.0, "times": NEVER}]))
+    sweep = SweepFolder(place)
+
+    def runs():
+        return [RunFolder(Path(r.folder)) for r in sweep.records().values() if r.folder]
+
+    with launcher.start("at-once-${seed}", *jobs, warm=COLD) as process:
+        assert wait_for(lambda: len([r for r in runs() if r.num_saved_steps()]) == 2, 400)
+        workers = called(process.pid, "rl.trainer")
+        cores = {tuple(psutil.Process(pid).cpu_affinity()) for pid in workers}
+        assert len(cores) == len(workers) == 2
+        groups = groups_below(process.pid) | {process.pid}
+        os.kill(process.pid, signal.SIGKILL)
+        assert wait_for(lambda: not alive(groups), 5), alive(groups)
+    saved = {run.name for run in runs()}
+    assert all(record.state == "running" for record in sweep.records().values())
+
+    slow.write_text("[]")
+    result = launcher.succeed("at-once-${seed}", *jobs, warm=COLD)
+    assert "2 to be resumed; 2 in parallel" in result.screen
+    assert {run.name for run in runs()} == saved
+    for run in runs():
+        assert [row["step"] for row in read_metrics(run)] == list(range(8))
+        assert not run.private.path.exists()
+        log = next(sweep.log_of(n) for n, r in sweep.records().items() if r.run_name == run.name)
+        assert log.read_text().count("8/8 steps") == 1
+    assert [record.state for record in sweep.records().values()] == ["done", "done"]
+
+    again = launcher.succeed("at-once-${seed}", *jobs, warm=COLD)
+    assert "2 jobs, 2 already done" in again.screen
+    assert json.loads(sweep.info.read_text())["command"] in again.screen
+
+
+def test_a_sweep_adds_seeds_until_its_arm_is_decided_and_plays_nothing_again(launcher):
+    place = launcher.output / "until"
+    jobs = ["loss.clip_high=5,8", "until=decided", "until.smallest_effect=0.5", "max_steps=2"]
+    jobs += ["evaluation=default", "evaluation.every=2", *COLD]
+    # The engine answers from a script, because six starts of the real vLLM take minutes.
+    jobs += [*SCRIPTED, f"hydra.sweep.dir={place}", "--multirun"]
+    result = launcher.succeed("until-${seed}-${loss.clip_high}", *jobs, warm=[])
+    assert "0 of 1 arms decided; open: loss.clip_high=8 (0 seeds)" in result.screen
+    records = SweepFolder(place).records().values()
+    assert {record.state for record in records} == {"done"}
+    # An untrained policy answers nothing, so all seeds are equal and three of each arm suffice.
+    seeds = [next(o for o in record.overrides if o[:5] == "seed=") for record in records]
+    assert seeds == [f"seed={seed}" for seed in (0, 0, 1, 1, 2, 2)]
+    assert not any(item.startswith("until") for record in records for item in record.overrides)
+    report = json.loads((place / "report.json").read_text())
+    decisions = {arm["name"]: arm["decision"] for arm in report["arms"]}
+    assert decisions == {"clip_high=5": "baseline", "clip_high=8": "equal within 0.5"}
+    assert "1 of 1 arms decided by 6 runs" in " ".join(report["notes"])
+    again = launcher.succeed("until-${seed}-${loss.clip_high}", *jobs, warm=[])
+    assert "1 of 1 arms decided by 6 runs" in again.screen
+    assert len(SweepFolder(place).records()) == 6
