@@ -107,23 +107,14 @@ async def ask(server: Answers):
 @pytest.mark.parametrize(
     ("status", "body", "told"),
     [
-        (
-            401,
-            "bad key",
-            ": bad key: the server refused the key in THEIR_KEY: export the right key",
-        ),
-        (403, "no", ": no: the server refuses this model to the key in THEIR_KEY"),
-        (404, "no model", ": no model: the server knows no model client.model=them"),
-        (429, "slow down", ": slow down: send fewer requests at once (max_concurrent), or raise"),
+        (401, "bad key", ": bad key: the server refused the key in THEIR_KEY: export the right"),
         (500, "oh no", ": oh no"),
-        (400, "no tools please", ": no tools please"),
     ],
 )
 async def test_a_refusal_names_the_address_and_the_remedy(status, body, told, monkeypatch):
     monkeypatch.setenv("THEIR_KEY", "secret")
-    with pytest.raises(RuntimeError) as caught:
+    with pytest.raises(RuntimeError, match=rf"/v1/ answered {status}{told}") as caught:
         await ask(Answers((status, body)))
-    assert f"/v1/ answered {status}{told}" in str(caught.value)
     assert str(caught.value).startswith("client.url=http://127.0.0.1:")
     assert "secret" not in str(caught.value)
 
@@ -137,9 +128,7 @@ async def test_a_refusal_names_the_address_and_the_remedy(status, body, told, mo
     ],
 )
 async def test_an_answer_of_another_form_is_refused(body):
-    with pytest.raises(
-        RuntimeError, match="did not answer as the OpenAI API does, but with '"
-    ) as caught:
+    with pytest.raises(RuntimeError, match=r"not answer as the OpenAI API .* with '") as caught:
         await ask(Answers((200, body)))
     assert str(caught.value).isprintable()
 
@@ -147,8 +136,6 @@ async def test_an_answer_of_another_form_is_refused(body):
 async def test_a_conversation_beyond_the_context_has_no_answer():
     server = Answers((400, "This model's maximum context length is 16 tokens"))
     assert (await ask(server), server.paths) == (None, ["/v1/chat/completions"])
-    assert await ask(Answers((400, '{"code": "context_length_exceeded"}'))) is None
-    assert await ask(Answers((400, "Your input exceeds the context window of this model"))) is None
     with pytest.raises(RuntimeError, match="no context"):
         await ask(Answers((400, "this server takes no context")))
 
@@ -162,10 +149,9 @@ async def test_access_is_refused_by_a_wrong_key_and_by_silence_alone():
     await check(Answers((200, "[]")))
     await check(listless := Answers((404, "no such route")))
     assert listless.paths == ["/v1/models"]
-    with pytest.raises(RuntimeError, match="refused the key in THEIR_KEY"):
-        await check(Answers((401, "")))
-    with pytest.raises(RuntimeError, match="refuses this model to the key in THEIR_KEY"):
-        await check(Answers((403, "")))
+    for status, told in ((401, "refused the key in T"), (403, "refuses this model to the key")):
+        with pytest.raises(RuntimeError, match=told):
+            await check(Answers((status, "")))
     with pytest.raises(RuntimeError, match="check that the server runs"):
         await check(Answers((200, "[]"), seconds=1.0), timeout=0.3)
 
@@ -173,10 +159,8 @@ async def test_access_is_refused_by_a_wrong_key_and_by_silence_alone():
 @pytest.mark.parametrize("status", [401, 400, 200])
 async def test_a_key_that_the_server_repeats_is_in_no_message(status, monkeypatch):
     monkeypatch.setenv("THEIR_KEY", "hunter2")
-    server = Answers((status, "wrong key: hunter2"))
-    with server.serving() as url, pytest.raises(RuntimeError, match=r"\(the key\)") as caught:
-        async with endpoint(url).client(max_concurrent=1, timeout=5.0) as client:
-            await endpoint(url).ask(client, messages=[])
+    with pytest.raises(RuntimeError, match=r"\(the key\)") as caught:
+        await ask(Answers((status, "wrong key: hunter2")))
     assert "hunter2" not in str(caught.value)
 
 

@@ -7,18 +7,10 @@ from envs.judge import Judge, JudgeError
 from envs.messages import user
 from tests.support.answers import Answers, completion
 
-OPTIONS = {
-    "model": "judge",
-    "api_key_variable": None,
-    "prompt": "Q: {question} A: {answer} Said: {said}. {{yes or no}}",
-    "max_score": None,
-    "temperature": 0.0,
-    "max_tokens": 16,
-    "timeout": 5.0,
-    "max_retries": 2,
-    "retry_wait": 0.01,
-    "max_concurrent": 4,
-}
+PROMPT = "Q: {question} A: {answer} Said: {said}. {{yes or no}}"
+OPTIONS = {"model": "judge", "api_key_variable": None, "prompt": PROMPT, "max_score": None}
+OPTIONS |= {"temperature": 0.0, "max_tokens": 16, "timeout": 5.0, "max_retries": 2}
+OPTIONS |= {"retry_wait": 0.01, "max_concurrent": 4}
 
 
 def saying(text: str) -> Answers:
@@ -30,21 +22,12 @@ async def ask(server: Answers, **changes) -> float:
         return await Judge(url=url, **{**OPTIONS, **changes}).score("1+1?", "2", "two {x}")
 
 
-async def test_the_prompt_is_filled_in_and_the_request_is_has_the_options():
-    server = saying("yes")
+async def test_the_prompt_is_filled_in_and_the_request_has_the_options():
+    server, text = saying("yes"), "Q: 1+1? A: 2 Said: two {x}. {yes or no}"
     assert await ask(server) == 1.0
-    assert server.bodies == [
-        {
-            "model": "judge",
-            "temperature": 0.0,
-            "max_tokens": 16,
-            "messages": [{"role": "user", "content": "Q: 1+1? A: 2 Said: two {x}. {yes or no}"}],
-        }
-    ]
+    expected = {"model": "judge", "temperature": 0.0, "max_tokens": 16, "messages": [user(text)]}
+    assert server.bodies == [expected]
     assert "Authorization" not in server.headers[0]
-
-
-def test_its_limits_are_those_of_its_requests():
     limits = {"timeout": 7.0, "retry_wait": 3.0, "max_concurrent": 2, "max_retries": 5}
     client = Judge(url="http://host/v1", **{**OPTIONS, **limits})._http
     assert {name: getattr(client, name) for name in limits} == limits
@@ -71,15 +54,11 @@ async def test_as_a_reward_it_is_asked_about_an_episode(monkeypatch):
 @pytest.mark.parametrize(
     ("text", "max_score", "score"),
     [
-        ("Yes, because no other is.", None, 1.0),
-        ("**no**", None, 0.0),
+        *(("Yes, because no other is.", None, 1.0), ("**no**", None, 0.0)),
         ("Is it right? Not yes at first.\nVerdict: NO", None, 0.0),
-        ("<think>no, no</think>\nyes\n", None, 1.0),
-        ("yesterday: no", None, 0.0),
-        ("7/10", 10.0, 0.7),
-        ("3 reasons.\nScore: 2.5", 5.0, 0.5),
-        ("0", 1.0, 0.0),
-        ("10", 10.0, 1.0),
+        *(("<think>no, no</think>\nyes\n", None, 1.0), ("yesterday: no", None, 0.0)),
+        *(("7/10", 10.0, 0.7), ("3 reasons.\nScore: 2.5", 5.0, 0.5)),
+        *(("0", 1.0, 0.0), ("10", 10.0, 1.0)),
     ],
 )
 async def test_the_score_is_the_first_of_the_last_line_that_has_one(text, max_score, score):
