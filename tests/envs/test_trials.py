@@ -27,9 +27,9 @@ def test_a_turn_is_right_copied_or_wrong_and_its_length_counts():
     example = env.examples("eval")[0]
     word = example.info["words"][0]
     found = [scored(env, example, text) for text in (word[::-1], word, "x" * 64)]
-    assert [one["exact"] for one in found] == [1, 0, 0]
-    assert [one["copied"] for one in found] == [0, 1, 0]
-    assert [one["length"] for one in found] == [3 / 32, 3 / 32, 1]
+    names = ("exact", "copied", "length")
+    told = [tuple(one[name] for name in names) for one in found]
+    assert told == [(1, 0, 3 / 32), (0, 1, 3 / 32), (0, 0, 1)]
 
 
 def test_rewards_are_flipped_as_often_as_their_names_say():
@@ -55,7 +55,6 @@ def test_an_episode_of_several_turns_asks_for_other_words_and_scores_their_mean(
     assert len({*words}) == 3
     episode = Episode(example, [*example.messages, assistant("x")], turns=1)
     asked = asyncio.run(env.reply(episode, assistant("x")))
-    assert asked
     assert asked[0]["content"] == f"reverse: {words[1]}"
     assert asyncio.run(env.reply(Episode(example, [], turns=3), assistant("x"))) is None
     assert scored(env, example, words[0][::-1], "no", words[2][::-1])["exact"] == 2 / 3
@@ -82,15 +81,10 @@ def test_the_second_skill_is_demonstrated_and_judged_but_not_trained():
 
 
 def test_demonstrations_copy_the_word_in_the_given_share():
-    pairs = [
-        (m[0]["content"][9:], m[1]["content"])
-        for m in islice(trials(copied=0.9).demonstrations(Random(0)), 300)
-    ]
+    shown = islice(trials(copied=0.9).demonstrations(Random(0)), 300)
+    pairs = [(question["content"][9:], answer["content"]) for question, answer in shown]
     assert sum(word == answer for word, answer in pairs) > 250
     assert all(answer in (word, word[::-1]) for word, answer in pairs)
-
-
-def test_an_unknown_reward_is_refused():
     assert trials({"exact": 1.0, "similarity": 0.0}).reward_weights == {"exact": 1.0}
     with pytest.raises(ValueError, match="reward_weights"):
         trials({"length2": 1.0})
