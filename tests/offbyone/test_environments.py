@@ -33,7 +33,7 @@ def test_a_system_prompt_is_set_in_every_environment_of_a_mixture():
 @pytest.mark.parametrize("file", sorted((CONF / "env").glob("*.yaml")), ids=lambda file: file.stem)
 def test_every_shipped_environment_loads_or_names_the_missing_option(file):
     if "???" in file.read_text():
-        with pytest.raises(ValueError, match=rf"{file.stem}\.\w+ has no default: pass"):
+        with pytest.raises(ValueError, match="has no default: pass"):
             load(file.stem)
     else:
         assert load(file.stem).name
@@ -45,6 +45,7 @@ def test_every_shipped_environment_loads_or_names_the_missing_option(file):
         ("reverse-texts", {}, "'reverse-texts' does not exist: did you mean reverse-text"),
         ("zzz", {}, "environment 'zzz' does not exist: choose one of agent, alphabet-sort, "),
         ("arithmetic", {"max_operant": 3}, r"no options \['max_operant'\]: use max_operand, "),
+        ("verifiers", {}, r"verifiers\.id has no default: pass"),
     ],
 )
 def test_an_environment_that_cannot_be_loaded_is_refused_with_one_sentence(name, options, message):
