@@ -2,8 +2,6 @@
 
 import asyncio
 from collections import Counter
-from itertools import islice
-from random import Random
 
 import pytest
 
@@ -165,15 +163,6 @@ def test_two_environments_of_one_class_keep_their_names_and_their_own_examples()
     assert Counter(e.env for e in env.examples("eval")) == {"words": 5, "sums": 7, "large": 7}
     longest = [max((e.messages[0]["content"] for e in p.examples), key=len) for p in pools[1:]]
     assert [len(text) for text in longest] == [len("9 + 9 ="), len("99 + 99 =")]
-
-
-def test_demonstrations_come_from_the_experts_as_often_as_the_weights_say():
-    shown, again = (list(islice(mixture().demonstrations(Random(0)), 4000)) for _ in range(2))
-    assert shown == again
-    of_words = [messages for messages in shown if messages[0]["content"].startswith("reverse: ")]
-    assert len(of_words) == pytest.approx(500, abs=63)
-    question, answer = of_words[0]
-    assert question["content"] == f"reverse: {answer['content'][::-1]}"
 
 
 def test_each_environment_keeps_its_own_turns_tools_and_concurrency():

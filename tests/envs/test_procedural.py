@@ -1,9 +1,8 @@
-"""Environments and sources of questions that make their examples up; sandboxes run their code."""
+"""Environments and sources of questions that make up their examples; sandboxes run their code."""
 
 import asyncio
 import math
 import re
-from collections import Counter
 from itertools import islice
 from random import Random
 
@@ -16,6 +15,7 @@ from envs.maths.calculations import KINDS, Calculations
 from envs.maths.word_problems import WordProblems
 from envs.messages import assistant, user
 from envs.reverse_text import ReverseText
+from envs.trials import Trials
 from tests.support.sandboxes import make as make_sandbox
 
 WEIGHTS = {
@@ -87,20 +87,6 @@ def test_the_same_options_and_seeds_give_the_same_examples(kind):
         assert [example.id for example in train] == list(range(len(train)))
     first, again, other = (fresh(make(kind), seed, 20) for seed in (1, 1, 2))
     assert first == again != other
-
-
-def test_lengths_steps_and_kinds_occur_about_equally_often():
-    signs = {"product": r"\*", "sum": "squares", "power": "remainder", "binomial": "chosen"}
-    calculations = texts(make(Calculations), "train")
-    lengths = Counter(len(e.info["answer"]) for e in make(ReverseText).examples("train"))
-    steps = Counter(q.solution.count("\n") + 1 for q in make(WordProblems).load("train"))
-    kinds = Counter(k for t in calculations for k, sign in signs.items() if re.search(sign, t))
-    assert (set(lengths), set(steps)) == ({*range(3, 9)}, {*range(1, 6)})
-    assert kinds.total() == 400
-    assert min(lengths.values()) > 280
-    assert min(steps.values()) > 70
-    assert min(kinds[kind] for kind in signs) > 70
-    assert all("remainder" in t for t in texts(make(Calculations, kinds=["power"]), "eval"))
 
 
 @pytest.mark.parametrize(
@@ -303,3 +289,72 @@ def test_the_solution_of_a_word_problem_leads_from_its_first_number_to_its_answe
             number = result
         assert number == question.answer
         assert int(number) > 0
+
+
+def trials(weights=None, **changes):
+    plain = {"turns": 1, "copied": 0.0, "uneven": 0.0, "copy_tasks": 0.0}
+    lengths = {"min_length": 3, "max_length": 3, "num_train": 100, "num_eval": 20}
+    return Trials(**{**plain, **lengths, **changes}, reward_weights=weights or {"exact": 1.0})
+
+
+def scored(env, example, *said, **place):
+    messages = [m for text in said for m in (example.messages[0], assistant(text))]
+    return asyncio.run(env.score(Episode(example, messages, turns=len(said), **place)))
+
+
+def test_a_turn_is_right_copied_or_wrong_and_its_length_counts():
+    env = trials()
+    example = env.examples("eval")[0]
+    word = example.info["words"][0]
+    found = [scored(env, example, text) for text in (word[::-1], word, "x" * 64)]
+    names = ("exact", "copied", "length")
+    told = [tuple(one[name] for name in names) for one in found]
+    assert told == [(1, 0, 3 / 32), (0, 1, 3 / 32), (0, 0, 1)]
+
+
+def test_rewards_are_flipped_as_often_as_their_names_say():
+    env = trials()
+    example = env.examples("eval")[0]
+    word = example.info["words"][0]
+    found = [scored(env, example, word[::-1], number=number) for number in range(2000)]
+    assert sum(one["flipped_10"] for one in found) / 2000 == pytest.approx(0.9, abs=0.03)
+    assert sum(one["flipped_30"] for one in found) / 2000 == pytest.approx(0.7, abs=0.04)
+    again = [scored(trials(), example, word[::-1], number=number) for number in range(20, 0, -1)]
+    assert again == found[20:0:-1]  # also in another order, and after a resume
+    flips = [one["flipped_30"] for one in found[:100]]
+    for other, version in ((example, 1), (env.examples("eval")[2], 0)):
+        said = other.info["words"][0][::-1]
+        places = [{"number": number, "policy_version": version} for number in range(100)]
+        assert [scored(env, other, said, **place)["flipped_30"] for place in places] != flips
+
+
+def test_an_episode_of_several_turns_asks_for_other_words_and_scores_their_mean():
+    env = trials(turns=3)
+    example = env.examples("train")[0]
+    words = example.info["words"]
+    assert len({*words}) == 3
+    episode = Episode(example, [*example.messages, assistant("x")], turns=1)
+    asked = asyncio.run(env.reply(episode, assistant("x")))
+    assert asked[0]["content"] == f"reverse: {words[1]}"
+    assert asyncio.run(env.reply(Episode(example, [], turns=3), assistant("x"))) is None
+    assert scored(env, example, words[0][::-1], "no", words[2][::-1])["exact"] == 2 / 3
+    assert scored(env, example, words[0][::-1])["exact"] == 1 / 3
+    assert scored(env, example, words[0])["copied"] == 1 / 3
+    assert scored(env, example, "x" * 16, "x" * 16)["length"] == 1 / 3
+
+
+def test_the_second_skill_is_demonstrated_and_judged_but_not_trained():
+    env = trials(copy_tasks=0.5)
+    asked = [m[0]["content"].split(":")[0] for m in fresh(env, 0, 200)]
+    assert 60 < asked.count("copy") < 140
+    assert not any(one.info["is_copy"] for one in env.examples("train"))
+    copies = [one for one in env.examples("eval") if one.info["is_copy"]]
+    assert len(copies) == 10
+    assert scored(env, copies[0], copies[0].info["words"][0])["kept"] == 1
+    assert "kept" not in scored(env, env.examples("eval")[0], "x")
+
+
+def test_an_unknown_reward_of_trials_is_refused():
+    assert trials({"exact": 1.0, "similarity": 0.0}).reward_weights == {"exact": 1.0}
+    with pytest.raises(ValueError, match="reward_weights"):
+        trials({"length2": 1.0})

@@ -25,28 +25,9 @@ def wiki(**options) -> WikiSearch:
     return WikiSearch(**{**OPTIONS, **options})
 
 
-@pytest.fixture(scope="module")
-def index() -> WikiIndex:
-    return WikiIndex(shipped_corpus()[0], 5)
-
-
-def test_pages_state_the_facts_and_a_search_finds_them_by_title_and_by_content(index):
-    sections = [f"France:{name}" for name in ("Geography", "Economy", "Society", "Internet")]
-    assert index.view_sections("France").split("\n") == sections
-    for section, text in (
-        (sections[0], "The capital of France is Paris. The continent of France is Europe."),
-        ("Paris:Overview", "Paris is the capital of France."),
-        ("Iron:Basics", "The symbol of Iron is Fe. The atomic number of Iron is 26."),
-    ):
-        assert index.read_section(section) == text
-    for query, page in (("France", "France"), ("capital Paris", "Paris"), ("symbol Fe", "Iron")):
-        assert page in index.search_pages(query).split("\n")
-    assert index.search_pages("zzz") == "No page found."
-    assert len(index.search_pages("capital").split("\n")) == 5
-
-
-def test_the_expert_answers_every_question_whose_page_the_search_finds(index):
-    questions = shipped_corpus()[1]
+def test_the_expert_answers_every_question_whose_page_the_search_finds():
+    pages, questions = shipped_corpus()
+    index = WikiIndex(pages, 5)
     solved = [(q, expert_conversation(q, index)) for q in questions]
 
     missing = [q.text for q, conversation in solved if conversation is None]
