@@ -1,12 +1,18 @@
-"""Check that the documentation covers every choice, and that its links resolve."""
+"""Check that the documentation covers every choice, its links resolve and its environments run."""
 
 import ast
 import re
+import sys
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 
 from benchmarks.page import page, programs
+from envs.episode import Episode
+from envs.messages import assistant, tool_call_entry
+from envs.protocol import Environment
+from tests.support import printed
 
 REPO = Path(__file__).parents[1]
 CONF, DOCS = REPO / "conf", REPO / "docs"
@@ -96,3 +102,42 @@ def test_the_page_of_ideas_names_choices_and_files_that_exist() -> None:
     mine = re.findall(r"`(\w+\.py)` of\s+my-lab", text)
     assert len(mine) > 8
     assert all((lab / "my_lab" / name).is_file() for name in mine)
+
+
+@pytest.fixture
+def modules(monkeypatch):
+    """Return the modules of docs/environments.md, which run as they stand, imports and all."""
+    made = {}
+    sources = printed.files(DOCS / "environments.md")
+    for path, source in ((p, source) for p, source in sources.items() if p.endswith(".py")):
+        name = path.removesuffix(".py").replace("/", ".")
+        made[name] = module = ModuleType(name)
+        monkeypatch.setitem(sys.modules, name, module)
+        exec(compile(source, path, "exec"), module.__dict__)
+    return made
+
+
+async def test_the_environments_of_the_documentation_play(modules):
+    assert set(modules) == {"my_env", "my_pages", "my_package"}
+    shout = modules["my_env"].Shout(num_train=2, reward_weights={"exact": 1.0})
+    pages = modules["my_pages"].Pages()
+    for env in (shout, pages):
+        assert isinstance(env, Environment)
+        example = env.examples("train")[0]
+        messages = [*example.messages, assistant(example.info["answer"])]
+        scored = await env.score(Episode(example, messages))
+        assert set(env.reward_weights) <= set(scored)
+        assert max(scored.values()) == 1.0
+    held = Episode(pages.examples("train")[0], [])
+    call = tool_call_entry("read", {"title": "Rome"})
+    assert (await pages.toolbox.answer(call, held))["content"] == "The capital of Italy."
+    assert len(pages.tool_specs) == 1
+
+
+async def test_the_functions_of_the_composed_environment_run(modules, tmp_path):
+    parts = modules["my_package"]
+    (tmp_path / "index.json").write_text('{"Paris": "The capital of France."}')
+    index = parts.load_index(path=str(tmp_path / "index.json"))
+    assert parts.search("par", index, limit=1) == "Paris"
+    episode = Episode(None, [assistant("Paris")])
+    assert await parts.cited(episode, index, bonus=0.5) == 0.5
