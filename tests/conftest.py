@@ -40,8 +40,11 @@ def pytest_configure(config: pytest.Config) -> None:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    real = {item.path for item in items if _is_real(item)}
-    items.sort(key=lambda i: (i.path in real, i.path.name != _LONGEST, _is_real(i)))
+    def is_real(item: pytest.Item) -> bool:
+        return item.get_closest_marker("server") is not None
+
+    real = {item.path for item in items if is_real(item)}
+    items.sort(key=lambda i: (i.path in real, i.path.name != _LONGEST, is_real(i)))
     on_gpus = [item for item in items if item.get_closest_marker("gpu")]
     if on_gpus and (reason := _no_gpu()):
         for item in on_gpus:
@@ -57,10 +60,6 @@ def _no_gpu() -> str | None:
     except (RuntimeError, AssertionError) as error:
         return f"no GPU: {str(error).splitlines()[0]}"
     return None
-
-
-def _is_real(item: pytest.Item) -> bool:
-    return item.get_closest_marker("server") is not None
 
 
 @pytest.hookimpl(optionalhook=True)

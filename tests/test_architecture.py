@@ -1,4 +1,4 @@
-"""Check which package may import which, and where the heavy libraries are imported.
+"""Check which package may import which, where heavy libraries are imported, the reading order.
 
 A package of rl/ is a process or one concern of training; processes have a __main__.py. Data that
 crosses from one process to another is defined at the root of rl/.
@@ -84,17 +84,15 @@ def _modules() -> Iterator[tuple[str, Path]]:
 
 
 MODULES = dict(_modules())
+PACKAGES = {
+    ".".join(parts[:2] if parts[0] in ("rl", "lab") else parts[:1])
+    for parts in (name.split(".") for name in MODULES)
+} - {"rl", "lab"}
 
 
 def package_of(module: str) -> str:
     """Return the package of one of our modules, as MAY_IMPORT names it."""
     return next(p for p in (".".join(module.split(".")[:2]), module.split(".")[0]) if p in PACKAGES)
-
-
-PACKAGES = {
-    ".".join(parts[:2] if parts[0] in ("rl", "lab") else parts[:1])
-    for parts in (name.split(".") for name in MODULES)
-} - {"rl", "lab"}
 
 
 def imports(path: Path) -> set[str]:
@@ -135,22 +133,19 @@ def test_a_package_imports_only_allowed_packages(package):
         assert not refused, f"{name} imports {sorted(refused)}"
 
 
-def test_the_allowed_imports_form_no_cycle():
+def test_neither_packages_nor_modules_import_each_other_in_a_cycle():
     graph = {package: allowed.split() for package, allowed in MAY_IMPORT.items()}
     assert set(TopologicalSorter(graph).static_order()) == PACKAGES
-
-
-def test_no_modules_import_each_other_in_a_cycle():
     try:
         TopologicalSorter({name: own_imports(name) for name in MODULES}).prepare()
     except CycleError as error:
         pytest.fail(" -> ".join(error.args[1]))
 
 
-def test_rl_imports_no_single_loss_and_no_single_environment():
+def test_rl_imports_no_single_loss_no_single_environment_and_nothing_of_lab():
     for name in (name for name in MODULES if name.startswith("rl.")):
-        single = {m for m in own_imports(name) if m.startswith(("envs.", "losses."))} - SHARED
-        assert not single, f"{name} imports {sorted(single)}"
+        others = {m for m in own_imports(name) if m.startswith(("envs.", "losses.", "lab."))}
+        assert others <= SHARED, f"{name} imports {sorted(others - SHARED)}"
 
 
 def test_an_init_file_contains_one_docstring_and_nothing_else():
@@ -158,11 +153,6 @@ def test_an_init_file_contains_one_docstring_and_nothing_else():
         if path.name == "__init__.py" and name != "offbyone":  # other programs import that one
             (only,) = ast.parse(path.read_text()).body
             assert isinstance(only, ast.Expr), f"{name} contains more than a docstring"
-
-
-def test_rl_never_imports_lab():
-    for name in (name for name in MODULES if name.startswith("rl.")):
-        assert not [other for other in own_imports(name) if other.startswith("lab.")], name
 
 
 def test_an_entry_point_is_short_and_imports_no_heavy_library():
@@ -189,38 +179,78 @@ def test_no_module_unpickles_what_another_process_or_a_file_sends():
 
 def targets(*groups: str) -> set[str]:
     """Return the modules that the YAML files of these groups name."""
-    texts = (
-        path.read_text() for group in groups for path in (REPO / "conf" / group).glob("*.yaml")
-    )
-    modules = {target for text in texts for target in re.findall(r"_target_: ([\w.]+)\.\w+", text)}
+    paths = (path for group in groups for path in (REPO / "conf" / group).glob("*.yaml"))
+    text = "\n".join(path.read_text() for path in paths)
+    modules = set(re.findall(r"_target_: ([\w.]+)\.\w+", text))
     assert modules
     return modules
+
+
+MODEL = "model env sampler client inference"
+ROLLOUTS = (
+    "model env order sampler client buffer reward truncation advantage aggregation evaluation"
+)
+TRAIN = "model adapter env order sampler client buffer optim inference logger evaluation"
 
 
 @pytest.mark.parametrize(
     ("mains", "groups"),
     [
-        (
-            "train, rl.supervisor.supervise",
-            "model adapter env order sampler client buffer optim inference logger evaluation",
-        ),
-        (
-            "rl.rollouts.__main__",
-            "model env order sampler client buffer reward truncation advantage aggregation "
-            "evaluation",
-        ),
-        ("evaluate, lab.evaluation.standalone", "model env sampler client inference"),
-        (
-            "optimize_prompt, lab.prompts.optimize, lab.prompts.search",
-            "model env sampler client inference",
-        ),
+        ("train, rl.supervisor.supervise", TRAIN),
+        ("rl.rollouts.__main__", ROLLOUTS),
+        ("evaluate, lab.evaluation.standalone", MODEL),
+        ("optimize_prompt, lab.prompts.optimize, lab.prompts.search", MODEL),
     ],
 )
 def test_supervisor_rollouts_and_evaluation_never_import_torch(mains, groups):
     modules = ", ".join([mains, *sorted(targets(*groups.split()))])
     code = f"import sys, {modules}; print(*sys.modules)"
-    done = subprocess.run(
-        [sys.executable, "-c", code], cwd=REPO, capture_output=True, text=True, check=True
-    )
+    python = [sys.executable, "-c", code]
+    done = subprocess.run(python, cwd=REPO, capture_output=True, text=True, check=True)
     assert "rl.records" in done.stdout
     assert not HEAVY & set(done.stdout.split())
+
+
+# The reading order of docs/architecture.md begins with the core.
+CORE = ["rl/records.py", "rl/sampling/row_builder.py", "rl/rollouts/buffer.py"]
+CORE += ["rl/rollouts/dispatcher.py", "rl/rollouts/plan.py", "rl/learner/objective.py"]
+CORE += ["rl/trainer/loop.py"]
+LONGEST_CORE = 1200  # lines
+FILE = r"`([\w/.]+/[\w/.]+)`"
+
+
+def items() -> list[str]:
+    """Return the numbered items of the section `Reading order`."""
+    page = (REPO / "docs" / "architecture.md").read_text()
+    section = page.partition("\n## Reading order\n")[2].partition("\n## ")[0]
+    return re.split(r"^\d+\. ", section, flags=re.MULTILINE)
+
+
+def reading_order() -> list[str]:
+    """Return the files to read: those that an item names before its colon."""
+    return [path for item in items()[1:] for path in re.findall(FILE, item.partition(": ")[0])]
+
+
+def num_lines(paths: list[str]) -> int:
+    return sum(len((REPO / path).read_text().splitlines()) for path in paths)
+
+
+def test_the_core_comes_first_and_is_short_and_the_page_says_how_many_lines_there_are():
+    order = reading_order()
+    assert [path for path in order if path in CORE] == CORE
+    # Among them stands what users write a loss against.
+    assert set(order[: len(CORE) + 1]) == {*CORE, "losses/tokens.py"}
+    assert num_lines(CORE) <= LONGEST_CORE
+    said = [int(number.replace(",", "")) for number in re.findall(r"([\d,]+) lines", items()[0])]
+    for count, paths in zip(said, (CORE, order), strict=True):
+        assert abs(count - num_lines(paths)) <= 50, num_lines(paths)
+
+
+def test_a_file_imports_nothing_of_the_reading_order_that_the_order_has_not_named_yet():
+    module_at = {str(path.relative_to(REPO)): name for name, path in MODULES.items()}
+    listed, named = {module_at.get(path) for path in reading_order()}, set()
+    for item in items()[1:]:
+        named |= {module_at.get(path) for path in re.findall(FILE, item)}
+        for path in re.findall(FILE, item.partition(": ")[0]):
+            imported = own_imports(module_at[path]) if path in module_at else set()
+            assert not (imported & listed) - named, path

@@ -34,12 +34,12 @@ NUM_TRAINED = 5  # python -m benchmarks.compositions trains a covering of all pa
 
 
 @pytest.fixture(scope="module")
-def compositions() -> Compositions:
+def compositions():
     return Compositions()
 
 
 @pytest.fixture(scope="module")
-def messages(compositions: Compositions) -> dict[Conflict, str]:
+def messages(compositions):
     """Return the message of the check for each conflict of the table, with random other choices."""
     rng = Random(0)
     firsts = {message: dict(c) for c, message in reversed(CONFLICTS.items())}
@@ -56,21 +56,19 @@ def messages(compositions: Compositions) -> dict[Conflict, str]:
 
 
 @pytest.fixture(scope="module")
-def covering(compositions: Compositions, messages: dict[Conflict, str]) -> Covering:
+def covering(compositions, messages):
     return Covering(compositions.groups, compositions.problems, {**messages}).fill()
 
 
-def test_the_check_gives_every_message_of_the_table_whatever_else_is_chosen(
-    messages: dict[Conflict, str],
-) -> None:
+def test_the_check_gives_every_message_of_the_table_whatever_else_is_chosen(messages):
     assert len(CONFLICTS) > 100
     assert set(CONFLICTS.values()) <= set(messages.values())
 
 
 @pytest.mark.slow
 def test_every_pair_that_the_table_does_not_refuse_occurs_in_an_allowed_run(
-    compositions: Compositions, messages: dict[Conflict, str], covering: Covering
-) -> None:
+    compositions, messages, covering
+):
     advice = "python -m benchmarks.compositions --refused > tests/compositions.txt"
     assert set(covering.conflicts) == set(messages), advice
     assert table(covering) == TEXT, advice
@@ -89,12 +87,7 @@ def train(compositions: Compositions, rows: Sequence[tuple[int, Assignment]]) ->
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
-def test_a_sample_of_the_compositions_trains(
-    compositions: Compositions,
-    covering: Covering,
-    monkeypatch: pytest.MonkeyPatch,
-    capfd: pytest.CaptureFixture[str],
-) -> None:
+def test_a_sample_of_the_compositions_trains(compositions, covering, monkeypatch, capfd):
     rows = [
         {group: choice for group, choice in row.items() if group not in NOT_TRAINED}
         for row in covering.rows

@@ -1,19 +1,24 @@
-"""Check that the documentation covers every choice, and that its links resolve."""
+"""Check that the documentation covers every choice, its links resolve and its environments run."""
 
 import ast
 import re
+import sys
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 
 from benchmarks.page import page, programs
+from envs.episode import Episode
+from envs.messages import assistant, tool_call_entry
+from envs.protocol import Environment
+from tests.support import printed
 
 REPO = Path(__file__).parents[1]
 CONF, DOCS = REPO / "conf", REPO / "docs"
 README = REPO / "README.md"
 LOSSES = (DOCS / "losses.md").read_text()
-# Files of losses/ without a formula.
-NOT_FORMULAS = {"__init__", "tokens"}
+NOT_FORMULAS = {"__init__", "tokens"}  # files of losses/
 DESCRIBED = ("loss", "advantage", "aggregation", "kl", "correction", "truncation", "batch_credit")
 
 
@@ -35,13 +40,9 @@ def test_every_choice_is_described_in_the_section_of_its_group(choice: str) -> N
     assert re.search(rf"(?<![\w.]){name}(?!\w)", section(group)), f"docs/losses.md omits {choice}"
 
 
-@pytest.mark.parametrize("path", sorted((REPO / "losses").glob("*.py")), ids=lambda path: path.stem)
-def test_every_formula_file_is_named(path: Path) -> None:
-    if path.stem not in NOT_FORMULAS:
-        assert f"losses/{path.name}" in LOSSES
-
-
-def test_every_algorithm_has_a_row_in_the_table_and_a_heading_below_it() -> None:
+def test_every_formula_and_every_algorithm_is_named_in_the_table_and_below_it() -> None:
+    formulas = {path.stem for path in (REPO / "losses").glob("*.py")} - NOT_FORMULAS
+    assert [name for name in formulas if f"losses/{name}.py" not in LOSSES] == []
     rows = re.findall(r"^\| (\w+)(?: \(default\))? \| losses/", LOSSES, re.MULTILINE)
     headings = re.findall(r"^### (.+)$", section("loss"), re.MULTILINE)
     assert sorted(rows) == sorted(name for line in headings for name in line.split(", "))
@@ -50,11 +51,8 @@ def test_every_algorithm_has_a_row_in_the_table_and_a_heading_below_it() -> None
 
 def test_the_readme_names_every_group_once() -> None:
     section = README.read_text().split("## Groups and choices\n")[1].split("\n## ")[0]
-    named = [
-        name
-        for row in re.findall(r"^\| ([a-z_, ]+) \|", section, re.MULTILINE)
-        for name in row.split(", ")
-    ]
+    rows = re.findall(r"^\| ([a-z_, ]+) \|", section, re.MULTILINE)
+    named = [name for row in rows for name in row.split(", ")]
     assert sorted(named[1:]) == sorted(path.name for path in CONF.glob("*/"))
 
 
@@ -79,11 +77,8 @@ def test_the_api_page_names_modules_and_members_that_exist_and_are_described():
         source = (REPO / f"{module.replace('.', '/')}.py").read_text()
         tree = ast.parse(source)
         assert ast.get_docstring(tree), module
-        described = {
-            node.name: ast.get_docstring(node)
-            for node in tree.body
-            if isinstance(node, ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef)
-        }
+        members = [node for node in tree.body if hasattr(node, "name")]
+        described = {node.name: ast.get_docstring(node) for node in members}
         listed = re.search(r"members: \[(.*)\]", options)
         for name in listed[1].split(", ") if listed else ():
             alias = re.search(rf"^{name}\b[^=]* = .*\n", source, re.MULTILINE)
@@ -101,10 +96,48 @@ def test_the_page_of_ideas_names_choices_and_files_that_exist() -> None:
     named = re.findall(r"(?<![\w.])([a-z_]+)=([\w,-]+)", text)
     groups = [(group, value) for group, value in named if (CONF / group).is_dir()]
     assert len(groups) > 25
-    for group, values in groups:
-        for value in values.split(","):
-            homes = (CONF, lab / "conf")
-            assert any((home / group / f"{value}.yaml").is_file() for home in homes), (group, value)
+    for group, value in ((group, value) for group, values in groups for value in values.split(",")):
+        files = [home / group / f"{value}.yaml" for home in (CONF, lab / "conf")]
+        assert any(file.is_file() for file in files), (group, value)
     mine = re.findall(r"`(\w+\.py)` of\s+my-lab", text)
     assert len(mine) > 8
     assert all((lab / "my_lab" / name).is_file() for name in mine)
+
+
+@pytest.fixture
+def modules(monkeypatch):
+    """Return the modules of docs/environments.md, which run as they stand, imports and all."""
+    made = {}
+    sources = printed.files(DOCS / "environments.md")
+    for path, source in ((p, source) for p, source in sources.items() if p.endswith(".py")):
+        name = path.removesuffix(".py").replace("/", ".")
+        made[name] = module = ModuleType(name)
+        monkeypatch.setitem(sys.modules, name, module)
+        exec(compile(source, path, "exec"), module.__dict__)
+    return made
+
+
+async def test_the_environments_of_the_documentation_play(modules):
+    assert set(modules) == {"my_env", "my_pages", "my_package"}
+    shout = modules["my_env"].Shout(num_train=2, reward_weights={"exact": 1.0})
+    pages = modules["my_pages"].Pages()
+    for env in (shout, pages):
+        assert isinstance(env, Environment)
+        example = env.examples("train")[0]
+        messages = [*example.messages, assistant(example.info["answer"])]
+        scored = await env.score(Episode(example, messages))
+        assert set(env.reward_weights) <= set(scored)
+        assert max(scored.values()) == 1.0
+    held = Episode(pages.examples("train")[0], [])
+    call = tool_call_entry("read", {"title": "Rome"})
+    assert (await pages.toolbox.answer(call, held))["content"] == "The capital of Italy."
+    assert len(pages.tool_specs) == 1
+
+
+async def test_the_functions_of_the_composed_environment_run(modules, tmp_path):
+    parts = modules["my_package"]
+    (tmp_path / "index.json").write_text('{"Paris": "The capital of France."}')
+    index = parts.load_index(path=str(tmp_path / "index.json"))
+    assert parts.search("par", index, limit=1) == "Paris"
+    episode = Episode(None, [assistant("Paris")])
+    assert await parts.cited(episode, index, bonus=0.5) == 0.5

@@ -8,7 +8,7 @@ import json
 import os
 import subprocess
 import sys
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
@@ -28,20 +28,14 @@ class Foreign:
 
     path: Path
     outside: Path
-    overrides: list[str] = field(default_factory=list)
 
     def command(self, program: str, *arguments: str) -> subprocess.CompletedProcess[str]:
         """Run a program, and check what every program must do with this folder."""
         before = self.outside.read_bytes()
-        done = subprocess.run(
-            [sys.executable, str(REPO / program), *arguments],
-            cwd=self.path.parent,
-            env={**os.environ, "OFFBYONE_CACHE": str(self.outside.parent / "cache")},
-            capture_output=True,
-            text=True,
-            timeout=LONGEST_S,
-            check=False,
-        )
+        python = [sys.executable, str(REPO / program), *arguments]
+        cache = {"OFFBYONE_CACHE": str(self.outside.parent / "cache")}
+        output = {"capture_output": True, "text": True, "timeout": LONGEST_S, "check": False}
+        done = subprocess.run(python, cwd=self.path.parent, env={**os.environ, **cache}, **output)
         screen = done.stdout + done.stderr
         assert screen.strip()
         assert done.returncode in (0, 1, 2), screen
@@ -66,38 +60,26 @@ def foreign(tmp_path):
     said |= {"example": ESCAPE, "env": f"env{ESCAPE}", "id": "000000.0", "error": ESCAPE}
     huge = json.dumps({**said, "reward": -1, "tokens": -2}).replace("-1", DIGITS)
     lines = [json.dumps(said), DEEP, huge.replace("-2", DIGITS), huge.replace("-2", "9" * 4000)]
-    lines += [
-        json.dumps(said).replace('"env', f'"deep": {DEEP}, "env', 1),
-        '{"messages": 1}',
-        "\\ud800",
-    ]
+    deep = json.dumps(said).replace('"env', f'"deep": {DEEP}, "env', 1)
+    text = "\n".join([*lines, deep, '{"messages": 1}', "\\ud800"]) + "\n"
     for name in ("rollouts/step_000000", f"rollouts/step_{DIGITS}", "evaluations/version_000001"):
-        (run / f"{name}.jsonl").write_text("\n".join(lines) + "\n")
-    for name in (
-        "rollouts/step_000002.jsonl",
-        "evaluations/version_000002.jsonl",
-        "metrics.dropped",
-    ):
+        (run / f"{name}.jsonl").write_text(text)
+    for name in ("rollouts/step_000002.jsonl", "evaluations/version_000002.jsonl"):
         (run / name).symlink_to(outside)
+    (run / "metrics.dropped").symlink_to(outside)
     (run / "lock").symlink_to(outside)  # the supervisor empties its lock file
     row = {"step": 0, "train/reward": 0.5, f"eval/reward{ESCAPE}": 1, "time/step": 1e99}
-    rows = [
-        json.dumps(row),
-        DEEP,
-        f'{{"step": {DIGITS}}}',
-        json.dumps({**row, "step": 1, "time/step": 1e300}),
-    ]
+    late = json.dumps({**row, "step": 1, "time/step": 1e300})
+    rows = [json.dumps(row), DEEP, f'{{"step": {DIGITS}}}', late]
     (run / "metrics.jsonl").write_text("\n".join(rows) + "\n")
-    (run / "overrides.yaml").write_text(
-        yaml_text(
-            overrides=[f"loss={ESCAPE}grpo"], command=[ESCAPE], commit=ESCAPE, run_name=[ESCAPE]
-        )
-    )
+    changed = {"overrides": [f"loss={ESCAPE}grpo"], "command": [ESCAPE], "commit": ESCAPE}
+    changed["run_name"] = [ESCAPE]
+    values = (f"{name}: {json.dumps(value)}" for name, value in changed.items())
+    (run / "overrides.yaml").write_text("\n".join(values))
     (run / "config.yaml").write_text(ALIASES)
     (run / "failures/rollouts.json").write_text('{"message": "no part"}')
-    (run / "status/trainer.rank0.json").write_text(
-        f'{{"doing": "{DIGITS}", "since": {"9" * 4000}}}'
-    )
+    doing = f'{{"doing": "{DIGITS}", "since": {"9" * 4000}}}'
+    (run / "status/trainer.rank0.json").write_text(doing)
     (run / "tokens/step_000000.rollouts.parquet").write_bytes(b"PAR1" * 99)
     (run / "viewer/index.duckdb").write_text("not ours")
     fifos = ("rollouts/step_000001.jsonl", "evaluations/version_000003.jsonl", "failures/a.json")
@@ -107,20 +89,13 @@ def foreign(tmp_path):
     return Foreign(run, outside)
 
 
-def yaml_text(**values: object) -> str:
-    return "\n".join(f"{name}: {json.dumps(value)}" for name, value in values.items())
-
-
-def test_view_shows_the_rollouts_that_are_rollouts(foreign):
+def test_report_and_view_show_what_they_can_read(foreign):
+    done = foreign.command("report.py", str(foreign.path), f"out={foreign.path.parent}/report.html")
+    assert "1 run" in done.stdout
     page = foreign.path.parent / "page.html"
     done = foreign.command("view.py", str(foreign.path), "step=0", f"export={page}")
     assert done.returncode == 0, done.stderr
     assert page.is_file()
-
-
-def test_report_reads_what_it_can(foreign):
-    done = foreign.command("report.py", str(foreign.path), f"out={foreign.path.parent}/report.html")
-    assert "1 run" in done.stdout
 
 
 def test_report_and_view_of_a_sweep_of_another_person(foreign):
@@ -137,14 +112,9 @@ def test_report_and_view_of_a_sweep_of_another_person(foreign):
 
 @pytest.mark.parametrize("resume", ["true", "false"])
 def test_a_run_does_not_go_on_in_a_folder_with_foreign_files(resume, foreign):
-    plain = foreign.path.rename(foreign.path.parent / "plain")
-    foreign.path = plain
-    run = [
-        f"output_dir={plain.parent}",
-        "run_name=plain",
-        f"resume={resume}",
-        "model.warm_start=null",
-    ]
+    plain = foreign.path = foreign.path.rename(foreign.path.parent / "plain")
+    run = [f"output_dir={plain.parent}", "run_name=plain", f"resume={resume}"]
+    run += ["model.warm_start=null"]
     # A new run does not read the file before it finds the steps, so one text is enough for it.
     texts = (ALIASES, DEEP, "format: 2", "", "format: [" + DIGITS)
     for unusable in texts if resume == "true" else texts[:1]:

@@ -23,24 +23,20 @@ def test_every_dependency_has_a_lower_bound_that_the_lock_fulfils(device):
         assert requirement.specifier.contains(pins[requirement.name]), requirement.name
 
 
-def entries(device: str) -> dict[str, list[str]]:
-    """Return the hashes of each pinned package."""
-    lines = (REPO / f"requirements-{device}.lock").read_text().splitlines()
-    pinned = [line for line in lines if not line.startswith("#")]
-    assert all(re.fullmatch(r"[\w.-]+==\S+( --hash=sha256:[0-9a-f]{64})+", one) for one in pinned)
-    return {one.split()[0]: sorted(one.split()[1:]) for one in pinned}
-
-
-def test_every_pin_has_hashes_and_both_locks_accept_the_same_files():
-    cpu, cuda = entries("cpu"), entries("cuda")
+def test_every_pin_has_hashes_that_each_install_requires_and_both_locks_accept_the_same_files():
+    pins = []
+    for device in ("cpu", "cuda"):
+        lines = (REPO / f"requirements-{device}.lock").read_text().splitlines()
+        pinned = [line for line in lines if not line.startswith("#")]
+        form = r"[\w.-]+==\S+( --hash=sha256:[0-9a-f]{64})+"
+        assert all(re.fullmatch(form, line) for line in pinned)
+        pins.append({line.split()[0]: sorted(line.split()[1:]) for line in pinned})
+    cpu, cuda = pins
     both = cpu.keys() & cuda.keys()
     assert len(both) > 150
     different = {pin.split("==")[0] for pin in both if cpu[pin] != cuda[pin]}
     assert different == {"torch"}  # PyTorch's own index has wheels for CPU, the registry others
     assert set(cpu["torch==2.13.0"]) > set(cuda["torch==2.13.0"])
-
-
-def test_every_install_of_a_lock_requires_hashes():
     lines = (REPO / "Makefile").read_text().splitlines()
     installs = [one for one in lines if "$(PIP)" in one and ("LOCK)" in one or ".lock" in one)]
     assert len(installs) == 4

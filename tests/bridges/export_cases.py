@@ -8,14 +8,42 @@ from importlib.util import find_spec
 import pytest
 
 from envs.alphabet_sort import AlphabetSort
-from tests.support.bridges.serving import (
-    ScriptedEndpoint,
-    reverse_half,
-    sort_the_first,
-    use_the_adder,
-)
+from envs.messages import assistant, tool_call
+from envs.policy_endpoint import completion
+from envs.protocol import PolicyTurn
+from tests.support.answers import Answers
 
 CLASSIC = find_spec("verifiers.envs") is not None
+
+
+class ScriptedEndpoint(Answers):
+    """Answer every request with the result of `speak`, which a token limit ended if `cut_off`."""
+
+    def __init__(self, speak, *, cut_off=False):
+        super().__init__()
+        self._speak, self._cut_off = speak, cut_off
+
+    def answer(self, path, body, number):
+        return 200, completion(PolicyTurn(self._speak(body["messages"]), self._cut_off, 10, 5))
+
+
+def reverse_half(messages):
+    """Answer `reverse: ...`, correctly except for words that begin with a to m."""
+    word = messages[-1]["content"].removeprefix("reverse: ")
+    return assistant(word[::-1] if word > "n" else word)
+
+
+def sort_the_first(messages):
+    """Answer `sort: ...` correctly in every turn."""
+    names = next(m["content"] for m in messages if m["role"] == "user").removeprefix("sort: ")
+    return assistant(" ".join(sorted(names.split())))
+
+
+def use_the_adder(messages):
+    """Call `add` first, then repeat its answer."""
+    if messages[-1]["role"] == "tool":
+        return assistant(messages[-1]["content"])
+    return tool_call("add", "call_1", a=2, b=3)
 
 
 @dataclass
@@ -37,15 +65,12 @@ def classic(endpoint, env, repeats, options):
     made.set_max_total_completion_tokens(limit)
     client = ClientConfig(api_base_url=endpoint.url, api_key_var="NO_KEY", max_retries=0)
     done = made.evaluate(client, "scripted", num_examples=-1, rollouts_per_example=repeats)
-    return [
-        Result(
-            o["prompt"][-1]["content"],
-            o["metrics"] or {},
-            sum(message["role"] == "assistant" for message in o["completion"]),
-            str(o["error"] or ""),
-        )
-        for o in asyncio.run(done)["outputs"]
-    ]
+    results = []
+    for o in asyncio.run(done)["outputs"]:
+        turns = sum(message["role"] == "assistant" for message in o["completion"])
+        question, error = o["prompt"][-1]["content"], str(o["error"] or "")
+        results.append(Result(question, o["metrics"] or {}, turns, error))
+    return results
 
 
 def tasksets(folder, endpoint, env, repeats, options):
@@ -55,12 +80,9 @@ def tasksets(folder, endpoint, env, repeats, options):
     config = {
         "env": {"taskset": {"id": "offbyone", "env": env, "options": options}, "agent": limits},
         "client": {"base_url": endpoint.url, "api_key_var": "NO_KEY"},
-        "model": "scripted",
-        "num_rollouts": repeats,
-        "push": False,
-        "rich": None,
         "output_dir": str(folder),
         "run": {"name": "run"},
+        **{"model": "scripted", "num_rollouts": repeats, "push": False, "rich": None},
     }
     (folder / "eval.json").write_text(json.dumps(config))
     main(["@", str(folder / "eval.json")])
@@ -68,14 +90,11 @@ def tasksets(folder, endpoint, env, repeats, options):
     for line in (folder / "run" / "traces.jsonl").read_text().splitlines():
         episode = json.loads(line)
         (trace,) = episode["traces"]
-        results.append(
-            Result(
-                trace["task"]["data"]["prompt"][-1]["content"],
-                trace["metrics"] | {name: r["score"] for name, r in trace["rewards"].items() if r},
-                sum(node["sampled"] for node in trace["nodes"]),
-                "" if episode["ok"] else line,
-            )
-        )
+        rewards = {name: r["score"] for name, r in trace["rewards"].items() if r}
+        turns = sum(node["sampled"] for node in trace["nodes"])
+        question = trace["task"]["data"]["prompt"][-1]["content"]
+        error = "" if episode["ok"] else line
+        results.append(Result(question, trace["metrics"] | rewards, turns, error))
     return results
 
 

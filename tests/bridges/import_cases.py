@@ -1,13 +1,20 @@
 """Environments of the library as an Environment, with the generation that is installed."""
 
+import asyncio
 import math
 import os
+from dataclasses import replace
 from importlib.util import find_spec
 
 import pytest
 
 from envs.episode import StopReason
-from tests.support.bridges.playing import TWO_TURNS, bridge, play, prompt_texts, said
+from envs.verifiers.environment import Verifiers
+from rl.inference.completion import Completion
+from rl.inference.live_version import LiveVersion
+from rl.sampling.player import Player
+from rl.sampling.renderer_chat import RendererChat
+from tests.support.scripted import SAMPLER, ScriptedClient, tiny_renderer, tiny_tokenizer
 
 CLASSIC = find_spec("verifiers.envs") is not None
 GAME = "letter-game" if CLASSIC else "letter-tasks"
@@ -15,6 +22,51 @@ SIZE = {"own_eval": False, "size": 10} if CLASSIC else {"taskset": {"size": 10}}
 COUNTED = {"asked": 1.0, "num_turns": 2.0} if CLASSIC else {"turns": 2.0}
 classic_only = pytest.mark.skipif(not CLASSIC, reason="of the classic API")
 v1_only = pytest.mark.skipif(CLASSIC, reason="of verifiers.v1")
+
+
+# The end of the second prompt of a letter game after the first turn aaBB.
+TWO_TURNS = (
+    "<|im_start|>assistant\naaBB<|im_end|>\n<|im_start|>user\nmore<|im_end|>\n"
+    "<|im_start|>assistant\n"
+)
+TOKENIZER = tiny_tokenizer()
+
+
+class WritingClient(ScriptedClient):
+    """A scripted engine whose answers may contain the text of special tokens."""
+
+    def _next(self, prompt, max_tokens, version):
+        answer = self.answers[min(self.given, len(self.answers) - 1)]
+        self.given += 1
+        ids = TOKENIZER.encode(f"{answer}<|im_end|>")
+        kept = ids[:max_tokens]
+        cut_off = len(kept) < len(ids)
+        return Completion(kept, [-1.0] * len(kept), [version] * len(kept), cut_off, prompt)
+
+
+def bridge(env_id, **changes):
+    """An environment of the library, with all its examples."""
+    options = {"args": None, "num_train": None, "num_eval": 0, "max_concurrent": None}
+    return Verifiers(id=env_id, **{**options, **changes})
+
+
+def play(env, *answers, size=1, max_seq_len=1024, max_tokens=SAMPLER.max_tokens):
+    """Return the rollouts of the first training example, and the engine."""
+    client, sampler = WritingClient(*answers), replace(SAMPLER, max_tokens=max_tokens)
+    chat = RendererChat(sampler, tiny_renderer(), client, max_seq_len, LiveVersion(7))
+    player = Player(sampler, env, chat)
+    return asyncio.run(player.play_group(0, env.examples("train")[0], size)), client
+
+
+def prompt_texts(client):
+    """Return the prompts that the engine received."""
+    return [TOKENIZER.decode(ids) for ids, *_ in client.requests]
+
+
+def said(rollout):
+    """The tokens that the policy chose, all in one row, special ones left out."""
+    (row,) = rollout.rows
+    return TOKENIZER.decode(row.token_ids[row.completion_mask].tolist(), skip_special_tokens=True)
 
 
 def letters(examples):
@@ -29,11 +81,6 @@ def test_without_an_eval_split_the_last_examples_are_held_out():
     assert (train[4].id, train[0].env) == (4, GAME)
     # Each episode of verifiers.v1 is a process.
     assert env.max_concurrent == (None if CLASSIC else 4 * len(os.sched_getaffinity(0)))
-
-
-def test_holding_out_everything_is_refused():
-    with pytest.raises(ValueError, match=r"has 10 training examples.* lower env\.num_eval"):
-        bridge(GAME, args=SIZE, num_eval=10).examples("train")
 
 
 @pytest.mark.parametrize("stream", [False] if CLASSIC else [False, True])
@@ -116,22 +163,14 @@ def test_every_rollout_of_a_group_is_played_by_itself():
 
 
 @v1_only
-def test_each_run_of_an_agent_is_a_role_with_its_own_reward():
+def test_each_run_of_an_agent_is_a_role_with_its_own_reward_and_stop_reason():
     rollouts, _ = play(bridge("letter-race"), "a", "bb", "aaa", "a", max_tokens=4)
-    assert [(r.role, said(r)) for r in rollouts] == [
-        ("writer", "a"),
-        ("rival", "bb"),
-        ("writer-2", "aaa"),
-        ("judge", "a"),
-    ]
+    roles = [("writer", "a"), ("rival", "bb"), ("writer-2", "aaa"), ("judge", "a")]
+    assert [(r.role, said(r)) for r in rollouts] == roles
     assert [r.rewards["longest"] for r in rollouts[:3]] == [0.0, 0.0, 1.0]
     # letters + lower / 2 + longest
     assert [r.reward for r in rollouts] == [1.5, 0.5, 2.5, None]
     assert "NaN" in rollouts[3].error  # the environment does not train the judge
-
-
-@v1_only
-def test_each_role_has_its_own_stop_reason():
     rollouts, _ = play(bridge("letter-race"), "a", "bbbbbbbb", "a", max_tokens=4)
     reasons = [rollout.stop_reason for rollout in rollouts]
     assert reasons == [StopReason.STOP, StopReason.MAX_TOKENS, StopReason.STOP, StopReason.STOP]
@@ -151,21 +190,15 @@ def test_an_endless_taskset_needs_num_train():
 
 
 @v1_only
-def test_a_policy_in_training_has_a_shell_only_if_the_configuration_asks_for_it():
+def test_the_harness_has_no_shell_and_none_of_our_paths_unless_the_configuration_asks_for_them():
     from envs.verifiers.v1 import env_config
 
     agent = env_config("plain_tasks", {}).agent
     assert (agent.harness.id, agent.runtime.type) == ("null", "subprocess")
     asked = env_config("plain_tasks", {"agent": {"harness": {"id": "bash"}}}).agent
     assert (asked.harness.id, asked.runtime.type) == ("bash", "prime")  # as the library has it
-
-
-@v1_only
-def test_a_harness_does_not_import_the_librarys_packages_from_our_pythonpath():
-    from envs.verifiers.v1 import env_config
-
     # The harness null is a script with packages of its own.
-    assert env_config("plain_tasks", {}).agent.harness.env == {"PYTHONPATH": ""}
+    assert agent.harness.env == {"PYTHONPATH": ""}
     args = {"writer": {"harness": {"env": {"PYTHONPATH": "mine", "A": "b"}}}}
     race = env_config("letter_race", args)
     assert race.writer.harness.env == {"PYTHONPATH": "mine", "A": "b"}

@@ -1,17 +1,22 @@
-"""Any command plays an episode through an endpoint of its own."""
+"""Any command plays an episode through a chat endpoint whose model is the policy."""
 
 import asyncio
 import json
 import os
 import sys
+from dataclasses import replace
 from pathlib import Path
 from random import Random
 
+import aiohttp
 import pytest
 
 from envs.agent import Agent, succeeded, wrote
 from envs.datasets import JsonLines
 from envs.episode import Episode, Example, StopReason
+from envs.messages import tool_call, user
+from envs.policy_endpoint import SESSION, PolicyEndpoint
+from envs.protocol import ContextFull, PolicyTurn
 from rl.inference.live_version import LiveVersion
 from rl.sampling.player import Player
 from rl.sampling.renderer_chat import RendererChat
@@ -44,17 +49,13 @@ def agent(command, tmp_path, *, max_requests=9, variables=None, **changed) -> Ag
         return 0.0
 
     seen = []
-    rewards = {"wrote": lambda episode: wrote(episode, path="answer.txt")}
-    rewards |= {"succeeded": succeeded, "output": output}
-    empty = {"shared": {}, "per_episode": {}, "bindings": {}, "toolsets": {}}
     given = {"tools": (), "max_turns": 1, "tool_timeout": 9.0, "describe_tools": True, **changed}
-    env = Agent(
-        **{"name": "agent", "dataset": dataset, "max_concurrent": None, **empty, **given},
-        rewards=rewards,
-        reward_weights={"wrote": 1.0, "succeeded": 0.0},
-    )
-    options = {"variables": variables or {}, "max_requests": max_requests}
-    env.configure(command=command, **options)
+    given |= {"shared": {}, "per_episode": {}, "bindings": {}, "toolsets": {}}
+    given["rewards"] = {"wrote": lambda episode: wrote(episode, path="answer.txt")}
+    given["rewards"] |= {"succeeded": succeeded, "output": output}
+    weights = {"wrote": 1.0, "succeeded": 0.0}
+    env = Agent(name="agent", dataset=dataset, max_concurrent=None, reward_weights=weights, **given)
+    env.configure(command=command, variables=variables or {}, max_requests=max_requests)
     env.seen = seen
     return env
 
@@ -64,9 +65,9 @@ def python(code: str) -> list[str]:
 
 
 def play(env, *answers, group_size=1, timeout=60.0):
-    sampler = SAMPLER.__class__(**{**vars(SAMPLER), "rollout_timeout": timeout})
+    sampler = replace(SAMPLER, rollout_timeout=timeout)
     chat = RendererChat(sampler, tiny_renderer(), ScriptedClient(*answers), 256, LiveVersion(7))
-    opening = [{"role": "system", "content": "brief"}, {"role": "user", "content": "say yes"}]
+    opening = [{"role": "system", "content": "brief"}, user("say yes")]
     example = Example(0, "agent", opening, {"answer": "Yes"})
     return asyncio.run(Player(sampler, env, chat).play_group(0, example, group_size))
 
@@ -122,21 +123,22 @@ def alive(mark: str) -> list[str]:
     return [pid for pid in found if pid != str(os.getpid())]
 
 
-def test_an_agent_that_hangs_is_ended_and_counted_with_all_its_processes(tmp_path):
+@pytest.mark.parametrize(
+    ("then", "timeout", "reason", "succeeded", "error"),
+    [
+        ("; import time; time.sleep(99)", 3.0, "timeout", None, "sampler.rollout_timeout=3 s"),
+        ("", 60.0, "stop", 1.0, ""),
+    ],
+    ids=["hangs", "ends"],
+)
+def test_all_processes_of_an_agent_end_with_it(then, timeout, reason, succeeded, error, tmp_path):
     mark = f"mark-{os.getpid()}"
-    hang = f"import subprocess; subprocess.Popen(['sh', '-c', 'sleep 99; : {mark}'], start_new_session=True); ask('x'); import time; time.sleep(99)"  # noqa: E501
-    (rollout,) = play(agent(python(hang), tmp_path), "hello", timeout=3.0)
-    assert (rollout.stop_reason, rollout.reward) == (StopReason.TIMEOUT, None)
-    assert "sampler.rollout_timeout=3 s" in rollout.error
-    assert rollout.turns == 1
-    assert alive(mark) == []
-
-
-def test_what_the_agent_left_in_the_background_ends_with_it(tmp_path):
-    mark = f"left-{os.getpid()}"
-    leave = f"import subprocess; subprocess.Popen(['sh', '-c', 'sleep 99; : {mark}'], start_new_session=True); ask('x')"  # noqa: E501
-    (rollout,) = play(agent(python(leave), tmp_path), "hello")
-    assert (rollout.stop_reason, rollout.rewards["succeeded"]) == (StopReason.STOP, 1.0)
+    leave = f"['sh', '-c', 'sleep 99; : {mark}'], start_new_session=True); ask('x'){then}"
+    env = agent(python(f"import subprocess; subprocess.Popen({leave}"), tmp_path)
+    (rollout,) = play(env, "hello", timeout=timeout)
+    assert (rollout.stop_reason, rollout.rewards.get("succeeded")) == (reason, succeeded)
+    assert (rollout.reward is None, rollout.turns) == (succeeded is None, 1)
+    assert error in rollout.error
     assert alive(mark) == []
 
 
@@ -165,26 +167,24 @@ def tool() -> str:
         (["sh"], {}, r"command=\['sh'\] has no {prompt}"),
         (["sh", "{prompt}"], {"max_requests": 0}, "max_requests=0: set it to at least 1"),
         (["sh", "{prompt}"], {"tools": [tool], "max_turns": 2}, "tools are set, but the agent has"),
+        (["no-such-agent", "{prompt}"], {}, "command starts 'no-such-agent', which is not instal"),
     ],
 )
-def test_invalid_options_are_refused(command, changed, said, tmp_path):
+def test_invalid_options_and_commands_are_refused_before_the_start(
+    command, changed, said, tmp_path
+):
     with pytest.raises(ValueError, match=said):
-        agent(command, tmp_path, **changed)
+        agent(command, tmp_path, **changed).check_machine()
 
 
-def test_a_program_that_does_not_exist_is_refused_before_the_start(tmp_path):
-    agent(["sh", "{prompt}"], tmp_path).check_machine()
-    with pytest.raises(ValueError, match="command starts 'no-such-agent', which is not installed"):
-        agent(["no-such-agent", "{prompt}"], tmp_path).check_machine()
+def test_rows_are_checked_before_the_start_and_there_is_no_scripted_expert(tmp_path):
     env = agent(["sh", "{prompt}"], tmp_path)
+    env.check_machine()
+    with pytest.raises(ValueError, match="'agent' has no scripted expert"):
+        env.demonstrations(Random(0))
     (tmp_path / "tasks.jsonl").write_text("{}")
     with pytest.raises(ValueError, match="row 1 has no value in the column 'q'"):
         env.check_machine()
-
-
-def test_only_the_agent_knows_how_its_conversations_look(tmp_path):
-    with pytest.raises(ValueError, match="'agent' has no scripted expert"):
-        agent(["sh", "{prompt}"], tmp_path).demonstrations(Random(0))
 
 
 @pytest.mark.parametrize(
@@ -201,3 +201,67 @@ def test_a_written_answer_may_be_a_number_or_one_of_several(answer, written, rew
     example = Example(0, "agent", [], {"answer": answer})
     episode = Episode(example, [], memory={"folder": tmp_path})
     assert asyncio.run(wrote(episode, path="answer.txt")) == reward
+
+
+CALL, TEXT = tool_call("add", a=1), {"type": "text"}
+PARTS = [TEXT | {"text": "be"}, TEXT | {"text": "!"}]
+TOOL = {"type": "function", "function": {"name": "add", "parameters": {}}}
+BODY = {"model": "m", "n": 1, "tools": [TOOL]}
+BODY["messages"] = [{"role": "system", "content": PARTS}, user("hi")]
+
+
+async def ask(body, message=CALL, cut_off=False):
+    """Return status, answer, and the arguments of `speak`."""
+    heard = []
+
+    async def speak(messages, tools):
+        heard.append((messages, tools))
+        if isinstance(message, Exception):
+            raise message
+        return PolicyTurn(message, cut_off, 3, 4)
+
+    async with PolicyEndpoint({"one": speak}).serving() as url, aiohttp.ClientSession() as http:
+        headers = {SESSION: "one"}
+        async with http.post(f"{url}/chat/completions", json=body, headers=headers) as answer:
+            return answer.status, await answer.text(), heard
+
+
+async def test_a_turn_comes_back_with_its_calls_as_json_text():
+    status, text, ((messages, tools),) = await ask(BODY)
+    answer = json.loads(text)
+    (choice,) = answer["choices"]
+    (call,) = choice["message"]["tool_calls"]
+    assert (status, choice["finish_reason"]) == (200, "tool_calls")
+    assert call["function"] == {"name": "add", "arguments": '{"a": 1}'}
+    assert answer["usage"] == {"prompt_tokens": 3, "completion_tokens": 4, "total_tokens": 7}
+    assert [m["content"] for m in messages] == ["be!", "hi"]
+    assert tools == [{"name": "add", "parameters": {}}]
+
+
+async def test_a_streamed_turn_is_the_same_in_two_chunks():
+    broken = {"id": "x", "type": "function", "function": {"name": "", "arguments": "{a"}}
+    message = {"role": "assistant", "content": "", "tool_calls": [broken | {"error": "no JSON"}]}
+    _, text, ((_, tools),) = await ask(BODY | {"stream": True, "tools": []}, message, cut_off=True)
+    first, second, done, rest = text.split("\n\n")
+    said, ended = (json.loads(line.removeprefix("data: ")) for line in (first, second))
+    assert (done, rest, tools) == ("data: [DONE]", "", None)
+    # A call that cannot be parsed keeps the policy's text.
+    assert said["choices"][0]["delta"]["tool_calls"] == [broken | {"index": 0}]
+    assert ended["choices"][0] == {"index": 0, "delta": {}, "finish_reason": "length"}
+    assert said["id"] == ended["id"]
+
+
+IMAGE = {"messages": [user([{"type": "image_url"}])]}
+
+
+@pytest.mark.parametrize(
+    ("change", "message", "said"),
+    [
+        ({}, ContextFull("full"), "context_length_exceeded"),
+        (IMAGE, CALL, "the policy reads only text, not ['image_url']"),
+        ({"messages": "hi"}, CALL, "invalid_request"),
+    ],
+)
+async def test_invalid_requests_are_refused(change, message, said):
+    status, text, _ = await ask(BODY | change, message)
+    assert (status, said in text) == (400, True)

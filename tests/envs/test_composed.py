@@ -4,11 +4,8 @@ import asyncio
 import importlib
 import json
 import sys
-from collections.abc import Iterator
 from copy import deepcopy
-from importlib import invalidate_caches
 from itertools import islice
-from pathlib import Path
 from random import Random
 
 import pytest
@@ -142,14 +139,12 @@ tool_timeout: 5.0
 describe_tools: true
 max_concurrent: 7
 """
-
-
 # What is left without toolsets and rewards.
 ALONE = {"toolsets": {}, "per_episode": {}, "reward_weights": {}}
 
 
 @pytest.fixture
-def config(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[dict]:
+def config(tmp_path, monkeypatch):
     """The configuration, which names functions in a module of the user."""
     (tmp_path / "parts_mine.py").write_text(MODULE)
     rows = [{"question": f"Capital {i}?", "answer": ["Paris", "Lutetia"]} for i in range(4)]
@@ -157,7 +152,7 @@ def config(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[dict]:
     monkeypatch.syspath_prepend(str(tmp_path))
     options_of.cache_clear()
     parse_module.cache_clear()
-    invalidate_caches()
+    importlib.invalidate_caches()
     yield yaml.safe_load(CONFIG.format(path=tmp_path / "data.jsonl"))
     sys.modules.pop("parts_mine", None)
 
@@ -181,45 +176,41 @@ def play(env: Composed, *messages) -> tuple[Episode, dict[str, float]]:
     return asyncio.run(converse())
 
 
-def test_the_policy_sees_only_its_own_parameters_of_a_tool(config):
+def answers(episode):
+    return [m["content"] for m in episode.messages if m["role"] == "tool"]
+
+
+def test_the_policy_sees_only_its_own_parameters_of_a_tool_and_gives_no_others(config):
     specs = made(config).tool_specs
     assert [spec["name"] for spec in specs] == ["search", "count", "lookup"]
-    assert specs[0]["parameters"]["properties"] == {
-        "query": {"type": "string", "description": "words."},
-        "limit": {"type": "integer", "default": 3},
-    }
+    query = {"type": "string", "description": "words."}
+    limit = {"type": "integer", "default": 3}
+    assert specs[0]["parameters"]["properties"] == {"query": query, "limit": limit}
     assert list(specs[2]["parameters"]["properties"]) == ["word"]
     assert made(config, describe_tools=False).tool_specs is None
+    calls = (tool_call("search", query="broken", **{name: "x"}) for name in ("index", "prefix"))
+    episode, rewards = play(made(config), *calls, tool_call("search", query="it"))
+    usage = "Usage: search(query: str, limit: int = 3)"
+    assert answers(episode) == [
+        f"Error: Object contains unknown field `index`. {usage}",
+        f"Error: Object contains unknown field `prefix`. {usage}",
+        "Error: nothing on it",
+    ]
+    assert rewards["calls"] == 3 - 2 * 3
 
 
 def test_an_episode_with_right_calls_is_answered_and_scored(config):
     env = made(config)
     assert (env.name, env.max_turns, env.max_concurrent) == ("capitals", 4, 7)
-    episode, rewards = play(
-        env,
-        tool_call("search", query="capital of france", limit=1),
-        tool_call("count"),
-        tool_call("lookup", word="oui"),
-        assistant("Paris"),
-    )
-    assert [m["content"] for m in episode.messages if m["role"] == "tool"] == [
-        *("it is Paris", "6", "oui in words, note 2")
-    ]
+    assert env.tool_timeout == 5.0
+    search = tool_call("search", query="capital of france", limit=1)
+    calls = (search, tool_call("count"), tool_call("lookup", word="oui"))
+    episode, rewards = play(env, *calls, assistant("Paris"))
+    assert answers(episode) == ["it is Paris", "6", "oui in words, note 2"]
     assert env.add_system_prompt(episode.messages)[0] == {"role": "system", "content": "Search."}
     assert episode.memory["counted"] == 6
     assert rewards == {"exact": 1.0, "found": 0.5, "calls": 3.0, "near": 1.0, "noted": 2.0}
     assert env.reward_weights == {"exact": 1.0, "found": 0.5, "noted": 0.25}
-
-
-def test_the_policy_cannot_give_an_object_or_an_option_to_a_tool(config):
-    calls = (tool_call("search", query="broken", **{name: "x"}) for name in ("index", "prefix"))
-    episode, rewards = play(made(config), *calls, tool_call("search", query="it"))
-    answers = [m["content"] for m in episode.messages if m["role"] == "tool"]
-    usage = "Usage: search(query: str, limit: int = 3)"
-    assert answers == [
-        f"Error: Object contains unknown field `{name}`. {usage}" for name in ("index", "prefix")
-    ] + ["Error: nothing on it"]
-    assert rewards["calls"] == 3 - 2 * 3
 
 
 def test_shared_objects_are_made_once_and_others_for_each_episode_and_closed(config):
@@ -238,29 +229,25 @@ def test_shared_objects_are_made_once_and_others_for_each_episode_and_closed(con
 
 def test_an_error_names_the_tool_or_reward_and_its_line(config):
     line = MODULE.splitlines().index('    return {}["no such key"]') + 1
-    broken = {"rewards": {"mine": {"_target_": "parts_mine.broken"}}, **ALONE}
-    with pytest.raises(RuntimeError) as caught:
+    broken = {"rewards": {"mine": reward("broken")}, **ALONE}
+    problem = rf"^the reward mine: KeyError: 'no such key' \(parts_mine.py:{line}\)$"
+    with pytest.raises(RuntimeError, match=problem):
         play(made(config, **broken, shared={}, tools=[], max_turns=1), assistant("x"))
-    problem = f"the reward mine: KeyError: 'no such key' (parts_mine.py:{line})"
-    assert str(caught.value) == problem
     with pytest.raises(RuntimeError, match=r"the tool search: TypeError: .* \(parts_mine.py:\d+\)"):
         play(made(config), tool_call("search", query="broken"))
 
 
 def test_without_tools_the_answers_are_the_demonstrations(config):
-    rewards = {"exact": config["rewards"]["exact"]}
-    env = made(config, **ALONE, shared={}, tools=[], max_turns=1, rewards=rewards)
+    bare = {**ALONE, "shared": {}, "tools": [], "max_turns": 1}
+    bare["rewards"] = {"exact": config["rewards"]["exact"]}
+    env = made(config, **bare)
     held_out = env.examples("eval")[0].messages[-1]["content"]
     shown = list(islice(env.demonstrations(Random(0)), 50))
-    assert {messages[0]["content"] for messages in shown} == {f"Capital {i}?" for i in range(4)} - {
-        held_out
-    }
-    assert shown[0][1] == {"role": "assistant", "content": "Paris"}
+    trained = {f"Capital {i}?" for i in range(4)} - {held_out}
+    assert {messages[0]["content"] for messages in shown} == trained
+    assert shown[0][1] == assistant("Paris")
     answers = {**config["dataset"], "prompt": "answer", "answer": None, "num_eval": 0}
-    without = made(
-        config, **ALONE, shared={}, tools=[], max_turns=1, rewards=rewards, dataset=answers
-    )
-    for other in (made(config), without):
+    for other in (made(config), made(config, **bare, dataset=answers)):
         with pytest.raises(ValueError, match="'capitals' has no scripted expert"):
             other.demonstrations(Random(0))
     with pytest.raises(ValueError, match="row 1 has no value in the column 'reply'"):
@@ -279,9 +266,8 @@ def test_an_object_that_raises_in_close_does_not_keep_others_open():
             if self.is_broken:
                 raise OSError("gone")
 
-    episode = Episode(Example(0, "x", []), [])
     held = [Held(i == 1) for i in range(3)]
-    episode.memory["objects"] = dict(enumerate(held))
+    episode = Episode(Example(0, "x", []), [], memory={"objects": dict(enumerate(held))})
     with pytest.raises(OSError, match="gone"):
         Objects({}, {}).close(episode)
     Objects({}, {}).close(episode)  # closes nothing again
@@ -292,63 +278,33 @@ def reward(name: str, **options) -> dict:
     return {"_target_": f"parts_mine.{name}", **options}
 
 
+USED, CALLS = {"index": 1, "counter": 2}, {"calls": reward("calls")}
+MORE = {"more": reward("needs_more"), "noted": reward("noted")}
+
+
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
         ({"rewards": {}}, "rewards is empty"),
         ({"reward_weights": {"exakt": 1.0}}, "exakt.* not in rewards: choose from exact, found"),
         ({"max_turns": 1}, "max_turns=1 with 3 tools"),
-        ({"max_concurrent": 0}, "max_concurrent=0: set it to at least 1"),
-        ({"tool_timeout": 0}, "tool_timeout=0: set it to more than 0 seconds"),
         ({"max_turns": 0}, "max_turns=0: set it to at least 1"),
-        (
-            {"tools": [], "shared": {}, "rewards": {"calls": reward("calls")}, **ALONE},
-            "max_turns=4 with no tools",
-        ),
-        (
-            {"shared": {"index": 1, "counter": 2, "indx": 3}},
-            r"no tool and no reward uses \['indx'\] of",
-        ),
-        ({"shared": {"index": 1, "counter": 2, "episode": 3}}, "object name episode is reserved"),
-        (
-            {"rewards": {"more": reward("needs_more"), "noted": reward("noted")}},
-            r"rewards.more has the parameter 'other', which is neither `episode` nor",
-        ),
+        ({**ALONE, "tools": [], "shared": {}, "rewards": CALLS}, "max_turns=4 with no tools"),
+        ({"shared": {**USED, "indx": 3}}, r"no tool and no reward uses \['indx'\] of"),
+        ({"shared": {**USED, "episode": 3}}, "object name episode is reserved"),
+        ({"rewards": MORE}, "rewards.more has the parameter 'other', which is neither `episode` n"),
         ({"tools": [reward("untyped")]}, "untyped has a parameter 'x' without"),
         ({"tools": [reward("count")] * 2}, "two tools have the same name: rename one of"),
         ({"tools": [reward("Near", wanted=1)]}, "tools: Near is a class"),
-        (
-            {"bindings": {"lost.index": "index"}},
-            "bindings.lost.index is not a parameter of a tool or a reward: choose from "
-            "search.query, ",
-        ),
-        (
-            {"bindings": {"noted.notes": "pads"}},
-            r"bindings.noted.notes=pads, but this object does not exist: .* "
-            "index, counter, dictionary, begun, notes",
-        ),
-        (
-            {"bindings": {"lookup.index": "index"}},
-            "env and toolsets.words both have a binding of 'lookup.index'",
-        ),
-        (
-            {"shared": {"index": 1, "counter": 2, "dictionary": 3}},
-            "env and toolsets.words both have an object 'dictionary': rename one of",
-        ),
-        (
-            {"per_episode": {"begun": 1, "dictionary": 3}},
-            "env and toolsets.words both have an object 'dictionary'",
-        ),
+        ({"bindings": {"lost.index": "index"}}, "lost.index is not .* choose from search.query, "),
+        ({"bindings": {"noted.notes": "pads"}}, "noted.notes=pads, but .* index, counter, dict"),
+        ({"bindings": {"lookup.index": "index"}}, "env and toolsets.words .* of 'lookup.index'"),
+        ({"shared": {**USED, "dictionary": 3}}, "env and toolsets.words .* 'dictionary': rename"),
+        ({"per_episode": {"begun": 1, "dictionary": 3}}, "env and toolsets.words .* 'dictionary'"),
         ({"rewards": {"one": {"fn": reward("calls")}}}, "rewards.one has fn: give it a _target_,"),
         ({"rewards": {"one": {}}}, "rewards.one has nothing: give it a _target_, or both"),
-        (
-            {"rewards": {"one": {"fn": reward("calls"), "weight": "much"}}},
-            "rewards.one.weight=much: set it to a number",
-        ),
-        (
-            {"reward_weights": {"noted": 1.0}},
-            "reward_weights.noted and rewards.noted.weight are both set: remove one",
-        ),
+        ({"rewards": {"one": {"fn": reward("calls"), "weight": "much"}}}, "one.weight=much: set"),
+        ({"reward_weights": {"noted": 1.0}}, "reward_weights.noted and .* both set: remove one"),
     ],
 )
 def test_components_that_do_not_fit_are_refused_with_a_remedy(config, changes, message):

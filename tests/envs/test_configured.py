@@ -1,21 +1,22 @@
-"""Options of every environment: system prompt, turns, tool timeout, episodes at once."""
+"""Options of every environment, and mixtures: how often an environment is drawn, and its limits."""
 
 import asyncio
+from collections import Counter
 
 import pytest
 
+from envs.arithmetic import Arithmetic
 from envs.episode import Example
 from envs.messages import user
 from envs.mixture import Mixture
-from envs.options import parse_limits
 from envs.protocol import Environment
+from envs.reverse_text import ReverseText
 from rl.config.build import build
 from rl.config.check import check
 from rl.config.schema import ConfigError
 from rl.inference.live_version import LiveVersion
 from rl.sampling.player import Player
 from rl.sampling.renderer_chat import RendererChat
-from tests.envs.test_mixture import make
 from tests.rl.sampling.test_speaker import Driving
 from tests.support.composing import changed, composed
 from tests.support.scripted import HI, SAMPLER, ScriptedClient, ScriptedEnv, play, tiny_renderer
@@ -34,17 +35,17 @@ def test_a_system_prompt_opens_every_episode_of_any_environment(choice, tmp_path
     (tmp_path / "d.jsonl").write_text('{"question": "q", "answer": "a"}\n' * 2)
     path = [f"env.dataset.path={tmp_path / 'd.jsonl'}"] if choice == "composed" else []
     for given in ("Be brief.", str(tmp_path / "p.txt")):
-        config = composed(f"env={choice}", *path)
-        env = build({**config["env"], "system_prompt": given})()
+        env = build({**composed(f"env={choice}", *path)["env"], "system_prompt": given})()
         assert env.add_system_prompt([user("hi")]) == [SYSTEM, user("hi")]
 
 
-def test_the_policy_reads_the_system_prompt_and_the_rollout_records_it():
+@pytest.mark.parametrize("env", [ScriptedEnv(), Driving("more", "again")], ids=["reply", "play"])
+def test_the_policy_reads_the_system_prompt_in_every_turn_and_the_rollout_records_it(env):
     client = ScriptedClient("x")
-    (rollout,) = play(told(ScriptedEnv(), system_prompt="Be brief."), client)
-    prompt = bytes(t for t in client.requests[0][0] if t < 256).decode()
-    assert prompt.startswith("system\nBe brief.")
-    assert rollout.messages[0] == SYSTEM
+    (rollout,) = play(told(env, system_prompt="Be brief."), client)
+    prompts = [bytes(token for token in ids if token < 256) for ids, *_ in client.requests]
+    assert all(prompt.startswith(b"system\nBe brief.") for prompt in prompts)
+    assert (len(rollout.rows), rollout.messages[0]) == (1, SYSTEM)
 
 
 def test_a_system_prompt_replaces_the_environments_own_and_an_empty_one_removes_it(
@@ -53,6 +54,10 @@ def test_a_system_prompt_replaces_the_environments_own_and_an_empty_one_removes_
     own = [{"role": "system", "content": "Talk."}, user("hi")]
     brief = told(ScriptedEnv(), system_prompt="Be brief.")
     assert brief.add_system_prompt(own) == [SYSTEM, user("hi")]
+    # A hint is added below the question, and not below the system prompt.
+    example = Example(0, brief.name, [user("hi")], {"hint": "Say good."})
+    opening = brief.add_system_prompt(example.messages)
+    assert brief.teacher_messages(example, opening) == [SYSTEM, user("hi\n\nSay good.")]
     assert told(ScriptedEnv(), system_prompt="").add_system_prompt(own) == [user("hi")]
     assert ScriptedEnv().add_system_prompt(own) == own
     monkeypatch.setenv("HOME", str(tmp_path))
@@ -61,96 +66,125 @@ def test_a_system_prompt_replaces_the_environments_own_and_an_empty_one_removes_
         assert told(ScriptedEnv(), system_prompt=given).system_prompt == text
 
 
-def test_an_environment_that_holds_the_conversation_keeps_the_system_prompt_in_every_turn():
-    client = ScriptedClient("x")
-    (rollout,) = play(told(Driving("more", "again"), system_prompt="Be brief."), client)
-    assert len(rollout.rows) == 1
-    assert rollout.messages[0] == SYSTEM
-    assert all(bytes(t for t in r[0] if t < 256).startswith(b"system") for r in client.requests)
-
-
-def test_a_hint_is_added_below_the_question_and_not_below_the_system_prompt():
-    env = told(ScriptedEnv(), system_prompt="Be brief.")
-    example = Example(0, env.name, [user("hi")], {"hint": "Say good."})
-    opening = env.add_system_prompt(example.messages)
-    assert env.teacher_messages(example, opening) == [SYSTEM, user("hi\n\nSay good.")]
-
-
 def test_a_mixture_without_a_system_prompt_does_not_configure_one():
     class Own(ScriptedEnv):
         def configure(self, *, level):  # pyright: ignore[reportIncompatibleMethodOverride]
             self.level = level  # a user's, with options of its own
 
-    env = told(
-        Mixture(envs={"own": Own()}, weights={"own": 1.0}), sampling={"own": {"stop": [*"!?.,"]}}
-    )
+    env = Mixture(envs={"own": Own()}, weights={"own": 1.0})
+    told(env, sampling={"own": {"stop": [*"!?.,"]}})
     assert env.environment_of(Example(0, "own", [])).sampling == {"stop": (*"!?.,",)}
 
 
+def words(**changes):
+    options = {"min_length": 3, "max_length": 4, "num_train": 50, "num_eval": 5}
+    return ReverseText(**{**options, "reward_weights": {"exact": 1.0}, **changes})
+
+
+def sums(max_operand=9):
+    options = {"operators": ["+"], "num_train": 30, "num_eval": 7}
+    return Arithmetic(max_operand=max_operand, **options, reward_weights={"correct": 2.0})
+
+
+def mixture():
+    envs = {"words": words(), "sums": sums(), "large": sums(99)}
+    return Mixture(envs=envs, weights={"words": 1.0, "sums": 2.0, "large": 5.0})
+
+
+class Lookup(Environment):
+    """Three turns with a tool; its examples forget whose they are."""
+
+    max_turns, max_concurrent = 3, 2
+    reward_weights = {"found": 1.0}  # noqa: RUF012 as environments write it
+
+    def __init__(self, env=None, count=1):
+        def find(word: str) -> str:
+            """Find."""
+            return word
+
+        self.tools, self.env, self.count = [find], env, count
+
+    def examples(self, split):
+        return [Example(0, self.env or self.name, [user("?")])] * self.count
+
+
 @pytest.mark.parametrize(
-    ("options", "sentence"),
+    ("make", "options", "sentence"),
     [
-        ({"system_prompt": "none.txt"}, "system_prompt=none.txt is not a readable file .File"),
-        ({"max_concurrent": 0}, "max_concurrent=0: set it to at least 1"),
-        ({"tool_timeout": 0.0}, "tool_timeout=0: set it to more than 0 seconds"),
-        ({"max_turns": 3}, "max_turns=3, but Alone has no tools and no reply"),
+        (Environment, {"system_prompt": "none.txt"}, "=none.txt is not a readable file .File"),
+        (Environment, {"max_concurrent": 0}, "max_concurrent=0: set it to at least 1"),
+        (Environment, {"tool_timeout": 0.0}, "tool_timeout=0: set it to more than 0 seconds"),
+        (Environment, {"max_turns": 3}, "max_turns=3, but Environment has no tools and no reply"),
+        (mixture, {"worlds": {}}, r"sampling contains \['worlds'\]: choose from words, sums"),
+        (mixture, {"sums": {"temperature": 0.5}}, "sums.temperature: one .* own max_tokens, stop,"),
+        (mixture, {"sums": {"max_tokens": 0}}, "max_tokens=0: set a whole number, at least 1"),
+        (mixture, {"sums": {"max_tokens": 1.5}}, "sums.max_tokens=1.5: set a whole number"),
+        (mixture, {"sums": {"rollout_timeout": True}}, "_timeout=True: set a number above 0"),
+        (mixture, {"sums": {"stop": "a"}}, "sums.stop=a is not a list"),
+        (mixture, {"sums": {"stop": [""]}}, "sums.stop contains an empty text"),
     ],
 )
-def test_an_impossible_value_is_refused_with_one_sentence(options, sentence):
+def test_an_impossible_option_is_refused_with_one_sentence(make, options, sentence):
     with pytest.raises(ValueError, match=sentence):
-        told(type("Alone", (Environment,), {})(), **options)
+        told(make(), **({"sampling": options} if make is mixture else options))
 
 
-def test_turns_and_timeouts_can_be_configured():
+def test_turns_and_timeouts_can_be_configured_and_are_checked_like_all_other_options():
     env = told(ScriptedEnv(("a", "b", "c")), max_turns=2, tool_timeout=3.0, max_concurrent=4)
     assert (env.max_turns, env.tool_timeout, env.max_concurrent) == (2, 3.0, 4)
     assert play(env, ScriptedClient("x"))[0].stop_reason == "max_turns"
-
-
-def test_common_options_are_checked_like_all_others():
     check(changed(composed(), {"env.tool_timeout": 3.0}))
     with pytest.raises(ConfigError, match=r"env.tool_timeout is .*expected float"):
         check(changed(composed(), {"env.tool_timeout": "long"}))
-    with pytest.raises(
-        ConfigError, match=r"env.tool_timout is not a key .* did you mean tool_timeo"
-    ):
+    with pytest.raises(ConfigError, match=r"env.tool_timout is not a key .* mean tool_timeo"):
         check(changed(composed(), {"env.tool_timout": 3.0}))
 
 
 def test_an_environment_of_a_mixture_can_have_its_own_limits():
-    scripted = {name: ScriptedEnv() for name in ("short", "long")}
-    mixture = Mixture(envs=scripted, weights={"short": 1.0, "long": 1.0})
-    mixture.configure(sampling={"short": {"max_tokens": 4, "stop": ["!"], "rollout_timeout": 9}})
+    env = Mixture(
+        envs={"short": ScriptedEnv(), "long": ScriptedEnv()}, weights={"short": 1.0, "long": 1.0}
+    )
+    env.configure(sampling={"short": {"max_tokens": 4, "stop": ["!"], "rollout_timeout": 9}})
     client = ScriptedClient("a long answer")
     chat = RendererChat(SAMPLER, tiny_renderer(), client, 256, LiveVersion(7))
     for name, tokens in (("short", 4), ("long", 14)):
-        group = Player(SAMPLER, mixture, chat).play_group(0, Example(0, name, list(HI)), 1)
+        group = Player(SAMPLER, env, chat).play_group(0, Example(0, name, list(HI)), 1)
         (rollout,) = asyncio.run(group)
         assert len(rollout.rows[0].token_ids) - len(client.requests[-1][0]) == tokens
     assert [sampling.get("stop") for _, sampling, _, _ in client.requests] == [["!"], None]
 
 
+def test_two_environments_of_one_class_keep_their_names_and_their_own_examples():
+    env = mixture()
+    pools = env.pools("train")
+    assert [pool.weight for pool in pools] == [1.0, 2.0, 5.0]
+    assert [pool.examples[0].env for pool in pools] == ["words", "sums", "large"]
+    assert all(env.environment_of(p.examples[0]).name == p.examples[0].env for p in pools)
+    assert Counter(e.env for e in env.examples("eval")) == {"words": 5, "sums": 7, "large": 7}
+    longest = [max((e.messages[0]["content"] for e in p.examples), key=len) for p in pools[1:]]
+    assert [len(text) for text in longest] == [len("9 + 9 ="), len("99 + 99 =")]
+
+
+def test_each_environment_keeps_its_own_turns_tools_and_concurrency():
+    env = Mixture(envs={"words": words(), "find": Lookup()}, weights={"words": 1, "find": 1})
+    assert (env.max_turns, env.is_multi_turn) == (3, True)
+    one, other = (env.environment_of(pool.examples[0]) for pool in env.pools("train"))
+    assert (one.max_turns, one.tool_specs, one.max_concurrent) == (1, None, None)
+    assert (other.max_turns, other.max_concurrent) == (3, 2)
+    assert [spec["name"] for spec in other.tool_specs] == ["find"]
+
+
 @pytest.mark.parametrize(
-    ("given", "sentence"),
+    ("envs", "weights", "message"),
     [
-        (
-            {"temperature": 0.5},
-            "x.temperature: one environment may have its own max_tokens, stop, ",
-        ),
-        ({"max_tokens": 0}, "x.max_tokens=0: set a whole number, at least 1"),
-        ({"max_tokens": 1.5}, "x.max_tokens=1.5: set a whole number"),
-        ({"rollout_timeout": True}, "x.rollout_timeout=True: set a number above 0"),
-        ({"stop": "a"}, "x.stop=a is not a list"),
-        ({"stop": [""]}, "x.stop contains an empty text"),
+        ({}, {}, "envs is empty"),
+        ({"a": words()}, {"b": 1.0}, "weights has b, but envs has a: set one weight for each"),
+        ({"a": words()}, {"a": 0.0}, r"weights=\{'a': 0.0\}: set weights above 0"),
+        ({"a": mixture()}, {"a": 1.0}, r"another mixture \(envs\.a\)"),
+        ({"a": Lookup("b")}, {"a": 1.0}, "examples of the environment 'a' have env='b'"),
+        ({"a": Lookup(count=0)}, {"a": 1.0}, r"envs\.a has no eval examples"),
     ],
 )
-def test_an_option_that_environments_must_share_is_refused_with_one_sentence(given, sentence):
-    with pytest.raises(ValueError, match=sentence):
-        parse_limits(given, "x")
-
-
-def test_limits_of_an_unknown_environment_are_refused_with_one_sentence():
-    with pytest.raises(
-        ValueError, match=r"sampling contains \['worlds'\]: choose from words, sums"
-    ):
-        make().configure(sampling={"worlds": {}})
+def test_environments_and_weights_that_cannot_be_mixed_are_refused(envs, weights, message):
+    with pytest.raises(ValueError, match=message):
+        Mixture(envs=envs, weights=weights).pools("eval")

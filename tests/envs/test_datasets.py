@@ -7,6 +7,8 @@ import sys
 import pytest
 
 from envs.datasets import Files, Hub, JsonLines
+from envs.episode import Example
+from envs.messages import user
 
 ROWS = [{"question": f"{i} + 1?", "answer": str(i + 1), "level": i % 3} for i in range(40)]
 COLUMNS = {"prompt": "question", "answer": "answer", "num_eval": 10}
@@ -41,27 +43,22 @@ def prompts(examples):
 
 def test_a_row_becomes_an_example_with_its_other_columns(tmp_path):
     train, _ = both(lines(tmp_path / "a.jsonl", num_eval=0))
-    assert len(train) == 40
-    assert train[7].messages == [{"role": "user", "content": "7 + 1?"}]
-    assert (train[7].id, train[7].env) == (7, "mine")
-    assert train[7].info == {"answer": "8", "level": 1}
-    assert train[-1].id == 39
-    assert [example.id for example in train[:3]] == [0, 1, 2]
-    assert list(train) == train[:]
+    info = {"answer": "8", "level": 1}
+    assert train[7] == Example(7, "mine", [user("7 + 1?")], info)
+    assert [example.id for example in train] == list(range(40))
+    assert (list(train), train[-1].id) == (train[:], 39)
     with pytest.raises(IndexError):
         train[40]
 
 
 def test_other_columns_can_be_the_prompt_and_the_answer(tmp_path):
-    told = [{"role": "user", "content": "hi \u2028 there"}]  # no line break in JSON
-    dataset = lines(
-        tmp_path / "a.jsonl", [{"told": told, "n": 5}], prompt="told", answer="n", num_eval=0
-    )
-    train, _ = both(dataset)
-    assert (train[0].messages, train[0].info) == (told, {"answer": 5, "n": 5})
-    bare = lines(tmp_path / "a.jsonl", [{"q": 7}], prompt="q", answer=None, num_eval=0)
-    (example,) = both(bare)[0]
-    assert (prompts([example]), example.info) == (["7"], {})
+    told = [user("hi \u2028 there")]  # no line break in JSON
+    for row, columns, messages, info in (
+        ({"told": told, "n": 5}, {"prompt": "told", "answer": "n"}, told, {"answer": 5, "n": 5}),
+        ({"q": 7}, {"prompt": "q", "answer": None}, [user("7")], {}),
+    ):
+        (example,) = both(lines(tmp_path / "a.jsonl", [row], **columns, num_eval=0))[0]
+        assert (example.messages, example.info) == (messages, info)
 
 
 def test_held_out_prompts_do_not_depend_on_the_order_and_are_not_trained_on(tmp_path):
@@ -90,21 +87,10 @@ def test_a_file_for_evaluation_is_a_split_of_its_own(tmp_path, monkeypatch):
     assert prompts(turned) == prompts(chosen)[::-1]
     _, held_out = both(lines(tmp_path / "a.jsonl", **paths, num_eval=30))
     assert len(held_out) == 20  # all that there are
-
-
-def test_a_file_of_which_all_prompts_are_evaluated_cannot_be_trained_on(tmp_path):
-    path = str(tmp_path / "a.jsonl")
-    dataset = lines(tmp_path / "a.jsonl", eval_path=path, num_eval=30)
+    dataset = lines(tmp_path / "a.jsonl", eval_path=str(tmp_path / "a.jsonl"), num_eval=30)
     assert len(dataset.examples("eval", env="mine")) == 30
     with pytest.raises(ValueError, match=r"no rows for training, because all 40 have prompts that"):
         dataset.examples("train", env="mine")
-
-
-@pytest.mark.parametrize("column", ["question", "answer"])
-def test_a_row_without_a_value_is_refused(tmp_path, column):
-    dataset = lines(tmp_path / "a.jsonl", [*ROWS, {**ROWS[0], column: None}])
-    with pytest.raises(ValueError, match="row 41 has no value in the column"):
-        dataset.check()
 
 
 def test_a_file_is_checked_before_the_run_unless_it_is_large(tmp_path, monkeypatch):
@@ -130,14 +116,11 @@ def test_parquet_and_csv_give_the_same_examples_as_json_lines(tmp_path, datasets
             assert prompts(ours) == prompts(theirs)
             infos = [{**e.info, "answer": str(e.info["answer"])} for e in ours]
             assert infos == [e.info for e in theirs]
-
-
-def test_several_files_and_one_for_evaluation(tmp_path, datasets):
+    # Several files, one of them for evaluation.
     for i in range(2):
         datasets.Dataset.from_list(ROWS[20 * i : 20 * i + 20]).to_parquet(tmp_path / f"{i}.parquet")
-    pattern, last = str(tmp_path / "*.parquet"), str(tmp_path / "1.parquet")
-    files = Files(format="parquet", path=pattern, eval_path=last, **COLUMNS)
-    train, held_out = both(files)
+    paths = {"path": str(tmp_path / "[01].parquet"), "eval_path": str(tmp_path / "1.parquet")}
+    train, held_out = both(Files(format="parquet", **paths, **COLUMNS))
     assert (len(train), len(held_out)) == (20, 10)
     assert set(prompts(held_out)) <= {f"{i} + 1?" for i in range(20, 40)}
 
@@ -178,27 +161,20 @@ def test_without_the_library_the_message_says_what_to_install(monkeypatch, tmp_p
     assert len(both(lines(tmp_path / "a.jsonl"))[0]) == 30
 
 
+GOOD, LINES = '{"question": "q", "answer": 1}\n', "".join(json.dumps(row) + "\n" for row in ROWS)
+
+
 @pytest.mark.parametrize(
     ("text", "changes", "message"),
     [
-        (
-            '{"question": "q", "solution": 1}',
-            {},
-            r"row 1 has no value in the column 'answer' \(it has 'question', ",
-        ),
-        (
-            '{"question": "q", "answer": 1}\n{',
-            {},
-            "line 2 is not JSON at character 2 .Exp.*quotes.: correct",
-        ),
+        ('{"question": "q", "a": 1}', {}, r"row 1 .* column 'answer' \(it has 'question', "),
+        (LINES + '{"question": null, "answer": 1}', {}, "row 41 has no value in the column 'quest"),
+        (LINES + '{"question": "", "answer": null}', {}, "row 41 has no value in the column 'ans"),
+        (GOOD + "{", {}, "line 2 is not JSON at character 2 .Exp.*quotes.: correct"),
         ("[1]", {}, "line 1 is not a JSON object"),
         ("\n", {}, "has no rows"),
         (None, {}, "no such file"),
-        (
-            '{"question": "q", "answer": 1}\n' * 2,
-            {"num_eval": 1},
-            "leaves no rows for training, because all 2 have prompts that are",
-        ),
+        (GOOD * 2, {"num_eval": 1}, "leaves no rows for training, because all 2 have prompts that"),
         ("", {"num_eval": -1}, "num_eval=-1"),
     ],
 )

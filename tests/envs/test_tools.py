@@ -1,13 +1,15 @@
-"""Functions as tools: their schema, and the answers to right and wrong calls."""
+"""Functions as tools: their schema, the answers to right and wrong calls, and their threads."""
 
 import asyncio
 import threading
+import time
 from dataclasses import dataclass
 from fractions import Fraction
 from typing import Literal
 
 import pytest
 
+from envs import threads
 from envs.episode import Episode, Example
 from envs.messages import tool_call
 from envs.protocol import Environment
@@ -44,10 +46,8 @@ def episode() -> Episode:
     return Episode(Example(0, "e", []), [])
 
 
-def ask(call, tools=(look_up, count), episode=None, timeout=5.0):
-    return asyncio.run(
-        Toolbox(tools, timeout).answer(call, episode or Episode(Example(0, "e", []), []))
-    )
+def ask(call, tools=(look_up, count), held=None):
+    return asyncio.run(Toolbox(tools, 5.0).answer(call, held or episode()))
 
 
 def raw(name, arguments, **rest):
@@ -55,28 +55,17 @@ def raw(name, arguments, **rest):
 
 
 def test_signature_and_docstring_are_the_schema():
+    properties = {
+        "word": {"type": "string", "description": "what to find."},
+        "limit": {"type": "integer", "description": "most entries.", "default": 3},
+        "order": {"enum": ["a-z", "z-a"], "default": "a-z"},
+    }
+    parameters = {"type": "object", "properties": properties, "required": ["word"]}
     assert Tool(look_up).spec == {
         "name": "look_up",
         "description": "Find a word. In the dictionary.",
-        "parameters": {
-            "type": "object",
-            "properties": {
-                "word": {"type": "string", "description": "what to find."},
-                "limit": {"type": "integer", "description": "most entries.", "default": 3},
-                "order": {"enum": ["a-z", "z-a"], "default": "a-z"},
-            },
-            "required": ["word"],
-            "additionalProperties": False,
-        },
+        "parameters": parameters | {"additionalProperties": False},
     }
-
-
-def test_the_episode_is_supplied_and_not_shown():
-    assert set(Tool(count).spec["parameters"]["properties"]) == {"step"}
-    held = episode()
-    assert ask(raw("count", {}), episode=held)["content"] == '{"n": 1}'
-    assert ask(raw("count", {"step": 4}), episode=held)["content"] == '{"n": 5}'
-    assert (held.tool_calls, held.tool_errors) == (2, 0)
 
 
 @pytest.mark.parametrize(
@@ -98,29 +87,20 @@ USAGE = "look_up(word: str, limit: int = 3, order: Literal['a-z', 'z-a'] = 'a-z'
 @pytest.mark.parametrize(
     ("call", "answer"),
     [
-        (raw("look_up", {}), f"Error: Object missing required field `word`. Usage: {USAGE}"),
-        (
-            raw("look_up", {"word": 3}),
-            f"Error: Expected `str`, got `int` - at `$.word`. Usage: {USAGE}",
-        ),
-        (raw("look_up", "{"), "Error: the arguments are not JSON: "),
-        (raw("look_up", {"word": "nonsense"}), "Error: no such word: try another"),
-        (
-            raw("lookup", {}),
-            f"Error: there is no tool 'lookup'. Tools: {USAGE}, count(step: int = 1)",
-        ),
-        (raw("count", f"{'[' * 5000}"), "Error: the arguments are not JSON: the value is n"),
-        (raw("count", "9" * 5000), "Error: the arguments are not JSON: Exceeds the limit (4300"),
-        (raw("count", {"step": 10**400}), "Error: the arguments are not JSON: the value con"),
-        (
-            raw("", "{bad", error="the tool call is not valid JSON"),
-            f"Error: the tool call is not valid JSON. Tools: {USAGE}, ",
-        ),
+        (raw("look_up", {}), f"Object missing required field `word`. Usage: {USAGE}"),
+        (raw("look_up", {"word": 3}), f"Expected `str`, got `int` - at `$.word`. Usage: {USAGE}"),
+        (raw("look_up", "{"), "the arguments are not JSON: "),
+        (raw("look_up", {"word": "nonsense"}), "no such word: try another"),
+        (raw("lookup", {}), f"there is no tool 'lookup'. Tools: {USAGE}, count(step: int = 1)"),
+        (raw("count", f"{'[' * 5000}"), "the arguments are not JSON: the value is n"),
+        (raw("count", "9" * 5000), "the arguments are not JSON: Exceeds the limit (4300"),
+        (raw("count", {"step": 10**400}), "the arguments are not JSON: the value con"),
+        (raw("", "{bad", error="the call is no JSON"), f"the call is no JSON. Tools: {USAGE}, "),
     ],
 )
 def test_a_mistake_of_the_policy_gets_a_useful_error_message(call, answer):
     held = episode()
-    assert ask(call, episode=held)["content"].startswith(answer)
+    assert ask(call, held=held)["content"].startswith(f"Error: {answer}")
     assert (held.tool_calls, held.tool_errors) == (1, 1)
 
 
@@ -145,8 +125,7 @@ def test_a_tool_takes_records_and_returns_more_than_json_has():
 
 
 @pytest.mark.parametrize("error", [KeyError, TimeoutError])
-@pytest.mark.parametrize("blocking", [False, True])
-def test_an_exception_of_a_tool_is_an_error_of_the_environment(error, blocking):
+def test_an_exception_of_a_tool_is_an_error_of_the_environment(error):
     async def broken() -> str:
         """Break."""
         raise error("mine")
@@ -155,10 +134,11 @@ def test_an_exception_of_a_tool_is_an_error_of_the_environment(error, blocking):
         """Break."""
         raise error("mine")
 
-    tool, held = blocked if blocking else broken, episode()
-    with pytest.raises(error, match="mine"):
-        ask(raw(tool.__name__, {}), [tool], held)
-    assert held.tool_errors == 0
+    for tool in (broken, blocked):
+        held = episode()
+        with pytest.raises(error, match="mine"):
+            ask(raw(tool.__name__, {}), [tool], held)
+        assert held.tool_errors == 0
 
 
 def test_a_slow_tool_gives_an_error_message_and_does_not_block_others():
@@ -185,34 +165,24 @@ def test_the_default_reply_answers_every_call_in_order_and_ends_without_one():
         tools = (count,)
 
     env, held = Counting(), episode()
+    assert set(Tool(count).spec["parameters"]["properties"]) == {"step"}  # not the episode
     two = tool_call("count", step=2)
     two["tool_calls"] += tool_call("count", "call_1", step=3)["tool_calls"]
     replies = asyncio.run(env.reply(held, two))
-    assert [(r["tool_call_id"], r["content"]) for r in replies] == [
-        ("call_0", '{"n": 2}'),
-        ("call_1", '{"n": 5}'),
-    ]
+    answers = [(reply["tool_call_id"], reply["content"]) for reply in replies]
+    assert answers == [("call_0", '{"n": 2}'), ("call_1", '{"n": 5}')]
     assert asyncio.run(env.reply(held, {"role": "assistant", "content": "done"})) is None
+    assert (held.tool_calls, held.tool_errors) == (2, 0)
 
 
 class Page:
     """A type that is no JSON value."""
 
 
-def of_a_page(page: Page, size: int = 1) -> str:
-    return str(page)
-
-
-def of_many(*words: str) -> str:
-    return str(words)
-
-
-def of_any(**words: str) -> str:
-    return str(words)
-
-
-def of_a_list(words: list[str] = []) -> str:  # noqa: B006
-    return str(words)
+def of_a_page(page: Page, size: int = 1): ...
+def of_many(*words: str): ...
+def of_any(**words: str): ...
+def of_a_list(words: list[str] = []): ...  # noqa: B006
 
 
 @pytest.mark.parametrize(
@@ -228,3 +198,51 @@ def test_a_parameter_that_the_policy_cannot_fill_is_refused(function, told):
     with pytest.raises(ValueError, match=told) as caught:
         Tool(function)
     assert "schema_hook" not in str(caught.value)
+
+
+def test_a_thread_that_hangs_keeps_its_place_until_it_ends(monkeypatch):
+    monkeypatch.setattr(threads, "MAX_THREADS", 2)
+    release, running, most = threading.Event(), [0], [0]
+
+    def hang() -> None:
+        running[0] += 1
+        most[0] = max(most[0], running[0])
+        release.wait(30)
+        running[0] -= 1
+
+    async def given_up() -> None:
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(0.05):
+                await threads.call(hang)
+
+    async def main() -> str:
+        await given_up()
+        assert await threads.call(lambda: "alive") == "alive"  # one place is left
+        await asyncio.gather(*(given_up() for _ in range(5)))
+        with pytest.raises(RuntimeError, match=r"all 2 threads .* the first one in .*hang: a"):
+            await threads.call(time.monotonic)
+        release.set()
+        while running[0]:
+            await asyncio.sleep(0.01)
+        return await threads.call(lambda: "alive again")
+
+    assert asyncio.run(main()) == "alive again"
+    assert most[0] == 2
+
+
+def test_a_call_that_ends_just_before_its_caller_gives_up_does_not_count_as_hung(monkeypatch):
+    monkeypatch.setattr(threads, "MAX_THREADS", 1)
+    release = threading.Event()
+
+    async def main() -> str:
+        task = asyncio.create_task(threads.call(release.wait, 30))
+        await asyncio.sleep(0.05)
+        (thread,) = [t for t in threading.enumerate() if t.name.startswith("env ")]
+        release.set()
+        thread.join()  # blocks the loop, so that the result and the cancellation come together
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        return await threads.call(lambda: "alive")
+
+    assert asyncio.run(main()) == "alive"

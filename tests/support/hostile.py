@@ -6,6 +6,8 @@
 REFUSED = "not permitted|denied"
 LATE = "took longer than 1 s; the interpreter was restarted and its variables are gone"
 ENDED = "ended the interpreter; the interpreter was restarted"
+DEEP = "import sys; sys.setrecursionlimit(10**9)"
+EACH_FILE = "import os\nfor i in range(3, 60):"
 FORGED = "forged the interpreter's answer; the interpreter was restarted"
 
 SNIPPETS = {
@@ -18,15 +20,12 @@ SNIPPETS = {
     "subprocess": ("import subprocess; subprocess.run(['sleep', '99'])", REFUSED),
     "exec": ("import os; os.execv('/bin/sh', ['sh', '-c', 'id'])", REFUSED),
     "threads by the thousand": (
-        "import threading\nfor _ in range(5000): threading.Thread(target=input).start()",
+        "from threading import *\nfor _ in range(5000): Thread(target=input).start()",
         "can't start new thread",
     ),
     # signals and other processes
     "kill the parent": ("import os; os.kill({parent}, 9)", REFUSED),
-    "signals by a file's owner": (
-        "import fcntl; fcntl.fcntl(0, fcntl.F_SETOWN, {parent})",
-        REFUSED,
-    ),
+    "signals by a file's owner": ("import fcntl as f; f.fcntl(0, f.F_SETOWN, {parent})", REFUSED),
     "ptrace": ("import ctypes; ctypes.CDLL(None).ptrace(16, {parent}, 0, 0)", "^-1$"),
     "survive the parent": ("import ctypes; ctypes.CDLL(None).prctl(1, 0, 0, 0, 0)", "^-1$"),
     "secrets of the parent": ("open('/proc/{parent}/environ').read()", REFUSED),
@@ -38,10 +37,7 @@ SNIPPETS = {
     "list the root": ("import os; os.listdir('/')", REFUSED),
     "delete": ("import os; os.remove('{outside}')", REFUSED),
     "truncate": ("import os; os.truncate('{outside}', 0)", REFUSED),
-    "fill the disk": (
-        "f = open('/dev/shm/full', 'wb')\nwhile True: f.write(bytes(2**20))",
-        REFUSED,
-    ),
+    "fill the disk": ("f = open('/dev/shm/full', 'wb')\nwhile 1: f.write(bytes(2**20))", REFUSED),
     "change the library": ("import os; open(os.__file__, 'a')", REFUSED),
     "io_uring": ("import ctypes; ctypes.CDLL(None).syscall(425, 8, 0)", "^-1$"),
     "namespaces": ("import ctypes; ctypes.CDLL(None).unshare(0x10000000)", "^-1$"),
@@ -60,11 +56,11 @@ SNIPPETS = {
     "memory file": ("import os; os.memfd_create('x')", REFUSED),
     "much output": ("print('x' * 10**7); 1", "characters left out"),
     "deep recursion": (
-        "import sys; sys.setrecursionlimit(10**9)\ndef f(x): return f([x])\nf(0)",
+        f"{DEEP}\ndef f(x): return f([x])\nf(0)",
         "MemoryError|SystemError|crashed the interpreter",
     ),
     "deep repr": (
-        "import sys; sys.setrecursionlimit(10**9)\nx = []\nfor _ in range(10**6): x = [x]\nrepr(x)",
+        f"{DEEP}\nx = []\nfor _ in range(10**6): x = [x]\nrepr(x)",
         "crashed the interpreter \\(SIGSEGV\\)|MemoryError",
     ),
     "deep source": ("(" * 10**5, "SyntaxError|MemoryError"),
@@ -73,13 +69,10 @@ SNIPPETS = {
     "exit": ("import sys; sys.exit(3)", "SystemExit: 3"),
     "crash": ("import ctypes; ctypes.string_at(0)", "crashed the interpreter .SIGSEGV"),
     "close everything": ("import os; os.closerange(0, 99)", ENDED),
-    "silence the socket": ("import os\nfor i in range(3, 60): os.dup2(0, i)", ENDED),
-    "drain the socket": (
-        "import os\nfor i in range(3, 60):\n try: os.read(i, 9)\n except OSError: 0",
-        LATE,
-    ),
+    "silence the socket": (f"{EACH_FILE} os.dup2(0, i)", ENDED),
+    "drain the socket": (f"{EACH_FILE}\n try: os.read(i, 9)\n except OSError: 0", LATE),
     "scribble on the socket": (
-        "import os\nfor i in range(3, 60):\n try: os.write(i, bytes(99))\n except OSError: 0",
+        f"{EACH_FILE}\n try: os.write(i, bytes(99))\n except OSError: 0",
         FORGED,
     ),
     "promise a long answer": (

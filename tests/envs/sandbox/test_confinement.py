@@ -1,5 +1,6 @@
-"""Each layer of the sandbox protects by itself."""
+"""Each layer of the sandbox protects by itself; a kernel without Landlock must be accepted."""
 
+import asyncio
 import errno
 import platform
 import re
@@ -9,18 +10,23 @@ from pathlib import Path
 
 import pytest
 
-from envs.sandbox import confinement
+from envs.maths import grading
+from envs.maths.calculations import Calculations
+from envs.maths.environment import Maths
+from envs.maths.grading import Grader
+from envs.maths.math_python import MathPython
+from envs.mixture import Mixture
+from envs.sandbox import confinement, sandbox
 from envs.sandbox.confinement import ALLOWED, MACHINES
-from envs.sandbox.sandbox import PROJECT
+from envs.sandbox.sandbox import PROJECT, Limits
+from tests.support.sandboxes import OPTIONS, interpreters, make, settled
 
 
 def python(code):
     """Return what a new interpreter prints that can import this checkout."""
     boot = f"import sys; sys.path.append({PROJECT!r})\n"
-    done = subprocess.run(
-        [sys.executable, "-ISc", boot + code], capture_output=True, text=True, check=True
-    )
-    return done.stdout
+    python = [sys.executable, "-ISc", boot + code]
+    return subprocess.run(python, capture_output=True, text=True, check=True).stdout
 
 
 def test_without_landlock_python_itself_refuses_to_read_other_files(tmp_path):
@@ -50,28 +56,10 @@ print(len(os.listdir(os.path.dirname(os.__file__))) > 100)
     assert python(code).split() == ["refused"] * 7 + ["True"]
 
 
-def test_the_filter_cannot_be_replaced_by_a_weaker_one():
-    code = """
-from envs.sandbox import confinement
-from envs.sandbox.confinement import drop_capabilities, apply_seccomp
-drop_capabilities()
-apply_seccomp()
-try:
-    apply_seccomp()
-except OSError as error:
-    print(error)
-"""
-    assert "Operation not permitted" in python(code)
-
-
-@pytest.mark.parametrize(
-    "flags", ["O_TRUNC", "O_CREAT", "O_ASYNC", "O_WRONLY", "O_RDWR", "O_RDWR | os.O_TMPFILE"]
-)
-def test_the_filter_alone_refuses_to_open_a_file_for_changes(flags, tmp_path):
+def test_the_filter_alone_refuses_to_open_a_file_for_changes_and_cannot_be_replaced(tmp_path):
     """Without Landlock, because Landlock would hide a flag that the filter misses."""
     file = tmp_path / "file"
     file.write_text("untouched")
-    path = tmp_path if "TMPFILE" in flags else file
     code = f"""
 import os
 from envs.sandbox import confinement
@@ -79,12 +67,16 @@ from envs.sandbox.confinement import drop_capabilities, apply_seccomp
 drop_capabilities()
 apply_seccomp()
 print(os.read(os.open({str(file)!r}, os.O_RDONLY), 99))
-try:
-    os.open({str(path)!r}, os.{flags})
-except PermissionError:
-    print("refused")
+flags = [os.O_TRUNC, os.O_CREAT, os.O_ASYNC, os.O_WRONLY, os.O_RDWR]
+attempts = [lambda flag=flag: os.open({str(file)!r}, flag) for flag in flags]
+attempts.append(lambda: os.open({str(tmp_path)!r}, os.O_RDWR | os.O_TMPFILE))
+for attempt in [*attempts, apply_seccomp]:
+    try:
+        print("not refused", attempt())
+    except PermissionError:
+        print("refused")
 """
-    assert python(code).splitlines() == ["b'untouched'", "refused"]
+    assert python(code).splitlines() == ["b'untouched'"] + ["refused"] * 7
     assert file.read_text() == "untouched"
 
 
@@ -116,3 +108,54 @@ def test_system_calls_have_the_numbers_of_the_kernel(machine):
     kernels = dict(re.findall(defined, HEADERS[machine].read_text()))
     kernels["newfstatat"] = kernels.get("newfstatat", kernels.get("fstatat"))
     assert {name: int(kernels[name]) for name in ours} == ours
+
+
+QUESTIONS = Calculations(kinds=["sum"], digits=2, num_train=2, num_eval=2)
+GRADER = {"workers": 1, "cpu_seconds": 5, "memory_mb": 1024}
+MATHS = {"name": "maths", "questions": QUESTIONS, "instruction": "", "reward_weights": {}}
+
+
+def grader(**changes):
+    return Grader(**{**GRADER, "allow_without_landlock": False, **changes})
+
+
+def math_python(grader, **changes):
+    limits = Limits(**{**OPTIONS, **changes})
+    return MathPython(**MATHS, grader=grader, max_turns=2, max_concurrent=2, sandbox=limits)
+
+
+@pytest.fixture
+def old_kernel(monkeypatch):
+    forget = "from envs.sandbox import confinement as c; c.apply_landlock = lambda paths: False"
+    boot = sandbox.BOOT.replace("from envs", f"{forget}; from envs", 1)
+    monkeypatch.setattr(sandbox, "BOOT", boot)
+
+
+def test_without_landlock_sandboxes_and_grading_work_only_if_the_configuration_accepts_it(
+    old_kernel,
+):
+    with pytest.raises(RuntimeError, match=r"no Landlock.*allow_without_landlock=true"):
+        asyncio.run(make().run("1"))
+    accepted = grader(allow_without_landlock=True)
+    assert asyncio.run(accepted.means_same("x + 1", "1 + x")) is True
+    accepted.close()
+    with pytest.raises(RuntimeError, match="no Landlock"):
+        asyncio.run(grader().means_same("x + 1", "1 + x"))
+
+
+def test_an_environment_that_runs_code_tries_a_sandbox_before_the_run(old_kernel):
+    before = interpreters()
+    accepted = grader(allow_without_landlock=True)
+    for env in (Maths(**MATHS, grader=grader()), math_python(accepted)):
+        with pytest.raises(ValueError, match="no Landlock"):
+            env.check_machine()
+        with pytest.raises(ValueError, match="no Landlock"):
+            Mixture(envs={"maths": env}, weights={"maths": 1.0}).check_machine()
+    math_python(accepted, allow_without_landlock=True).check_machine()
+    assert settled(before)  # the processes are killed without waiting
+
+
+def test_a_grader_whose_library_cannot_be_loaded_is_noticed_before_the_run(monkeypatch):
+    monkeypatch.setattr(grading, "_PRELOAD", "import math_verify_of_another_world")
+    with pytest.raises(ValueError, match=r"No module named 'math_verify_of_another_world'"):
+        Maths(**MATHS, grader=grader()).check_machine()

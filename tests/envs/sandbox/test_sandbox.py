@@ -1,13 +1,17 @@
-"""The sandbox: answers of its interpreter, limits, and the end of its process."""
+"""The sandbox: answers of its interpreter, limits, the end of its process, and hostile code."""
 
 import asyncio
+import os
 import re
+import subprocess
+import sys
 import time
 from pathlib import Path
 
 import pytest
 
-from envs.sandbox.sandbox import Limits
+from envs.sandbox.sandbox import PROJECT, Limits
+from tests.support.hostile import LATE, SNIPPETS
 from tests.support.sandboxes import OPTIONS, interpreters, make, said, settled
 
 FORGE = (
@@ -17,6 +21,10 @@ FORGE = (
 )
 DEAF = "import signal, time; signal.signal(signal.SIGXCPU, signal.SIG_IGN)\n"
 BURN = "end = time.process_time() + 60\nwhile time.process_time() < end: pass"
+TRACEBACK = (
+    "Traceback (most recent call last):\n"
+    '  File "<python>", line 2, in <module>\n    1 / 0\n    ~~^~~\n'
+)
 
 
 @pytest.fixture
@@ -27,8 +35,7 @@ def box():
 
 
 def test_no_process_until_the_first_call_then_one_and_none_after_closing(box):
-    before = interpreters()
-    assert before == set()
+    assert interpreters() == set()
     assert asyncio.run(box.run("x = 6 * 7")) == ""
     (pid,) = interpreters()
     assert asyncio.run(box.run("x")) == "42\n"
@@ -42,21 +49,14 @@ def test_no_process_until_the_first_call_then_one_and_none_after_closing(box):
 @pytest.mark.parametrize(
     ("code", "answer"),
     [
-        ("", ""),
-        ("print('a'); print('b', end=''); 1 + 1", "a\nb2\n"),
-        ("import sys; print('e', file=sys.stderr)", "e\n"),
+        *(("", ""), ("print('a'); print('b', end=''); 1 + 1", "a\nb2\n")),
+        *(("import sys; print('e', file=sys.stderr)", "e\n"), ("print('\\ud800')", "\\ud800\n")),
         ("def f(x):\n    return x * x\nf(12)", "144\n"),
         ("from fractions import Fraction as F; F(1, 3) + F(1, 6)", "Fraction(1, 2)\n"),
         ("import math, decimal, itertools, statistics, random, datetime, json; 1", "1\n"),
         ("print('\u00e9 \N{GRINNING FACE}')", "\u00e9 \N{GRINNING FACE}\n"),
-        ("print('\\ud800')", "\\ud800\n"),
         ("@__import__('dataclasses').dataclass\nclass P:\n    x: 'int'\nP(1)", "P(x=1)\n"),
-        (
-            "x = 1\n1 / 0",
-            "Traceback (most recent call last):\n"
-            '  File "<python>", line 2, in <module>\n    1 / 0\n    ~~^~~\n'
-            "ZeroDivisionError: division by zero\n",
-        ),
+        ("x = 1\n1 / 0", f"{TRACEBACK}ZeroDivisionError: division by zero\n"),
         ("1 +", '  File "<python>", line 1\n    1 +\n       ^\nSyntaxError: invalid syntax\n'),
     ],
 )
@@ -70,20 +70,14 @@ def test_an_exception_keeps_the_variables_and_what_was_printed(box):
     assert asyncio.run(box.run("x")) == "1\n"
 
 
-def test_a_long_answer_keeps_both_ends():
-    box = make(max_output_chars=100)
+def test_a_long_answer_keeps_both_ends_and_lone_surrogates_lose_no_variable():
+    box = make(max_output_chars=1000)
     answer = asyncio.run(box.run("for i in range(100000): print(i)\n'end'"))
-    box.close()
     assert answer.startswith("0\n1\n2\n")
     assert answer.endswith("99999\n'end'\n")
     left = int(re.search(r"\.\.\. (\d+) characters left out \.\.\.", answer)[1])
-    assert left + 100 == sum(len(f"{i}\n") for i in range(100000)) + len("'end'\n")
-
-
-def test_lone_surrogates_in_an_answer_lose_no_variable():
-    box = make(max_output_chars=1000)
-    answer = asyncio.run(box.run("x = 7; print('\\ud800' * 1000, end='')"))
-    assert answer == "\\ud800" * 1000
+    assert left + 1000 == sum(len(f"{i}\n") for i in range(100000)) + len("'end'\n")
+    assert asyncio.run(box.run("x = 7; print('\\ud800' * 1000, end='')")) == "\\ud800" * 1000
     assert asyncio.run(box.run("x")) == "7\n"
     box.close()
 
@@ -182,3 +176,65 @@ def test_impossible_limits_are_refused(changes, message):
     Limits(**{**OPTIONS, "memory_mb": 64, "max_output_chars": 2, "cpu_seconds": 1})
     with pytest.raises(ValueError, match=message):
         Limits(**{**OPTIONS, **changes})
+
+
+@pytest.fixture(scope="module")
+def bystander():
+    """Yield the sandbox of another episode, which is used meanwhile."""
+    made = make()
+    assert asyncio.run(made.run("kept = 7")) == ""
+    yield made
+    made.close()
+    assert settled(set())
+
+
+@pytest.mark.parametrize("name", SNIPPETS)
+def test_hostile_code_is_stopped_and_affects_nothing_else(
+    name, bystander, tmp_path, monkeypatch, request
+):
+    outside = tmp_path / "outside"
+    outside.write_text("untouched")
+    monkeypatch.setenv("SECRET", "hunter2")
+    before = interpreters()
+    code, expected = SNIPPETS[name]
+    box = make(memory_mb=128, call_timeout=1.0 if expected == LATE else 60.0)
+    request.addfinalizer(box.close)
+    answer = asyncio.run(said(box, code.format(outside=outside, parent=os.getpid())))
+    assert re.search(expected, answer.strip()), answer
+    assert "hunter2" not in answer
+    assert len(answer) < 1200
+    assert asyncio.run(bystander.run("kept")) == "7\n"
+    # The sandbox still works: unchanged, or with a new process at the second call at the latest.
+    assert "2\n" in (asyncio.run(said(box, "1 + 1")) for _ in range(2))
+    assert len(interpreters() - before) == 1
+    box.close()
+    assert settled(before)
+    assert [p.name for p in tmp_path.iterdir()] == ["outside"]
+    assert outside.read_text() == "untouched"
+    assert outside.stat().st_mode & 0o777 == 0o644
+    assert not Path("/dev/shm/full").exists()
+
+
+ORPHAN = """
+import asyncio
+from envs.sandbox.sandbox import Limits, Sandbox
+box = Sandbox(Limits(call_timeout=60, cpu_seconds=60, memory_mb=256, max_output_chars=9,
+    site_packages=False, allow_without_landlock=False))
+async def main():
+    await box.run("1")
+    print("ready", flush=True)
+    await box.run("while True: pass")
+asyncio.run(main())
+"""
+
+
+def test_no_sandbox_outlives_a_killed_parent():
+    before = interpreters()
+    parent = subprocess.Popen([sys.executable, "-c", ORPHAN], stdout=subprocess.PIPE, cwd=PROJECT)
+    try:
+        assert parent.stdout.readline() == b"ready\n"
+        assert len(interpreters() - before) == 1
+    finally:
+        parent.kill()
+        parent.communicate()
+    assert settled(before)

@@ -127,13 +127,10 @@ def test_an_environment_with_images_is_refused_before_an_episode_is_played():
     check_text("o/x", [Row([user("a")], None), Row([user(IMAGE[:1])], None)])
 
 
-@pytest.mark.parametrize(("asked", "bound"), [(None, 8), (100, 100)])
-def test_episodes_that_are_processes_have_a_default_limit(asked, bound):
-    env = verifiers("b", asked)
-    assert len(env.examples("train")) == 2
-    assert env.max_concurrent == bound
-
-
-def test_a_limit_of_no_episode_is_refused():
+def test_episodes_that_are_processes_have_a_default_limit():
+    for asked, bound in ((None, 8), (100, 100)):
+        env = verifiers("b", asked)
+        assert len(env.examples("train")) == 2
+        assert env.max_concurrent == bound
     with pytest.raises(ValueError, match="max_concurrent=0: set it to at least 1"):
         verifiers("b", 0)

@@ -1,4 +1,4 @@
-"""wiki-search: pages from facts, the three tools, the expert, the rewards."""
+"""wiki-search: pages from facts or files, the three tools, the expert, the rewards."""
 
 import asyncio
 import json
@@ -10,61 +10,24 @@ import pytest
 
 from envs.episode import Episode, Example
 from envs.messages import assistant, tool_call
-from envs.wiki.corpus import read_pages
+from envs.wiki.corpus import INTRODUCTION, _sections_of, page_of, read_pages
 from envs.wiki.environment import WikiSearch, expert_conversation
 from envs.wiki.facts import made_up_corpus, shipped_corpus
 from envs.wiki.index import WikiIndex, share_found
 
+OPTIONS = {"corpus": None, "questions": None, "corpus_split": "train", "questions_split": "train"}
+OPTIONS |= {"columns": {}, "giving_up": 0.0, "levels": [1, 2, 3], "num_eval": 200, "judge": None}
+OPTIONS |= {"num_results": 5, "max_turns": 8, "describe_tools": True}
+OPTIONS |= {"reward_weights": {"exact": 1.0}}
+
 
 def wiki(**options) -> WikiSearch:
-    given = {
-        "corpus": None,
-        "questions": None,
-        "corpus_split": "train",
-        "questions_split": "train",
-        "columns": {},
-        "giving_up": 0.0,
-        "levels": [1, 2, 3],
-        "num_eval": 200,
-        "num_results": 5,
-        "max_turns": 8,
-        "describe_tools": True,
-        "judge": None,
-        "reward_weights": {"exact": 1.0},
-    }
-    return WikiSearch(**{**given, **options})
+    return WikiSearch(**{**OPTIONS, **options})
 
 
-@pytest.fixture(scope="module")
-def index() -> WikiIndex:
-    return WikiIndex(shipped_corpus()[0], 5)
-
-
-def test_pages_state_the_facts_of_the_tables(index):
-    assert index.view_sections("France").split("\n") == [
-        "France:Geography",
-        "France:Economy",
-        "France:Society",
-        "France:Internet",
-    ]
-    assert index.read_section("France:Geography") == (
-        "The capital of France is Paris. The continent of France is Europe."
-    )
-    assert index.read_section("Paris:Overview") == "Paris is the capital of France."
-    assert index.read_section("Iron:Basics") == (
-        "The symbol of Iron is Fe. The atomic number of Iron is 26."
-    )
-
-
-def test_a_search_finds_pages_by_title_and_by_content(index):
-    for query, page in (("France", "France"), ("capital Paris", "Paris"), ("symbol Fe", "Iron")):
-        assert page in index.search_pages(query).split("\n")
-    assert index.search_pages("zzz") == "No page found."
-    assert len(index.search_pages("capital").split("\n")) == 5
-
-
-def test_the_expert_answers_every_question_whose_page_the_search_finds(index):
-    questions = shipped_corpus()[1]
+def test_the_expert_answers_every_question_whose_page_the_search_finds():
+    pages, questions = shipped_corpus()
+    index = WikiIndex(pages, 5)
     solved = [(q, expert_conversation(q, index)) for q in questions]
 
     missing = [q.text for q, conversation in solved if conversation is None]
@@ -83,28 +46,19 @@ def test_the_expert_answers_every_question_whose_page_the_search_finds(index):
             assert sum(later) <= 1 - first
 
 
-def reply(env, call):
+def reply(env, name, **arguments):
     episode = Episode(env.examples("train")[0], [])
-    (answer,) = asyncio.run(env.reply(episode, call))
+    (answer,) = asyncio.run(env.reply(episode, tool_call(name, **arguments)))
     return answer["content"]
 
 
-@pytest.mark.parametrize(
-    ("call", "answer"),
-    [
-        (tool_call("search_pages", query="capital Oslo"), "Oslo\nNorway"),
-        (
-            tool_call("view_sections", page_id="oslo"),
-            "Error: there is no page 'oslo'; did you mean 'Oslo'?",
-        ),
-        (
-            tool_call("read_section", section_id="Norway:Economics"),
-            "Error: there is no section 'Norway:Economics'; did you mean 'Norway:Economy'?",
-        ),
-    ],
-)
-def test_right_and_wrong_calls_get_a_useful_answer(call, answer):
-    assert reply(wiki(num_results=2), call) == answer
+def test_right_and_wrong_calls_get_a_useful_answer():
+    env = wiki(num_results=2)
+    assert reply(env, "search_pages", query="capital Oslo") == "Oslo\nNorway"
+    told = reply(env, "view_sections", page_id="oslo")
+    assert told == "Error: there is no page 'oslo'; did you mean 'Oslo'?"
+    told = reply(env, "read_section", section_id="Norway:Economics")
+    assert told.endswith("no section 'Norway:Economics'; did you mean 'Norway:Economy'?")
 
 
 def test_the_last_message_without_reasoning_is_compared_with_the_answer():
@@ -117,55 +71,35 @@ def test_the_last_message_without_reasoning_is_compared_with_the_answer():
 
 
 def test_the_held_out_questions_are_about_other_pages():
-    pages = {}
-    for question in shipped_corpus()[1]:
-        pages[question.text] = question.path[-1][0]
-    splits = {
-        split: {pages[e.messages[-1]["content"]] for e in wiki().examples(split)}
-        for split in ("train", "eval")
-    }
-    assert len(wiki().examples("eval")) == 200
-    assert not splits["train"] & splits["eval"]
+    pages = {question.text: question.path[-1][0] for question in shipped_corpus()[1]}
+    train, held_out = (wiki().examples(split) for split in ("train", "eval"))
+    assert len(held_out) == 200
+    about = [{pages[e.messages[-1]["content"]] for e in split} for split in (train, held_out)]
+    assert not about[0] & about[1]
 
 
 def test_demonstrations_are_about_entities_that_do_not_exist_and_are_different_every_time():
     titles = {page.title for page in shipped_corpus()[0]}
-    told = list(islice(wiki().demonstrations(Random(0)), 200))
-    again = list(islice(wiki().demonstrations(Random(0)), 200))
-
+    told, again = (list(islice(wiki().demonstrations(Random(0)), 200)) for _ in range(2))
     assert told == again
     pages, _ = made_up_corpus(Random(7))
     assert len({page.id for page in pages}) == len(pages)
-    questions = [messages[0]["content"] for messages in told]
-    assert len(set(questions)) > 190
+    assert len({messages[0]["content"] for messages in told}) > 190
     searched = [messages[1]["tool_calls"][0]["function"]["arguments"]["query"] for messages in told]
     assert not set(searched) & titles
     assert all(messages[-1]["role"] == "assistant" for messages in told)
-
-
-def test_every_question_about_a_made_up_corpus_has_one_answer():
-    for seed in range(300):
+    for seed in range(300):  # every question has one answer
         questions = {(q.text, q.answer) for q in made_up_corpus(Random(seed))[1]}
         assert len(questions) == len({text for text, _ in questions})
 
 
-def test_your_own_corpus_comes_from_two_files(tmp_path, monkeypatch):
-    monkeypatch.setenv("HOME", str(tmp_path))
-    corpus, questions = tmp_path / "pages.jsonl", tmp_path / "questions.jsonl"
-    pages = [
-        {"title": "The Owl", "content": "A bird.\n\n# Food\nIt eats mice.\n## At night\nIt hunts."},
-        {"title": "Mouse", "sections": {"Size": "Mice are small."}},
-    ]
-    written(corpus, pages)
-    asked = [{"question": f"What eats mice {i}?", "answer": "the owl"} for i in range(4)]
-    written(questions, [*asked, {**asked[0], "level": 3}])
-    env = wiki(corpus="~/pages.jsonl", questions="~/questions.jsonl", levels=[0], num_eval=1)
-
-    assert (len(env.examples("train")), len(env.examples("eval"))) == (3, 1)
-    assert reply(env, tool_call("view_sections", page_id="The_Owl")).split("\n") == [
-        "The_Owl:Introduction", "The_Owl:Food", "The_Owl:At_night",
-    ]  # fmt: skip
-    assert reply(env, tool_call("read_section", section_id="The_Owl:Food")) == "It eats mice."
+def test_a_share_of_the_demonstrations_gives_up_after_the_search():
+    told = list(islice(wiki(giving_up=0.25).demonstrations(Random(0)), 400))
+    given_up = [messages for messages in told if messages[-1]["content"] == "I do not know."]
+    assert next(wiki(giving_up=1.0).demonstrations(Random(0)))[-1] == given_up[0][-1]
+    assert 0.18 < len(given_up) / len(told) < 0.32
+    roles = {tuple(message["role"] for message in messages) for messages in given_up}
+    assert roles == {("user", "assistant", "tool", "assistant")}
 
 
 def written(path, rows):
@@ -173,41 +107,36 @@ def written(path, rows):
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
 
 
+def test_your_own_corpus_comes_from_two_files(tmp_path, monkeypatch):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    content = "A bird.\n\n# Food\nIt eats mice.\n## At night\nIt hunts."
+    mouse = {"title": "Mouse", "sections": {"Size": "Mice are small."}}
+    written(tmp_path / "pages.jsonl", [{"title": "The Owl", "content": content}, mouse])
+    asked = [{"question": f"What eats mice {i}?", "answer": "the owl"} for i in range(4)]
+    written(tmp_path / "questions.jsonl", [*asked, {**asked[0], "level": 3}])
+    env = wiki(corpus="~/pages.jsonl", questions="~/questions.jsonl", levels=[0], num_eval=1)
+    assert (len(env.examples("train")), len(env.examples("eval"))) == (3, 1)
+    sections = reply(env, "view_sections", page_id="The_Owl").split("\n")
+    assert sections == ["The_Owl:Introduction", "The_Owl:Food", "The_Owl:At_night"]
+    assert reply(env, "read_section", section_id="The_Owl:Food") == "It eats mice."
+
+
 def test_your_own_corpus_comes_from_data_sets_in_the_form_of_the_hub(tmp_path):
     pytest.importorskip("datasets")
-    written(
-        tmp_path / "pages" / "articles.jsonl",
-        [{"id": i, "name": f"Owl {i}", "text": f"# Food\nIt eats {i} mice."} for i in range(3)],
-    )
+    pages = [{"id": i, "name": f"Owl {i}", "text": f"# Food\nIt eats {i} mice."} for i in range(3)]
+    written(tmp_path / "pages" / "articles.jsonl", pages)
     asked = [{"q": f"What does owl {i} eat?", "a": f"{i} mice"} for i in range(3)]
     written(tmp_path / "questions" / "train.jsonl", asked[:1])
     written(tmp_path / "questions" / "test.jsonl", asked)
-    options = {
-        "corpus": str(tmp_path / "pages"),
-        "questions": str(tmp_path / "questions"),
-        "questions_split": "test",
-        "levels": [0],
-        "num_eval": 1,
-    }
-    env = wiki(
-        columns={"title": "name", "content": "text", "question": "q", "answer": "a"}, **options
-    )
-
+    options = {"corpus": str(tmp_path / "pages"), "questions": str(tmp_path / "questions")}
+    options |= {"questions_split": "test", "levels": [0], "num_eval": 1}
+    columns = {"title": "name", "content": "text", "question": "q", "answer": "a"}
+    env = wiki(columns=columns, **options)
     assert (len(env.examples("train")), len(env.examples("eval"))) == (2, 1)
-    assert reply(env, tool_call("read_section", section_id="Owl_2:Food")) == "It eats 2 mice."
+    assert reply(env, "read_section", section_id="Owl_2:Food") == "It eats 2 mice."
     # The error comes before the first episode, although no question needs the pages.
     with pytest.raises(ValueError, match=r"row 0: the page has no `title`, but .*'name'.*columns"):
         wiki(columns={}, **options).examples("train")
-
-
-def test_a_share_of_the_demonstrations_gives_up_after_the_search():
-    told = list(islice(wiki(giving_up=0.25).demonstrations(Random(0)), 400))
-    given_up = [messages for messages in told if messages[-1]["content"] == "I do not know."]
-
-    assert next(wiki(giving_up=1.0).demonstrations(Random(0)))[-1] == given_up[0][-1]
-    assert 0.18 < len(given_up) / len(told) < 0.32
-    assert all([m["role"] for m in messages] == ["user", "assistant", "tool", "assistant"]
-               for messages in given_up)  # fmt: skip
 
 
 @pytest.mark.parametrize(
@@ -230,10 +159,7 @@ def test_a_file_without_pages_is_refused(pages, problem, tmp_path):
         ({"levels": []}, "list one or more of 1, 2, 3"),
         ({"levels": [4]}, "list one or more of 1, 2, 3"),
         ({"questions": "q.jsonl"}, "set both for a corpus of your own"),
-        (
-            {"columns": {"titel": "name"}},
-            "columns contains \\['titel'\\]: use only the keys title, content",
-        ),
+        ({"columns": {"titel": "name"}}, r"\['titel'\]: use only the keys title, content"),
         ({"num_eval": 10**6}, "leave no question for training: lower num_eval or add a level"),
         ({"giving_up": 2.0}, "giving_up=2.0: set it to a share"),
         ({"reward_weights": {"judge": 1.0}}, r"\['judge'\], which this environment does not score"),
@@ -263,37 +189,74 @@ def test_a_missing_file_is_named_before_anything_starts(option, tmp_path):
         wiki(**{**files, option: "no/b.jsonl"})
 
 
+SEARCH = tool_call("search_pages", query="x")
+TWO_SEARCHES = {**SEARCH, "tool_calls": SEARCH["tool_calls"] * 2}
+VIEW = tool_call("view_sections", page_id="Oslo")
+
+
 def listed(*lines):
     return {"role": "tool", "tool_call_id": "call_0", "content": "\n".join(lines)}
 
 
-SEARCH = tool_call("search_pages", query="x")
-TWO_SEARCHES = {**SEARCH, "tool_calls": SEARCH["tool_calls"] * 2}
+OSLO, ROME, BERGEN = listed("Oslo"), listed("Rome"), listed("Bergen")
+END = assistant("x")
 
 
 @pytest.mark.parametrize(
     ("messages", "wanted", "expected"),
     [
-        ([SEARCH, listed("Oslo", "Bergen"), assistant("x")], ["Oslo"], [1.0, 0.0]),
-        (
-            [SEARCH, listed("Bergen"), SEARCH, listed("Oslo"), assistant("x")],
-            ["Oslo"],
-            [0.0, 1.0, 0.0],
-        ),
-        # A page counts once.
-        ([SEARCH, listed("Oslo"), SEARCH, listed("Oslo")], ["Oslo"], [1.0, 0.0]),
+        ([SEARCH, listed("Oslo", "Bergen"), END], ["Oslo"], [1.0, 0.0]),
+        ([SEARCH, BERGEN, SEARCH, OSLO, END], ["Oslo"], [0.0, 1.0, 0.0]),
+        ([SEARCH, OSLO, SEARCH, OSLO], ["Oslo"], [1.0, 0.0]),  # a page counts once
         # Two pages by two turns, and by two calls of one turn.
-        ([SEARCH, listed("Oslo"), SEARCH, listed("Rome")], ["Oslo", "Rome"], [0.5, 0.5]),
-        ([TWO_SEARCHES, listed("Oslo"), listed("Rome")], ["Oslo", "Rome"], [1.0]),
+        ([SEARCH, OSLO, SEARCH, ROME], ["Oslo", "Rome"], [0.5, 0.5]),
+        ([TWO_SEARCHES, OSLO, ROME], ["Oslo", "Rome"], [1.0]),
         # A part of a name, a section and an error do not count.
-        ([SEARCH, listed("Oslo_(film)"), assistant("x")], ["Oslo"], [0.0, 0.0]),
-        ([tool_call("view_sections", page_id="Oslo"), listed("Oslo")], ["Oslo"], [0.0]),
+        ([SEARCH, listed("Oslo_(film)"), END], ["Oslo"], [0.0, 0.0]),
+        ([VIEW, OSLO], ["Oslo"], [0.0]),
         ([SEARCH, listed("Error: there is no Oslo")], ["Oslo"], [0.0]),
         # The episode ended before the answer; no page is wanted; no message.
-        ([SEARCH], ["Oslo"], [0.0]),
-        ([SEARCH, listed("Oslo"), assistant("x")], [], [0.0, 0.0]),
-        ([], ["Oslo"], []),
+        *(([SEARCH], ["Oslo"], [0.0]), ([SEARCH, OSLO, END], [], [0.0, 0.0]), ([], ["Oslo"], [])),
     ],
 )
 def test_a_page_counts_for_the_first_turn_whose_search_listed_it(messages, wanted, expected):
     assert share_found(messages, wanted) == expected
+
+
+@pytest.mark.parametrize(
+    ("line", "heading"),
+    [
+        *(("# A title", "A title"), ("######\tA # title ##", "A # title"), ("## C#", "C")),
+        *(("## ##", "##"), ("## A ## ", "A ##")),
+        *(("####### seven", INTRODUCTION), ("#no space", INTRODUCTION), ("#", INTRODUCTION)),
+        # Hours with a pattern whose time is quadratic.
+        ("# a" + " " * 2_000_000 + "x", "a" + " " * 2_000_000 + "x"),
+        ("# " + "# " * 1_000_000 + "x", "# " * 1_000_000 + "x"),
+        ("#" + " " * 2_000_000, INTRODUCTION),
+    ],
+    ids=range(11),
+)
+def test_a_heading_ends_before_its_closing_marks(line, heading):
+    (found,) = _sections_of(f"{line}\ntext")
+    assert found[0] == heading
+
+
+def test_sections_with_the_same_heading_become_one():
+    content = "# Owl\n## Food\nMice.\n# Cat\n## Food\nFish."
+    assert page_of({"title": "Pets", "content": content}, "x").sections == {"Food": "Mice.\nFish."}
+
+
+@pytest.mark.parametrize(
+    "code",
+    ["```sh\n# first\n```", "~~~~\n# a\n~~~\n``` b\n# c\n~~~~~", "  ````\n# a\n```\n# b\n````"],
+)
+def test_a_comment_in_a_code_block_is_no_heading(code):
+    found = list(_sections_of(f"# Use\n{code}\n# Next\ntext"))
+    assert found == [("Use", code.strip()), ("Next", "text")]
+
+
+def test_code_within_a_line_and_a_code_block_that_is_never_closed_hide_no_heading():
+    assert list(_sections_of("```a```\n# Next\ntext"))[1] == ("Next", "text")
+    assert len(list(_sections_of("`" * 2_000_000 + "a`\n# Next\ntext"))) == 2
+    text = "# Use\n~~~\n# closed\n~~~\n```sh\nls\n# Next\ntext\n~~~~\n# Last\n~~~\n# no\n~~~\nend"
+    assert [heading for heading, _ in _sections_of(text)] == ["Use", "Next", "Last"]
