@@ -2,7 +2,6 @@
 
 from importlib import invalidate_caches
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -60,9 +59,7 @@ def take(modules: Path, annotation: str) -> str:
         ("unheard.Of", 3, 3),
     ],
 )
-def test_a_value_becomes_what_its_annotation_says(
-    modules: Path, annotation: str, value: Any, becomes: Any
-) -> None:
+def test_a_value_becomes_what_its_annotation_says(modules, annotation, value, becomes):
     if annotation == "unheard.Of":
         annotation = "'unheard.Of'"
     made = build({"_target_": take(modules, annotation), "x": value})()
@@ -97,15 +94,13 @@ def test_a_value_becomes_what_its_annotation_says(
         ("int", {"_target_": "a.b"}, "is a node, expected int"),
     ],
 )
-def test_a_value_that_does_not_fit_is_refused_in_words(
-    modules: Path, annotation: str, value: Any, said: str
-) -> None:
+def test_a_value_that_does_not_fit_is_refused_in_words(modules, annotation, value, said):
     with pytest.raises(ValueError, match=r"expected|must be") as caught:
         build({"_target_": take(modules, annotation), "x": value})
     assert said in str(caught.value)
 
 
-def test_a_nested_node_is_built_first_and_a_class_among_them_is_instantiated(modules: Path) -> None:
+def test_a_nested_node_is_built_first_and_a_class_among_them_is_instantiated(modules):
     target = take(modules, "Any")
     module = target.removesuffix(".f")
     part, function = (
@@ -120,9 +115,7 @@ def test_a_nested_node_is_built_first_and_a_class_among_them_is_instantiated(mod
     assert build({"_target_": union, "x": 5})() == 5
 
 
-def test_a_nested_node_is_checked_with_its_whole_path(
-    modules: Path, config: dict[str, Any]
-) -> None:
+def test_a_nested_node_is_checked_with_its_whole_path(modules, config):
     module = take(modules, "Any").removesuffix(".f")
     config["env"] = {
         "_target_": f"{module}.f",

@@ -26,11 +26,11 @@ def found(episode, index, *, bonus: float) -> float:
 
 
 @pytest.fixture(scope="module")
-def mixture() -> dict[str, Any]:
+def mixture():
     return composed("env=mixture", "output_dir=nowhere")
 
 
-def test_a_mixture_is_shipped_with_two_environments_and_can_be_changed_key_by_key() -> None:
+def test_a_mixture_is_shipped_with_two_environments_and_can_be_changed_key_by_key():
     more = composed(
         "env=mixture",
         "+env@env.envs.hard=arithmetic",
@@ -43,7 +43,7 @@ def test_a_mixture_is_shipped_with_two_environments_and_can_be_changed_key_by_ke
     assert [node["max_operand"] for node in more["envs"].values()] == [20, 99]
 
 
-def test_a_user_keeps_choices_and_modules_in_a_folder_of_their_own(tmp_path: Path) -> None:
+def test_a_user_keeps_choices_and_modules_in_a_folder_of_their_own(tmp_path):
     (tmp_path / "env").mkdir()
     (tmp_path / "env" / "mine.yaml").write_text(
         "defaults:\n  - reverse-text@envs.words\n  - composed@envs.long\n  - _self_\n"
@@ -79,15 +79,13 @@ def test_a_user_keeps_choices_and_modules_in_a_folder_of_their_own(tmp_path: Pat
         ("env.envs.more", 3, "env.envs.more is 3, expected a node with _target_"),
     ],
 )
-def test_mistakes_inside_a_mixture_are_named_by_their_path(
-    mixture: dict[str, Any], tmp_path: Path, key: str, value: object, problem: str
-) -> None:
+def test_mistakes_inside_a_mixture_are_named_by_their_path(mixture, tmp_path, key, value, problem):
     config = changed(mixture, {"output_dir": str(tmp_path), key: value})
     assert only_problem(config).startswith(problem)
 
 
 @pytest.fixture
-def parts(modules: Path) -> dict[str, Any]:
+def parts(modules):
     """Return an environment with a tool and a reward of the user's own."""
     (modules / "knobs_parts.py").write_text(TOOLS)
     (modules / "data.jsonl").write_text(json.dumps({"question": "q", "answer": "a"}))
@@ -99,7 +97,7 @@ def parts(modules: Path) -> dict[str, Any]:
     return config
 
 
-def test_a_users_own_components_are_checked_by_their_signatures(parts: dict[str, Any]) -> None:
+def test_a_users_own_components_are_checked_by_their_signatures(parts):
     check(parts)
     parts["env"]["tools"][0] = {"_target_": "knobs_parts.search", "limt": 3}
     parts["env"]["rewards"]["found"] = {"_target_": "knobs_parts.found", "index": 3, "bonus": "x"}
@@ -120,8 +118,8 @@ def key_of(config: dict[str, Any], *own_files: Path) -> str:
 
 
 def test_a_warm_start_depends_on_what_a_mixture_shows_and_not_on_its_rewards(
-    mixture: dict[str, Any],
-) -> None:
+    mixture,
+):
     before = key_of(mixture)
     unrelated = {"env.envs.arithmetic.reward_weights": {"correct": 9.0}, "output_dir": "elsewhere"}
     assert key_of(changed(mixture, unrelated)) == before
@@ -129,9 +127,7 @@ def test_a_warm_start_depends_on_what_a_mixture_shows_and_not_on_its_rewards(
         assert key_of(changed(mixture, {key: value})) != before
 
 
-def test_a_warm_start_depends_on_the_source_and_the_files_of_every_part(
-    parts: dict[str, Any], modules: Path
-) -> None:
+def test_a_warm_start_depends_on_the_source_and_the_files_of_every_part(parts, modules):
     before = key_of(parts)
     assert key_of(deepcopy(parts)) == before
     data = modules / "data.jsonl"
@@ -142,7 +138,7 @@ def test_a_warm_start_depends_on_the_source_and_the_files_of_every_part(
     assert key_of(parts) == before
 
 
-def test_the_key_of_a_warm_start_does_not_change_the_run(mixture: dict[str, Any]) -> None:
+def test_the_key_of_a_warm_start_does_not_change_the_run(mixture):
     run = Run.of(deepcopy(mixture))
     warm_start_key(run, [])
     assert run == Run.of(mixture)

@@ -27,7 +27,7 @@ REFERRED = {key.rpartition(".")[2] for text in TEXTS for key in re.findall(r"\$\
 
 
 @pytest.mark.parametrize("target", sorted(TARGETS))
-def test_every_key_of_a_shipped_node_is_read(target: str) -> None:
+def test_every_key_of_a_shipped_node_is_read(target):
     module, _, name = target.rpartition(".")
     made = getattr(import_module(module), name)
     files = {getfile(each) for each in getattr(made, "__mro__", [made]) if each is not object}
@@ -63,7 +63,7 @@ OF_GROUPS = [choice for choice in CHOICES if not choice.startswith("experiment="
 
 
 @pytest.mark.parametrize("choice", [*OF_GROUPS, "trainer=as shipped"])
-def test_a_missing_key_of_any_choice_is_refused_by_name(choice: str) -> None:
+def test_a_missing_key_of_any_choice_is_refused_by_name(choice):
     group = choice.partition("=")[0]
     overrides = [] if group == "trainer" else [choice, *COMPANIONS.get(choice, [])]
     config = composed(*overrides)
@@ -78,7 +78,7 @@ def test_a_missing_key_of_any_choice_is_refused_by_name(choice: str) -> None:
             assert problem == f"{key} is missing: add it to the YAML of {path}"
 
 
-def test_a_missing_key_or_group_at_the_top_is_refused_by_name(config: dict[str, Any]) -> None:
+def test_a_missing_key_or_group_at_the_top_is_refused_by_name(config):
     # Runs of older versions have no `init_from`, so these keys have defaults.
     for key in config.keys() - {"init_from", "init_optimizer"}:
         spoilt = {name: value for name, value in config.items() if name != key}

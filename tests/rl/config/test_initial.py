@@ -1,7 +1,6 @@
 """A run that starts from a checkpoint of another run."""
 
 import re
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -16,7 +15,7 @@ from tests.support.composing import changed, composed, only_problem
 
 
 @pytest.fixture
-def first(tmp_path: Path) -> RunFolder:
+def first(tmp_path):
     """Return a run with checkpoints of the steps 5 and 10."""
     run = RunFolder(tmp_path / "first")
     for step in (5, 10):

@@ -2,7 +2,6 @@
 
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
 
 import pytest
 
@@ -35,7 +34,7 @@ def test_values_by_hand(schedule, values):
 
 
 @pytest.fixture(scope="module")
-def plain() -> dict[str, Any]:
+def plain():
     return composed("evaluation=default", "env=reverse-text")
 
 

@@ -62,12 +62,12 @@ CHOICES = sorted(
 
 
 @pytest.mark.parametrize("choice", CHOICES)
-def test_every_choice_of_every_group_is_a_run_that_could_start(choice: str) -> None:
+def test_every_choice_of_every_group_is_a_run_that_could_start(choice):
     check(composed(choice, *COMPANIONS.get(choice, [])))
 
 
 @pytest.mark.parametrize("path", sorted(SWEEPS.glob("*.yaml")), ids=lambda path: path.stem)
-def test_every_sweep_opens_with_its_question_and_composes(path: Path) -> None:
+def test_every_sweep_opens_with_its_question_and_composes(path):
     assert path.read_text().startswith("# ")
     assert path.read_text().splitlines()[0].endswith("?")
     check(composed(sweep=path.stem))
@@ -90,8 +90,8 @@ def nodes(value: Any, path: str = "") -> list[tuple[str, dict[str, Any]]]:
 
 
 def test_a_typo_in_any_option_of_any_node_is_refused_with_the_name_that_was_meant(
-    config: dict[str, Any],
-) -> None:
+    config,
+):
     for path, node in nodes(config):
         for option in node.keys() & options_of(node["_target_"]).keys():
             typo, right = f"{option}{option[-1]}", dict(node)
@@ -109,14 +109,14 @@ def test_a_typo_in_any_option_of_any_node_is_refused_with_the_name_that_was_mean
     check(config)
 
 
-def test_a_typo_at_the_top_is_refused_likewise(config: dict[str, Any]) -> None:
+def test_a_typo_at_the_top_is_refused_likewise(config):
     config["max_stepz"] = config.pop("max_steps")
     with pytest.raises(ConfigError) as caught:
         check(config)
     assert caught.value.problems == ["max_stepz is not a key of a run: did you mean max_steps?"]
 
 
-def test_all_problems_are_reported_at_once(config: dict[str, Any]) -> None:
+def test_all_problems_are_reported_at_once(config):
     del config["seed"], config["optim"]["eps"], config["logger"]
     config["loss"]["clip_high"] = "high"
     config["max_steps"] = "???"
@@ -137,7 +137,7 @@ def test_all_problems_are_reported_at_once(config: dict[str, Any]) -> None:
     assert str(caught.value).splitlines() == [f"- {p}" for p in caught.value.problems]
 
 
-def test_a_free_form_key_that_the_run_decides_is_refused_with_the_option_that_decides_it() -> None:
+def test_a_free_form_key_that_the_run_decides_is_refused_with_the_option_that_decides_it():
     decided = (
         "train_batch_size train_micro_batch_size_per_gpu gradient_accumulation_steps fp16 bf16 "
         "gradient_clipping optimizer scheduler uds host port middleware model tokenizer revision "
@@ -154,7 +154,7 @@ def test_a_free_form_key_that_the_run_decides_is_refused_with_the_option_that_de
             assert any(f" is set by {owner}: change that" in problem for problem in problems)
 
 
-def test_other_free_form_keys_are_not_changed(config: dict[str, Any]) -> None:
+def test_other_free_form_keys_are_not_changed(config):
     config["deepspeed"] = {"zero_optimization": {"stage": 3, "anything": [1, {"a": None}]}}
     config["inference"]["args"] = {
         "enforce_eager": True,
@@ -165,7 +165,7 @@ def test_other_free_form_keys_are_not_changed(config: dict[str, Any]) -> None:
     assert build(config["inference"]).keywords["args"] == config["inference"]["args"]
 
 
-def test_a_run_survives_being_saved(config: dict[str, Any], tmp_path: Path) -> None:
+def test_a_run_survives_being_saved(config, tmp_path):
     run = Run.of(config)
     run.save(tmp_path / "config.yaml")
     assert Run.load(tmp_path / "config.yaml") == run
@@ -173,7 +173,7 @@ def test_a_run_survives_being_saved(config: dict[str, Any], tmp_path: Path) -> N
     assert run.groups_per_step == config["batch_size"] // config["group_size"]
 
 
-def test_build_gives_the_callable_with_its_options_and_nothing_else(config: dict[str, Any]) -> None:
+def test_build_gives_the_callable_with_its_options_and_nothing_else(config):
     made = build(config["advantage"] | {"_target_": "losses.advantages.group_zscore", "epsilon": 1})
     assert made.keywords == {"epsilon": 1.0}
     assert made(ScoredGroup.by_hand([1.0, 1.0])) == [0.0, 0.0]

@@ -59,7 +59,7 @@ def use(*, speed: Speed): ...
 
 
 @pytest.fixture(autouse=True)
-def _written(modules: Path) -> None:
+def _written(modules):
     (modules / "knobs_base.py").write_text(BASE)
     (modules / "knobs_importing.py").write_text(IMPORTING)
 
@@ -78,9 +78,7 @@ def _written(modules: Path) -> None:
         ("knobs_importing.call", ["low"], ["high"]),
     ],
 )
-def test_options_are_read_without_importing_the_module(
-    target: str, required: list[str], optional: list[str]
-) -> None:
+def test_options_are_read_without_importing_the_module(target, required, optional):
     options = options_of(target)
     assert sorted(key for key, option in options.items() if option.required) == required
     assert sorted(key for key, option in options.items() if not option.required) == optional
@@ -101,7 +99,7 @@ def test_options_are_read_without_importing_the_module(
         ("knobs_base.Speed", "no function or class 'Speed'"),
     ],
 )
-def test_a_target_that_is_not_there_is_named(target: str, said: str) -> None:
+def test_a_target_that_is_not_there_is_named(target, said):
     with pytest.raises(LookupError) as caught:
         options_of(target)
     assert said in str(caught.value)
@@ -115,7 +113,7 @@ def shipped_targets() -> list[str]:
 
 
 @pytest.mark.parametrize("target", shipped_targets())
-def test_reading_a_shipped_target_finds_what_importing_it_finds(target: str) -> None:
+def test_reading_a_shipped_target_finds_what_importing_it_finds(target):
     module, _, name = target.rpartition(".")
     imported = getattr(import_module(module), name)
     found = options_of(target)

@@ -65,26 +65,20 @@ def test_a_phase_is_printed_once_and_a_later_step_two_seconds_after_the_last(tmp
     assert printed == ["1", "2", "3", "4", "5", "7", "9"]
 
 
-def test_a_resumed_run_does_not_print_the_steps_of_the_run_before(tmp_path):
-    MetricsFile(RunFolder(tmp_path)).append(0, STEP)
-    time.sleep(0.01)
-    output = io.StringIO()
-    with Screen(RunFolder(tmp_path), 100, Console(file=output)) as screen:
-        screen.update()
-        MetricsFile(RunFolder(tmp_path)).append(1, STEP)
-    assert [line.split()[0] for line in output.getvalue().splitlines()] == ["2/100"]
-
-
 def test_a_resumed_run_starts_at_its_checkpoint_not_at_the_steps_it_repeats(tmp_path):
-    metrics, terminal = MetricsFile(RunFolder(tmp_path)), Terminal()
+    metrics, terminal, output = MetricsFile(RunFolder(tmp_path)), Terminal(), io.StringIO()
     for step in range(13):
         metrics.append(step, STEP)
+    time.sleep(0.01)
     with Screen(RunFolder(tmp_path), 60, on_terminal(terminal), num_saved=10):
         assert " 10 of 60 steps" in terminal.getvalue()
-        metrics.truncate_after(9)  # by the trainer, half a minute later
-        metrics.append(10, STEP)
+        with Screen(RunFolder(tmp_path), 60, Console(file=output)) as screen:
+            screen.update()
+            metrics.truncate_after(9)  # by the trainer, half a minute later
+            metrics.append(10, STEP)
     assert " 13 of 60 steps" not in terminal.getvalue()
     assert " 11 of 60 steps" in terminal.getvalue()
+    assert [line.split()[0] for line in output.getvalue().splitlines()] == ["11/60"]
 
 
 def test_damaged_files_are_ignored(tmp_path):
@@ -137,17 +131,15 @@ def test_the_final_summary_has_the_results_and_the_command_that_resumes(tmp_path
         assert ("resume=true" in final_summary(RunFolder(folder))) != ended
 
 
-@pytest.mark.parametrize(
-    ("rewards", "shown"),
-    [
+def test_the_first_and_the_last_steps_of_a_short_run_are_different_ones(tmp_path):
+    for rewards, shown in (
         ([0.2], "reward  0.200, best"),
         ([0.2, 0.4], "reward  0.200 (first 1) -> 0.400 (last 1), best"),
         ([0.1, 0.3, 0.9, 0.5, 0.7], "reward  0.200 (first 2) -> 0.600 (last 2), best"),
-    ],
-)
-def test_the_first_and_the_last_steps_of_a_short_run_are_different_ones(rewards, shown, tmp_path):
-    log_of(tmp_path, rows=[{"train/reward": reward} for reward in rewards])
-    assert shown in final_summary(RunFolder(tmp_path))
+    ):
+        folder = tmp_path / str(len(rewards))
+        log_of(folder, rows=[{"train/reward": reward} for reward in rewards])
+        assert shown in final_summary(RunFolder(folder))
 
 
 def test_failed_rollouts_are_in_the_lines_and_in_the_summary(tmp_path):
