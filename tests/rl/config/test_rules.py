@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
 from rl.config.check import check
 from rl.config.facts import sees_hint
@@ -29,34 +30,18 @@ from tests.support.composing import (
     with_choices,
 )
 
-CRITIC = composed("loss=ppo")["critic"]
 MIXTURE = composed("env=mixture")["env"]
 SFT_AND_RL = composed("loss=sft_and_rl")
-SFT = {"loss": "=sft", "sampler": "=demonstrations", "advantage": "=none"}
 MUON = {**chosen("optim", "muon"), "learning_rate": 1e-3}
-VERIFIERS = {**chosen("env", "verifiers"), "id": "x"}
-SYNC_ADAPTER = {"adapter": "=lora", "sync": "=adapter"}
 MODEL = {**chosen("reference", "model"), "path": "some/teacher", "dtype": "bfloat16"}
 ENDPOINT = {**chosen("reference", "endpoint"), "url": "http://there/v1", "model": "t"}
 INITIAL = chosen("reference", "initial")
+VERIFIERS = {**chosen("env", "verifiers"), "id": "x"}
 HINTED = {**INITIAL, "sees_hint": True}
-DISTILL = {"loss": "=distill", "reference": MODEL}
-FORWARD = {"loss": "=forward_kl_topk", "reference": MODEL}
-REVERSE = {"loss": "=reverse_kl_topk", "reference": MODEL}
-KL = {"kl.beta": 0.01}
-IN_REWARD = {**KL, "kl.estimator": {"_target_": "losses.kl.k1"}, "kl.place": "reward"}
-PPO = {"loss": "=ppo_clip", "advantage": "=none", "critic": CRITIC}
-WHITEN = {"batch_credit": "=whiten"}
-TWICE = {"updates_per_batch": 2}
-REPLAY = {"buffer": composed("buffer=replay")["buffer"]}
-SHOWN = {name: SFT_AND_RL[name] for name in ("buffer", "loss")}
-
-
-def limited(**limits: Any) -> Changes:
-    """Return a mixture of one environment with these limits of sampling."""
-    node = {"_target_": "envs.mixture.Mixture", "weights": {"words": 1.0}}
-    words = {"envs": {"words": chosen("env", "reverse-text")}, "sampling": {"words": limits}}
-    return {"env": {**node, **words}}
+ONE_OF_MIXTURE = {
+    "_target_": "envs.mixture.Mixture", "weights": {"words": 1.0}, "sampling": {"words": {}},
+    "envs": {"words": chosen("env", "reverse-text")},
+}  # fmt: skip
 
 
 def several(loss: str = "distill", **teachers: Any) -> Changes:
@@ -68,44 +53,107 @@ def several(loss: str = "distill", **teachers: Any) -> Changes:
 
 
 BOTH = several(reverse=MODEL, arithmetic=ENDPOINT)
-UNMEASURED = "environment.Verifiers is unknown before its rollout"
-# The message, and changes of the shipped configuration that cause it.
-REFUSED: dict[str, Changes] = {
-    "use batch_size=240 or 256, or another group_size": {"batch_size": 250},
-    "use batch_size=16, or another group_size": {"batch_size": 8},
-    "rl.sampling.strategies.Extremes samples from the policy, but "
-    "rl.sampling.demonstrations.DemonstrationSampler starts no vLLM: use strategy=independent": {
-        **SFT,
-        "strategy": "=extremes",
-    },
-    "may prefill the start of a turn, where vLLM does not look for sampler.stop=['</a>']: set "
-    "sampler.stop=[], or use another strategy": {"strategy": "=branch", "sampler.stop": ["</a>"]},
-    "look for env.sampling.words.stop=['</a>']: set env.sampling.words.stop=[], or use another": {
-        "strategy": "=branch",
-        **limited(stop=["</a>"]),
-    },
-    "model.head_dtype=float32 and inference.args.hf_overrides exclude each other": {
-        "model.head_dtype": "float32",
-        "inference.args": {"hf-overrides": "{}"},
-    },
-    "sampler.max_tokens=256 leaves no room for the prompt in max_seq_len=256": {
-        "sampler.max_tokens": 256
-    },
-    "env.sampling.words.max_tokens=256 leaves no room for the prompt in max_seq_len=256": (
-        limited(max_tokens=256)
-    ),
-    "length of a prompt of rl.sampling.tokens_chat.TokensClient is unknown before its rollout": {
-        "sampler.max_prompt_len": 200,
-        "client": "=tokens",
-    },
-    f"prompt of envs.verifiers.{UNMEASURED}": {"sampler.max_prompt_len": 200, "env": VERIFIERS},
-    # in a mixture
-    f"of envs.verifiers.{UNMEASURED}": {
-        "sampler.max_prompt_len": 200,
-        **limited(),
-        "env.envs.words": VERIFIERS,
-    },
-    "max_seq_len=512 exceeds model.max_seq_len=256: raise model.max_seq_len": {"max_seq_len": 512},
+# Changes that the tables below refer to in `with`.
+SETS: dict[str, Changes] = {
+    "sft": {"loss": "=sft", "sampler": "=demonstrations", "advantage": "=none"},
+    "ppo": {"loss": "=ppo_clip", "advantage": "=none", "critic": composed("loss=ppo")["critic"]},
+    "replay": {"buffer": composed("buffer=replay")["buffer"]},
+    "sft_and_rl": {name: SFT_AND_RL[name] for name in ("buffer", "loss")},
+    "penalty": {"kl.beta": 0.01},
+    "k1": {"kl.beta": 0.01, "kl.estimator": {"_target_": "losses.kl.k1"}, "kl.place": "reward"},
+    "muon": {"optim": MUON},
+    "critic_muon": {"critic.optim": MUON},
+    "model": {"reference": MODEL},
+    "endpoint": {"reference": ENDPOINT},
+    "hinted": {"reference": HINTED},
+    "both": BOTH,
+    "both_teachers": {key: node for key, node in BOTH.items() if key != "loss"},
+    "verifiers": {"env": VERIFIERS},
+    "mixed_verifiers": {"env.envs.words": VERIFIERS},
+    "mixture": {"env": ONE_OF_MIXTURE},
+}
+# The message, and changes of the shipped configuration ("=name" is conf/<key>/<name>.yaml).
+REFUSED: dict[str, Changes] = yaml.safe_load("""
+"use batch_size=240 or 256, or another group_size": {batch_size: 250}
+"use batch_size=16, or another group_size": {batch_size: 8}
+"rl.sampling.demonstrations.DemonstrationSampler starts no vLLM: use strategy=independent":
+  {with: sft, strategy: =extremes}
+"where vLLM does not look for sampler.stop=['</a>']: set sampler.stop=[], or use another strategy":
+  {strategy: =branch, sampler.stop: [</a>]}
+"look for env.sampling.words.stop=['</a>']: set env.sampling.words.stop=[], or use another":
+  {with: mixture, strategy: =branch, env.sampling.words.stop: [</a>]}
+"model.head_dtype=float32 and inference.args.hf_overrides exclude each other":
+  {model.head_dtype: float32, inference.args: {hf-overrides: "{}"}}
+"sampler.max_tokens=256 leaves no room for the prompt in max_seq_len=256": {sampler.max_tokens: 256}
+"env.sampling.words.max_tokens=256 leaves no room for the prompt in max_seq_len=256":
+  {with: mixture, env.sampling.words.max_tokens: 256}
+"length of a prompt of rl.sampling.tokens_chat.TokensClient is unknown before its rollout":
+  {sampler.max_prompt_len: 200, client: =tokens}
+"prompt of envs.verifiers.environment.Verifiers is unknown before its rollout":
+  {with: verifiers, sampler.max_prompt_len: 200}
+"of envs.verifiers.environment.Verifiers is unknown before its rollout":
+  {with: mixture mixed_verifiers, sampler.max_prompt_len: 200}
+"max_seq_len=512 exceeds model.max_seq_len=256: raise model.max_seq_len": {max_seq_len: 512}
+"trainer.compile=true cannot compile layers in which ZeRO stage 3 gathers weights":
+  {trainer.compile: true, deepspeed: =zero3}
+"sampler.rollout_timeout=700.0 s is not below trainer.wait_timeout=600 s, so one slow":
+  {sampler.rollout_timeout: 700.0}
+"sampler.rollout_timeout=500.0 s is not below trainer.wait_timeout=500.0 s":
+  {sampler.rollout_timeout: 500.0, trainer.wait_timeout: 500.0}
+"env.sampling.words.rollout_timeout=61 exceeds sampler.rollout_timeout=60.0, the limit":
+  {with: mixture, sampler.rollout_timeout: 60.0, env.sampling.words.rollout_timeout: 61}
+"trainer.devices=[1] names GPUs of this machine, but rl.cluster.ray_cluster.RayCluster":
+  {trainer.devices: [1], cluster: =ray}
+"inference.devices=[0] names GPUs of this machine, but rl.cluster.ray_cluster.RayCluster":
+  {inference.devices: [0], cluster: =ray}
+"max_time=3x is not a duration: write 3h30m, 90m, or a": {max_time: 3x}
+"stop_when=eval/reward = 1 is not a condition: write a metric of": {stop_when: eval/reward = 1}
+"stop_when reads eval/reward, but the run has no evaluation: use evaluation=default":
+  {stop_when: eval/reward > 0.9}
+"trainer.debug=true runs one rank in this terminal, but trainer.ranks=2: set trainer.ranks":
+  {trainer.debug: true, trainer.ranks: 2}
+"trainer.debug=true needs a trainer on this machine: use cluster=local":
+  {trainer.debug: true, cluster: =ray}
+"env.reward_weights={'exact': 0.0} makes every reward 0: raise one weight":
+  {env.reward_weights: {exact: 0.0}}
+"(adapter.modules_to_save=['norm']): set adapter.modules_to_save=[], or use sync=auto":
+  {adapter: =lora, adapter.modules_to_save: [norm], sync: =adapter}
+"vLLM has no base model for an adapter: use a model with model.warm_start, or sync=auto":
+  {adapter: =lora, model.warm_start: null, sync: =adapter}
+"replaces the advantages of rl.rollouts.batch_credit.whiten: use batch_credit=none, or":
+  {with: ppo, batch_credit: =whiten}
+"but losses.cross_entropy.cross_entropy reads none: use batch_credit=none":
+  {with: sft, batch_credit: =whiten}
+"sampler.max_staleness=4 versions old in its first batch: use buffer.max_staleness=12":
+  {with: replay, buffer.max_staleness: 4, sampler.max_staleness: 4}
+"but buffer.replay_share=0.25 adds rollouts of earlier policies: use loss=cispo":
+  {with: replay, loss: =reinforce}
+"adds text that no policy sampled: use loss=sft_and_rl, or buffer=fifo":
+  {with: sft_and_rl, loss: =cispo}
+"demonstrations of buffer.demonstration_share=0.25 lack: use correction=none":
+  {with: sft_and_rl, updates_per_batch: 2, correction: =tis_token}
+"leave no new groups in a batch of 1 groups: lower them, or raise batch_size":
+  {with: replay, batch_size: 32, group_size: 32}
+"a KL penalty uses rl.learner.reference.local.InitialPolicy: set kl.beta=0.01":
+  {reference.refresh_every: 10}
+"nor a KL penalty uses rl.learner.reference.local.InitialPolicy: set kl.beta=0.01": {with: hinted}
+"an adapter freezes: set reference.refresh_every=0, or use adapter=none":
+  {with: penalty, reference.refresh_every: 10, adapter: =lora}
+"sampler.top_k=20 the trainer needs logprobs among those that vLLM kept: use reference=model, or":
+  {with: endpoint, loss: =distill, sampler.top_k: 20}
+"the mean of its gradient is zero: use kl.place=reward, or kl=k3": {with: k1, kl.place: loss}
+"kl.place=reward with losses.kl.k3 has a biased gradient: use kl=k1":
+  {with: penalty, kl.place: reward}
+"rl.sampling.demonstrations.DemonstrationSampler samples none: set reference.sees_hint=":
+  {with: sft model, loss: =forward_kl_topk, reference.sees_hint: true}
+"env is a single environment: use reference=model, or env=mixture": {with: both, env: =arithmetic}
+"reference.teachers.arithmetic=endpoint returns logprobs at temperature 1, but sampler.temp":
+  {with: both, sampler.temperature: 0.7}
+"critic.head_start=20 leaves no steps of max_steps=20 for the policy: set":
+  {with: ppo, critic.head_start: 20, max_steps: 20}
+"flattened pieces of them: use deepspeed=zero0, or optim@critic.optim=adamw":
+  {with: ppo critic_muon, deepspeed: =zero2}
+""") | {
     **{
         f"zero_optimization.{key}.device=cpu needs ZeRO stage 3, not {stage}": {
             "deepspeed": {"zero_optimization": {"stage": stage, key: {"device": "cpu"}}}
@@ -113,249 +161,118 @@ REFUSED: dict[str, Changes] = {
         for key in ("offload_optimizer", "offload_param")
         for stage in (0, 1, 2)
     },
-    "trainer.compile=true cannot compile layers in which ZeRO stage 3 gathers weights": {
-        "trainer.compile": True,
-        "deepspeed": {"zero_optimization": {"stage": 3}},
-    },
-    "sampler.rollout_timeout=700.0 s is not below trainer.wait_timeout=600 s, so one slow": {
-        "sampler.rollout_timeout": 700.0
-    },
-    "sampler.rollout_timeout=500.0 s is not below trainer.wait_timeout=500.0 s": {
-        "sampler.rollout_timeout": 500.0,
-        "trainer.wait_timeout": 500.0,
-    },
-    "env.sampling.words.rollout_timeout=61 exceeds sampler.rollout_timeout=60.0, the limit": {
-        "sampler.rollout_timeout": 60.0,
-        **limited(rollout_timeout=61),
-    },
-    "trainer.devices=[1] names GPUs of this machine, but rl.cluster.ray_cluster.RayCluster": {
-        "trainer.devices": [1],
-        "cluster": "=ray",
-    },
-    "inference.devices=[0] names GPUs of this machine, but rl.cluster.ray_cluster.RayCluster": {
-        "inference.devices": [0],
-        "cluster": "=ray",
-    },
-    "max_time=3x is not a duration: write 3h30m, 90m, or a": {"max_time": "3x"},
-    "=eval/reward = 1 is not a condition: write a metric of": {"stop_when": "eval/reward = 1"},
-    "stop_when reads eval/reward, but the run has no evaluation: use evaluation=default": {
-        "stop_when": "eval/reward > 0.9"
-    },
-    "trainer.debug=true runs one rank in this terminal, but trainer.ranks=2: set trainer.ranks": {
-        "trainer.debug": True,
-        "trainer.ranks": 2,
-    },
-    "trainer.debug=true needs a trainer on this machine: use cluster=local": {
-        "trainer.debug": True,
-        "cluster": "=ray",
-    },
-    "env.reward_weights={'exact': 0.0} makes every reward 0: raise one weight": {
-        "env.reward_weights": {"exact": 0.0}
-    },
-    "(adapter.modules_to_save=['norm']): set adapter.modules_to_save=[], or use sync=auto": {
-        **SYNC_ADAPTER,
-        "adapter.modules_to_save": ["norm"],
-    },
-    "vLLM has no base model for an adapter: use a model with model.warm_start, or sync=auto": {
-        **SYNC_ADAPTER,
-        "model.warm_start": None,
-    },
-    # Credit and buffers.
-    "replaces the advantages of rl.rollouts.batch_credit.whiten: use batch_credit=none, or": {
-        **PPO,
-        **WHITEN,
-    },
-    "but losses.cross_entropy.cross_entropy reads none: use batch_credit=none": {**SFT, **WHITEN},
-    "sampler.max_staleness=4 versions old in its first batch: use buffer.max_staleness=12": {
-        **REPLAY,
-        "buffer.max_staleness": 4,
-        "sampler.max_staleness": 4,
-    },
-    "but buffer.replay_share=0.25 adds rollouts of earlier policies: use loss=cispo": {
-        **REPLAY,
-        "loss": "=reinforce",
-    },
-    "adds text that no policy sampled: use loss=sft_and_rl, or buffer=fifo": {
-        **SHOWN,
-        "loss": "=cispo",
-    },
-    "demonstrations of buffer.demonstration_share=0.25 lack: use correction=none": {
-        **SHOWN,
-        **TWICE,
-        "correction": "=tis_token",
-    },
-    "leave no new groups in a batch of 1 groups: lower them, or raise batch_size": {
-        **REPLAY,
-        "batch_size": 32,
-        "group_size": 32,
-    },
-    # References.
-    "a KL penalty uses rl.learner.reference.local.InitialPolicy: set kl.beta=0.01": {
-        "reference.refresh_every": 10
-    },
-    "nor a KL penalty uses rl.learner.reference.local.InitialPolicy: set kl.beta=0.01": {
-        "reference": HINTED
-    },
-    "an adapter freezes: set reference.refresh_every=0, or use adapter=none": {
-        **KL,
-        "reference.refresh_every": 10,
-        "adapter": "=lora",
-    },
-    "among all tokens, but with sampler.top_k=20 the trainer needs logprobs among those that "
-    "vLLM kept: use reference=model, or accept a bias with sampler.allow_biased_ratio=true": {
-        **DISTILL,
-        "reference": ENDPOINT,
-        "sampler.top_k": 20,
-    },
-    "the mean of its gradient is zero: use kl.place=reward, or kl=k3": {
-        **IN_REWARD,
-        "kl.place": "loss",
-    },
-    "kl.place=reward with losses.kl.k3 has a biased gradient: use kl=k1": {
-        **KL,
-        "kl.place": "reward",
-    },
-    "reference.sees_hint=true adds hints to prompts of sampled rollouts, but "
-    "rl.sampling.demonstrations.DemonstrationSampler samples none: set reference.sees_hint=": {
-        **SFT,
-        **FORWARD,
-        "reference.sees_hint": True,
-    },
-    "rl.learner.reference.per_env.PerEnvironment has a teacher for each environment of a "
-    "mixture, but env is a single environment: use reference=model, or env=mixture": {
-        **BOTH,
-        "env": "=arithmetic",
-    },
     "reference.teachers has no teacher for arithmetic of env.envs: add "
     "+reference@reference.teachers.arithmetic=model "
     "reference.teachers.arithmetic.path=<its teacher>": several(reverse=MODEL),
     "no teacher for reverse-text and for arithmetic of env.envs": several(),
-    "reference.teachers.arithmetics is not an environment of env.envs: did you": (
-        several(reverse=MODEL, arithmetic=MODEL, arithmetics=MODEL)
+    "reference.teachers.arithmetics is not an environment of env.envs: did you": several(
+        reverse=MODEL, arithmetic=MODEL, arithmetics=MODEL
     ),
     "reference.teachers.arithmetic.top_k=4 and reference.teachers.reverse-text.top_k=16 "
-    "differ, but the loss needs the same number of candidate tokens from each teacher": (
-        several("forward_kl_topk", reverse=MODEL, arithmetic={**MODEL, "top_k": 4})
+    "differ, but the loss needs the same number of candidate tokens from each teacher": several(
+        "forward_kl_topk", reverse=MODEL, arithmetic={**MODEL, "top_k": 4}
     ),
-    "reference.teachers.arithmetic=endpoint returns logprobs at temperature 1, but "
-    "sampler.temperature=0.7: set sampler.temperature=1, or use": {
-        **BOTH,
-        "sampler.temperature": 0.7,
-    },
-    "reference.teachers.arithmetic=initial is the policy before training": (
-        several(reverse=MODEL, arithmetic=INITIAL)
+    "reference.teachers.arithmetic=initial is the policy before training": several(
+        reverse=MODEL, arithmetic=INITIAL
     ),
-    "reference.teachers.arithmetic is rl.learner.reference.protocol.NoReference, which returns": (
-        several(reverse=MODEL, arithmetic=chosen("reference", "none"))
+    "reference.teachers.arithmetic is rl.learner.reference.protocol.NoReference, which": several(
+        reverse=MODEL, arithmetic=chosen("reference", "none")
     ),
-    "critic.head_start=20 leaves no steps of max_steps=20 for the policy: set": {
-        **PPO,
-        "critic.head_start": 20,
-        "max_steps": 20,
-    },
-    "flattened pieces of them: use deepspeed=zero0, or optim@critic.optim=adamw": {
-        **PPO,
-        "critic.optim": MUON,
-        "deepspeed": {"zero_optimization": {"stage": 2}},
-    },
 }
-
-ALLOWED: dict[str, Changes] = {
-    "as shipped": {},
-    "muon with whole matrices": {"optim": MUON, "deepspeed": {"zero_optimization": {"stage": 0}}},
-    "muon with DeepSpeed's default stage": {"optim": MUON, "deepspeed": {}},
-    "adapter with whole modules, merged": {"adapter": "=lora", "adapter.modules_to_save": ["norm"]},
-    "no reward, but less entropy": {"env.reward_weights": {"exact": 0.0}, "entropy_bonus": -1.0},
-    "one of several rewards": {"env.reward_weights": {"exact": 0.0, "similarity": 1.0}},
-    "the limits of one environment": {
-        "sampler.rollout_timeout": 60.0,
-        **limited(stop=["</a>"], max_tokens=255, rollout_timeout=60),
-    },
-    "GPUs of this machine": {"trainer.devices": [1], "inference.devices": [0]},
-    "ZeRO 2 that offloads nothing, compiled": {
-        "deepspeed": {"zero_optimization": {"stage": 2, "offload_optimizer": {"device": "none"}}},
-        "trainer.compile": True,
-    },
-    "no reward, but an entropy bonus at some steps": {
-        "env.reward_weights": {"exact": 0.0},
-        "entropy_bonus": {"_target_": "rl.schedule.linear", "start": 0.5, "end": 0.0, "steps": 9},
-    },
-    "the ends of ranges": {"sampler.top_p": 0.01, "sampler.allow_biased_ratio": True},
-    "a dual clip above 1": {"loss": "=ppo_clip", "loss.dual_clip": 1.01},
-    "a refreshed reference": {**KL, "reference.refresh_every": 10, "reference.refresh_mix": 1.0},
-    "a teacher at another temperature": {**DISTILL, "sampler.temperature": 0.7},
-    "a steered penalty": {**KL, "kl.target_kl": 0.1},
-    "k1 without weight": {**IN_REWARD, "kl.place": "loss", "kl.beta": 0.0},
-    "several updates of demonstrations": {**SFT, **TWICE},
-    "demonstrations near the initial policy": {**SFT, **KL},
-    "one demonstration for each example": {**SFT, "group_size": 1},
-    "candidates in several updates": {**REVERSE, **TWICE},
-    "candidates of truncated sampling": {**REVERSE, "sampler.top_p": 0.9},
-    "candidates of a server": {**FORWARD, "reference": ENDPOINT},
-    "a teacher with hints": {**DISTILL, "reference.sees_hint": True},
-    "the policy with hints": {**REVERSE, "reference": HINTED},
-    "a teacher for each": BOTH,
+ALLOWED: dict[str, Changes] = yaml.safe_load("""
+as shipped: {}
+muon with whole matrices: {with: muon, deepspeed: =zero0}
+muon with DeepSpeed's default stage: {with: muon, deepspeed: {}}
+adapter with whole modules, merged: {adapter: =lora, adapter.modules_to_save: [norm]}
+no reward, but less entropy: {env.reward_weights: {exact: 0.0}, entropy_bonus: -1.0}
+no reward, but an entropy bonus at some steps:
+  {env.reward_weights: {exact: 0.0},
+   entropy_bonus: {_target_: rl.schedule.linear, start: 0.5, end: 0.0, steps: 9}}
+one of several rewards: {env.reward_weights: {exact: 0.0, similarity: 1.0}}
+the limits of one environment:
+  {with: mixture, sampler.rollout_timeout: 60.0,
+   env.sampling.words: {stop: [</a>], max_tokens: 255, rollout_timeout: 60}}
+GPUs of this machine: {trainer.devices: [1], inference.devices: [0]}
+ZeRO 2 that offloads nothing, compiled:
+  {deepspeed: {zero_optimization: {stage: 2, offload_optimizer: {device: none}}},
+   trainer.compile: true}
+the ends of ranges: {sampler.top_p: 0.01, sampler.allow_biased_ratio: true}
+a dual clip above 1: {loss: =ppo_clip, loss.dual_clip: 1.01}
+a refreshed reference: {with: penalty, reference.refresh_every: 10, reference.refresh_mix: 1.0}
+a teacher at another temperature: {with: model, loss: =distill, sampler.temperature: 0.7}
+a steered penalty: {with: penalty, kl.target_kl: 0.1}
+k1 without weight: {with: k1, kl.place: loss, kl.beta: 0.0}
+several updates of demonstrations: {with: sft, updates_per_batch: 2}
+demonstrations near the initial policy: {with: sft penalty}
+one demonstration for each example: {with: sft, group_size: 1}
+candidates in several updates: {with: model, loss: =reverse_kl_topk, updates_per_batch: 2}
+candidates of truncated sampling: {with: model, loss: =reverse_kl_topk, sampler.top_p: 0.9}
+candidates of a server: {with: endpoint, loss: =forward_kl_topk}
+a teacher with hints: {with: model, loss: =distill, reference.sees_hint: true}
+the policy with hints: {with: hinted, loss: =reverse_kl_topk}
+a teacher for each: {with: both}
+a divergence for each: {with: penalty both_teachers}
+penalties of separate rewards:
+  {advantage: =max_rl, truncation: =penalty, truncation.limit: 8, reward.normalise_each: true,
+   reward.length_penalty: 0.1}
+a critic of turns: {with: ppo, critic.over: turns, critic.loss.clip: 0.2, updates_per_batch: 4}
+a critic and a penalty in the reward: {with: ppo k1}
+a critic with an optimizer of its own: {with: ppo critic_muon}
+""") | {
     "hints for one of them": several(reverse=HINTED, arithmetic=MODEL),
     "unread numbers differ": several(reverse=MODEL, arithmetic={**MODEL, "top_k": 4}),
-    "a divergence for each": {**KL, **{k: v for k, v in BOTH.items() if k != "loss"}},
-    "penalties of separate rewards": {
-        **{"advantage": "=max_rl", "truncation": "=penalty", "truncation.limit": 8},
-        **{"reward.normalise_each": True, "reward.length_penalty": 0.1},
-    },
-    "a critic of turns": {
-        **PPO,
-        **{"critic.over": "turns", "critic.loss.clip": 0.2, "updates_per_batch": 4},
-    },
-    "a critic and a penalty in the reward": {**PPO, **IN_REWARD},
-    "a critic with an optimizer of its own": {**PPO, "critic.optim": MUON},
 }
+
+
+def given(config: dict[str, Any], row: Changes) -> dict[str, Any]:
+    """Return the configuration with the changes of a row of a table."""
+    changes = {key: value for key, value in row.items() if key != "with"}
+    for name in reversed(row.get("with", "").split()):
+        changes = {**SETS[name], **changes}
+    return with_choices(config, changes)
 
 
 @pytest.mark.parametrize("said", REFUSED)
 def test_what_makes_no_sense_is_refused_in_one_sentence(said, config):
-    problem = only_problem(with_choices(config, REFUSED[said]))
+    problem = only_problem(given(config, REFUSED[said]))
     assert said in problem
     assert "\n" not in problem
 
 
 @pytest.mark.parametrize("name", ALLOWED)
 def test_what_makes_sense_is_allowed(name, config):
-    check_all(with_choices(config, ALLOWED[name]))
+    check_all(given(config, ALLOWED[name]))
 
 
-# The key of a value out of its range, for changes of the shipped configuration.
-LORA, DIFFICULTY = {"adapter": "=lora"}, {"buffer": "=difficulty"}
-ORDER = {"order": "=difficulty"}
-CORRECTED = {**TWICE, "correction": "=mis"}
-OUT_OF_RANGE: list[tuple[Changes, list[tuple[str, float]]]] = [
-    ({}, [("seed", -1), ("max_steps", 0), ("batch_size", 0), ("updates_per_batch", 0)]),
-    ({}, [("sampler.temperature", 0.0), ("sampler.top_p", 0.0), ("sampler.top_p", 1.01)]),
-    ({}, [("reward.length_penalty", -0.1), ("kl.beta", -0.1), ("optim.beta2", 1.0)]),
-    ({}, [("reference.refresh_every", -1), ("reference.refresh_mix", 1.5)]),
-    ({}, [("loss.clip_low", 5.0)]),  # not below clip_high
-    ({"optim": MUON}, [("optim.momentum", 1.0), ("optim.adamw_ratio", 0.0)]),
-    ({"loss": "=masked_is"}, [("loss.ratio_low", 9.0)]),
-    ({"loss": "=ppo_clip"}, [("loss.dual_clip", 1.0)]),
-    ({"loss": "=jsd_topk", "reference": MODEL}, [("loss.mix", 0.0), ("reference.top_k", 0)]),
-    (LORA, [("adapter.rank", 0), ("adapter.alpha", 0.0), ("adapter.dropout", 1.0)]),
-    ({"truncation": "=penalty"}, [("truncation.limit", 0)]),
-    (DIFFICULTY, [("buffer.min_spread", -0.1)]),
-    ({**DIFFICULTY, "buffer.max_reward": 0.9}, [("buffer.min_reward", 0.9)]),
-    (ORDER, [("order.hard_weight", -1.0), ("order.hard_threshold", 0.8)]),  # = easy_threshold
-    (KL, [("kl.target_kl", 0.0)]),
-    (CORRECTED, [("correction.low", -0.5), ("correction.low", 2.0)]),  # not below high
-    (PPO, [("critic.estimator.gamma", 1.1), ("critic.estimator.gae_lambda", -0.1)]),
-    (PPO, [("critic.loss.clip", 0.0), ("critic.head_start", -1)]),
-    (PPO, [("critic.optim.learning_rate", 0.0)]),
-]
+# Changes of the shipped configuration, and values out of their ranges.
+OUT_OF_RANGE = yaml.safe_load("""
+- [{}, {seed: -1, max_steps: 0, batch_size: 0, updates_per_batch: 0, reward.length_penalty: -0.1}]
+- [{}, {sampler.temperature: 0.0, sampler.top_p: 0.0, kl.beta: -0.1, optim.beta2: 1.0}]
+- [{}, {sampler.top_p: 1.01, reference.refresh_every: -1, reference.refresh_mix: 1.5}]
+- [{}, {loss.clip_low: 5.0}] # not below clip_high
+- [{with: muon}, {optim.momentum: 1.0, optim.adamw_ratio: 0.0}]
+- [{loss: =masked_is}, {loss.ratio_low: 9.0}]
+- [{loss: =ppo_clip}, {loss.dual_clip: 1.0}]
+- [{with: model, loss: =jsd_topk}, {loss.mix: 0.0, reference.top_k: 0}]
+- [{adapter: =lora}, {adapter.rank: 0, adapter.alpha: 0.0, adapter.dropout: 1.0}]
+- [{truncation: =penalty}, {truncation.limit: 0}]
+- [{buffer: =difficulty}, {buffer.min_spread: -0.1}]
+- [{buffer: =difficulty, buffer.max_reward: 0.9}, {buffer.min_reward: 0.9}]
+- [{order: =difficulty}, {order.hard_weight: -1.0, order.hard_threshold: 0.8}] # = easy_threshold
+- [{with: penalty}, {kl.target_kl: 0.0}]
+- [{updates_per_batch: 2, correction: =mis}, {correction.low: -0.5}]
+- [{updates_per_batch: 2, correction: =mis}, {correction.low: 2.0}] # not below high
+- [{with: ppo}, {critic.estimator.gamma: 1.1, critic.estimator.gae_lambda: -0.1}]
+- [{with: ppo}, {critic.loss.clip: 0.0, critic.head_start: -1, critic.optim.learning_rate: 0.0}]
+""")
 
 
 @pytest.mark.parametrize(
     ("key", "value", "others"),
-    [(*pair, others) for others, pairs in OUT_OF_RANGE for pair in pairs],
+    [(*pair, others) for others, values in OUT_OF_RANGE for pair in values.items()],
 )
 def test_a_value_out_of_its_range_is_refused_by_its_key(key, value, others, config):
-    assert only_problem(with_choices(config, {**others, key: value})).startswith(key)
+    assert only_problem(given(config, {**others, key: value})).startswith(key)
 
 
 def test_a_loss_that_compares_rollouts_needs_room_for_a_group_in_a_micro_batch(config, modules):
@@ -414,26 +331,19 @@ def test_shipped_files_are_found_from_every_folder(choice, key, tmp_path, monkey
     check(config)
 
 
-@pytest.mark.parametrize(
-    ("key", "value"),
-    [
-        ("url", "https://me:hunter2@host/v1"),
-        ("url", "http://:hunter2@host"),
-        ("url", "HTTPS://hunter2@host:8000/v1"),
-        ("url", "https://host/v1?a=b&api_key=hunter2"),
-        ("base_url", "http://host?access-token=hunter2"),
-        ("url", "http://host/?a&my_secret=hunter2"),
-        ("url", " ftp://host?passwd=hunter2"),
-        ("api_key_variable", "sk-hunter2"),
-        ("api_key_variable", "AKIAhunter2EXAMPLE"),
-        ("api_key_variable", "hf_hunter2"),
-    ],
-)
-def test_a_secret_is_refused_and_not_repeated(key, value):
-    said = "contains a password or key" if "url" in key else "does not name an environment variable"
-    (problem,) = secret_problems({"env": {"judge": [{key: value}]}})
-    assert problem.startswith(f"env.judge.0.{key} {said}")
-    assert "hunter2" not in problem
+def test_a_secret_is_refused_and_not_repeated():
+    urls = (
+        *("https://me:hunter2@host/v1", "http://:hunter2@host", "HTTPS://hunter2@host:8000/v1"),
+        *("https://host/v1?a=b&api_key=hunter2", "http://host?access-token=hunter2"),
+        *("http://host/?a&my_secret=hunter2", " ftp://host?passwd=hunter2"),
+    )
+    said = {("url", url): "contains a password or key" for url in urls}
+    for key in ("sk-hunter2", "AKIAhunter2EXAMPLE", "hf_hunter2"):
+        said["api_key_variable", key] = "does not name an environment variable"
+    for (key, value), reason in said.items():
+        (problem,) = secret_problems({"env": {"judge": [{key: value}]}})
+        assert problem.startswith(f"env.judge.0.{key} {reason}")
+        assert "hunter2" not in problem
 
 
 @pytest.mark.parametrize("name", ["OPENAI_API_KEY", "mykey", None])
@@ -498,7 +408,7 @@ def test_vllm_returns_twice_top_k_tokens_and_at_least_twenty():
 
 def test_an_endpoint_needs_temperature_1_at_each_step(config):
     cooler = {"_target_": "rl.schedule.linear", "start": 1.0, "end": 0.6, "steps": 9}
-    changes = {**DISTILL, "reference": ENDPOINT, "sampler.temperature": cooler}
+    changes = {"loss": "=distill", "reference": ENDPOINT, "sampler.temperature": cooler}
     facts = Learned.from_settings(learned(loss_reads=["ref_logprobs"]))
     given = split_schedules(with_choices(config, changes))
     (problem,) = each_reference_problems(given, facts)
@@ -506,27 +416,11 @@ def test_an_endpoint_needs_temperature_1_at_each_step(config):
 
 
 def test_hints_are_seen_by_environment_and_only_where_something_reads_them(config):
-    mixed = with_choices(config, ALLOWED["hints for one of them"])
+    mixed = given(config, ALLOWED["hints for one of them"])
     assert sees_hint(mixed, "reverse-text")
     assert not sees_hint(mixed, "arithmetic")
-    assert sees_hint(with_choices(config, ALLOWED["a teacher with hints"]), "any name")
+    assert sees_hint(given(config, ALLOWED["a teacher with hints"]), "any name")
     assert not sees_hint(config, "arithmetic")
-
-
-def test_teachers_may_be_named_on_the_command_line(tmp_path):
-    teachers = "reference.teachers"
-    config = composed(
-        *("loss=distill", "env=mixture", "reference=per_env", f"output_dir={tmp_path}"),
-        *(
-            f"+reference@{teachers}.reverse-text=model",
-            f"{teachers}.reverse-text.path=some/teacher",
-        ),
-        *(f"+reference@{teachers}.arithmetic=endpoint", f"{teachers}.arithmetic.model=t"),
-        f"{teachers}.arithmetic.url=http://there/v1",
-    )
-    check_all(config)
-    targets = [node["_target_"] for node in config["reference"]["teachers"].values()]
-    assert [target.rpartition(".")[2] for target in targets] == ["FrozenModel", "Endpoint"]
 
 
 def test_ppo_brings_its_critic_and_the_command_line_wins(tmp_path):

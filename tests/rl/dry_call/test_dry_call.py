@@ -40,24 +40,17 @@ def alone(tokens):
 def by_hand(tokens: Tokens) -> TokenLoss:
     ratio = ratio_to(tokens.anchor, tokens.logprobs)
     return TokenLoss(-ratio * tokens.advantages, {})
-def by_a_helper(tokens):
-    return TokenLoss(-lesson(tokens) * tokens.logprobs, {})
-def by_a_class(tokens):
-    return TokenLoss(_gate(tokens), {})
+def by_a_helper(tokens): return TokenLoss(-lesson(tokens) * tokens.logprobs, {})
+def by_a_class(tokens): return TokenLoss(_gate(tokens), {})
 def by_an_import(tokens):
     from losses.cispo import cispo as inner
     return inner(tokens, clip_low=0.0, clip_high=5.0)
 def by_a_name(tokens):
-    total = 0
-    for name in ("advantages", "logprobs"):
-        total = total - getattr(tokens, name)
-    return TokenLoss(total, {})
+    return TokenLoss(-sum(getattr(tokens, name) for name in ("advantages", "logprobs")), {})
 def by_attrgetter(tokens):
     advantages, logprobs = operator.attrgetter("advantages", "logprobs")(tokens)
     return TokenLoss(-advantages * logprobs, {})
-def by_vars(tokens):
-    fields = vars(tokens)
-    return TokenLoss(-fields["advantages"] * fields["logprobs"], {})
+def by_vars(tokens): return TokenLoss(-vars(tokens)["advantages"] * vars(tokens)["logprobs"], {})
 def by_unpacking(tokens):
     one = SimpleNamespace(**vars(tokens))
     return TokenLoss(-one.advantages * one.logprobs, {})
@@ -67,17 +60,13 @@ def by_replacing(tokens):
 def by_shape(tokens):
     assert tokens.advantages.shape == tokens.logprobs.shape
     return TokenLoss(-tokens.logprobs * torch.ones_like(tokens.advantages), {})
-def whole(tokens):
-    return gspo(tokens, clip_low=3e-4, clip_high=4e-4)
+def whole(tokens): return gspo(tokens, clip_low=3e-4, clip_high=4e-4)
 """
 HELPERS = """
 class Gate:
-    def __call__(self, tokens):
-        return -self._strength(tokens) * tokens.logprobs
-    def _strength(self, tokens):
-        return tokens.ref_logprobs - tokens.logprobs
-def lesson(tokens):
-    return tokens.advantages
+    def __call__(self, tokens): return -self._strength(tokens) * tokens.logprobs
+    def _strength(self, tokens): return tokens.ref_logprobs - tokens.logprobs
+def lesson(tokens): return tokens.advantages
 """
 FIELDS = ("advantages", "rollout_logprobs", "old_logprobs", "ref_logprobs")
 RATIO = {"rollout_logprobs", "old_logprobs"}
@@ -106,22 +95,16 @@ def the_problem(config):
     return problem
 
 
+READ = {
+    "alone by_shape": set(),
+    "by_a_helper by_a_name by_attrgetter by_vars by_unpacking": {"advantages"},
+    "by_a_class": {"ref_logprobs"},
+    "by_hand by_an_import by_replacing whole": {"advantages"} | RATIO,
+}
+
+
 @pytest.mark.parametrize(
-    ("name", "fields"),
-    [
-        ("alone", set()),
-        ("by_hand", {"advantages"} | RATIO),
-        ("by_a_helper", {"advantages"}),
-        ("by_a_class", {"ref_logprobs"}),
-        ("by_an_import", {"advantages"} | RATIO),
-        ("by_a_name", {"advantages"}),
-        ("by_attrgetter", {"advantages"}),
-        ("by_vars", {"advantages"}),
-        ("by_unpacking", {"advantages"}),
-        ("by_replacing", {"advantages"} | RATIO),
-        ("by_shape", set()),
-        ("whole", {"advantages"} | RATIO),
-    ],
+    ("name", "fields"), [(name, fields) for names, fields in READ.items() for name in names.split()]
 )
 def test_a_loss_reads_the_fields_whose_numbers_it_uses_however_it_gets_them(name, fields, own):
     learned = learn(own("loss", LOSSES, name))
@@ -142,44 +125,6 @@ def test_a_file_may_name_the_fields_that_a_branch_hides(own):
     assert not learn(own("loss", hidden.replace("READS", "OTHER"))).reads_advantages
     problem = the_problem(own("loss", hidden.replace("'advantages'", "'advantage'")))
     assert "Tokens has no field advantage: name only fields" in problem
-
-
-@pytest.mark.parametrize(
-    ("body", "said"),
-    [
-        ("-tokens.logprobs", "returned a Tensor of shape [8]: return TokenLoss("),
-        ("TokenLoss(-tokens.logprobs.sum(), {})", "neither summed nor averaged"),
-        ("TokenLoss(-tokens.logprobs.detach(), {})", "a loss without a gradient"),
-        ("TokenLoss(-tokens.logprobs * tokens.advantages.log(), {})", "is NaN or inf"),
-        ("TokenLoss(-tokens.logprobs, {'x': 0.5})", "the metric 'x' as float 0.5"),
-        (
-            "TokenLoss(-tokens.logprobs, {'x': tokens.logprobs[:2]})",
-            "the metric 'x' as a Tensor of shape [2]: return a tensor with one number per token",
-        ),
-        (
-            "TokenLoss(-tokens.logprobs, {'tokens': tokens.turns, 'reward': tokens.turns})",
-            "metrics named 'reward' and 'tokens', which the run itself uses: choose other names",
-        ),
-        ("TokenLoss(-tokens.logprobs, None)", "returned metrics that are a NoneType"),
-        (
-            "TokenLoss(-tokens.logprobs, {}, tokens.logprobs[1:])",
-            "returned ratio_clamped as a Tensor of shape [7]: return a tensor with one number per",
-        ),
-        ("TokenLoss(-tokens.logprob, {})", "raised AttributeError"),
-        ("{}['x']", "raised KeyError: 'x', called with eight made-up tokens"),
-        # It would work with several updates for each batch.
-        (
-            "TokenLoss(-tokens.logprobs * (tokens.old_logprobs - 1).exp(), {})",
-            "raised TypeError: unsupported operand",
-        ),
-    ],
-)
-def test_a_loss_that_a_run_cannot_use_is_named_with_file_line_and_remedy(body, said, own, modules):
-    problem = the_problem(own("loss", f"{HEAD}def mine(tokens):\n    return {body}\n"))
-    assert problem.startswith("loss: rl_own")
-    assert said in problem
-    (file,) = modules.glob("rl_own*.py")
-    assert problem.endswith(f"({file}, line {4 if 'raised' in said else 3})")
 
 
 STATISTICS = f"""{HEAD}
@@ -248,13 +193,36 @@ def test_two_components_must_not_return_metrics_of_the_same_name(name, own):
 
 # The group, the message, and the function or class that a run cannot use.
 UNUSABLE = """
+loss: returned a Tensor of shape [8]: return TokenLoss(
+    def mine(tokens): return -tokens.logprobs
+loss: neither summed nor averaged
+    def mine(tokens): return TokenLoss(-tokens.logprobs.sum(), {})
+loss: a loss without a gradient
+    def mine(tokens): return TokenLoss(-tokens.logprobs.detach(), {})
+loss: is NaN or inf
+    def mine(tokens): return TokenLoss(-tokens.logprobs * tokens.advantages.log(), {})
+loss: the metric 'x' as float 0.5
+    def mine(tokens): return TokenLoss(-tokens.logprobs, {'x': 0.5})
+loss: the metric 'x' as a Tensor of shape [2]: return a tensor with one number per token
+    def mine(tokens): return TokenLoss(-tokens.logprobs, {'x': tokens.logprobs[:2]})
+loss: metrics named 'reward' and 'tokens', which the run itself uses: choose other names
+    def mine(tokens):
+        return TokenLoss(-tokens.logprobs, {'tokens': tokens.turns, 'reward': tokens.turns})
+loss: returned metrics that are a NoneType
+    def mine(tokens): return TokenLoss(-tokens.logprobs, None)
+loss: returned ratio_clamped as a Tensor of shape [7]: return a tensor with one number per
+    def mine(tokens): return TokenLoss(-tokens.logprobs, {}, tokens.logprobs[1:])
+loss: raised KeyError: 'x', called with eight made-up tokens
+    def mine(tokens):
+        raise KeyError('x')
+loss: raised TypeError: unsupported operand
+    def mine(tokens):  # it works only with several updates for each batch
+        return TokenLoss(-tokens.logprobs * (tokens.old_logprobs - 1).exp(), {})
 advantage: raised TypeError: mine.__init__() missing 1 required positional argument
     class mine:
         def __init__(self, rewards): ...
 advantage: returned 15 numbers instead of 16
     def mine(group): return group.rewards[:-1]
-advantage: returned 15 numbers instead of 16 numbers: return one per rollout
-    def mine(group): return [[0.0] * len(t or ()) for t in group.turn_rewards][1:]
 advantage: returned 'x' instead of a finite number
     def mine(group): return ['x' for _ in group.rewards]
 advantage: returned inf instead of a finite number
@@ -277,16 +245,12 @@ reward: returned 1 numbers instead of 9
         def penalties(self, group): return [0.0]
 correction: return Correction(weights,
     def mine(a, b, c, d): return a
-correction: takes 3 positional arguments
-    def mine(a, b, c): return a
 correction: returned a weight that is NaN or infinite: clamp the log ratio
     def mine(a, b, c, d): return Correction((a - a) / 0, {})
 aggregation: 1 numbers instead of 4
     def mine(lengths, groups): return [1.0]
 batch_credit: to [[1], [1]]: return as many
     def mine(groups): return [g.credits[:1] for g in groups]
-batch_credit: takes 0 positional arguments but 1 was given
-    def mine(): ...
 batch_credit: ZeroDivisionError: division by zero, called with groups with the rewards []
     def mine(groups):
         count = 1 / sum(len(g.credits) for g in groups)
@@ -344,6 +308,10 @@ strategy: mine returned 1 rollouts for group_size=16: return 16 or none, or set 
 strategy: returned no rollouts: return rollouts that `play_one` returned
     class mine(Strategy):
         async def play(self, group, play_one, size): return []
+critic.estimator: [2]: return a tensor with one advantage for each value, of shape [2, 3]
+    def mine(rewards, values): return (rewards - values).sum(1)
+critic.loss: returned a Tensor of shape [8]: return TokenLoss(
+    def mine(values, old_values, returns): return values
 logger: cannot be imported: Module
     import a_package_of_nobodys
     def mine(): ...
@@ -352,6 +320,7 @@ IMPORTS = """
 from dataclasses import replace
 from envs.protocol import Environment
 from losses.correction import Correction
+from losses.tokens import TokenLoss
 from rl.rollouts.buffer import FifoBuffer
 from rl.rollouts.credit import RewardShaping
 from rl.rollouts.example_order import ExampleOrder
@@ -362,13 +331,19 @@ from rl.sampling.strategy import Strategy
 @pytest.mark.parametrize(
     ("group", "said", "text"), re.findall(r"(?m)^([\w.]+): (.+)\n((?: {4}.+\n)+)", UNUSABLE)
 )
-def test_other_functions_that_a_run_cannot_use_are_refused(group, said, text, own, modules):
+def test_what_a_run_cannot_use_is_refused_with_its_file(group, said, text, own, config, modules):
+    if group.startswith("critic."):
+        config["critic"] = chosen("critic", "value")
     with pytest.raises(ConfigError) as caught:
         learn(own(group, IMPORTS + dedent(text)))
     problem = caught.value.problems[0]
     assert said in problem, caught.value.problems
-    assert problem.startswith(f"{group.partition('.')[0]}: rl_own")
+    assert problem.startswith((f"{group}: rl_own", f"{group.partition('.')[0]}: rl_own"))
     assert f" ({modules / 'rl_own1.py'}" in problem, problem  # not a file of ours
+    if group == "loss":
+        line = 1 + IMPORTS.count("\n") + ("raised" in said)
+        assert problem.endswith(f", line {line})")
+        assert len(caught.value.problems) == 1
 
 
 def test_an_error_in_a_file_of_rl_is_reported_with_the_line_that_raised_it():
@@ -379,24 +354,6 @@ def test_an_error_in_a_file_of_rl_is_reported_with_the_line_that_raised_it():
     said, _, raised_at = report.problems[0].rstrip(")").rpartition(", line ")
     assert said.endswith(f"({file}")
     assert int(raised_at) > line
-
-
-@pytest.mark.parametrize(
-    ("name", "text", "said"),
-    [
-        (
-            "estimator",
-            "def mine(rewards, values):\n    return (rewards - values).sum(1)\n",
-            "[2]: return a tensor with one advantage for each value, of shape [2, 3]",
-        ),
-        ("loss", "def mine(values, old, returns):\n    return values\n", "[8]: return TokenLoss("),
-    ],
-)
-def test_a_part_of_a_critic_that_a_run_cannot_use_is_refused(name, text, said, own):
-    config = own("critic", text)
-    config["critic"] = {**chosen("critic", "value"), name: config["critic"]}
-    problem = the_problem(config)
-    assert problem.startswith(f"critic.{name}: rl_own1.mine returned a Tensor of shape {said}")
 
 
 RANKED = """
@@ -583,10 +540,15 @@ def test_another_target_torch_or_folder_of_modules_needs_another_dry_call(own, c
     assert _cache_file(_inputs(config)) != kept
 
 
-def test_the_child_and_this_process_learn_the_same(own, cache):
+def test_the_child_and_this_process_learn_the_same_and_config_yaml_holds_it(own, cache):
     configs = [own("loss", LOSSES, "by_hand"), composed("loss=gspo")]
     with DryCall(configs) as dry_call:
-        assert [dry_call.learned(i) for i in (0, 1)] == [learn(config) for config in configs]
+        facts = [dry_call.learned(number) for number in (0, 1)]
+    assert facts == [learn(config) for config in configs]
+    path, run = cache.parents[1] / "config.yaml", Run.of(configs[1])
+    replace(run, learned=asdict(facts[1])).save(path)
+    assert Learned.of(Run.load(path)) == facts[1]
+    check_learned(configs[1], facts[1])
 
 
 def test_a_mistake_is_not_kept_and_a_child_that_dies_is_explained(own, cache):
@@ -615,32 +577,19 @@ def test_a_child_without_answers_is_ended_after_one_limit_and_its_answers_count(
                 dry_call.learned(number)
 
 
-def test_config_yaml_holds_what_was_learned(config, cache):
-    run = Run.of(config)
-    with DryCall([config]) as dry_call:
-        run = replace(run, learned=asdict(dry_call.learned()))
-    path = cache.parents[1] / "config.yaml"
-    run.save(path)
-    assert Learned.of(Run.load(path)) == learn(config)
-    check_learned(config, Learned.of(run))
-
-
-@pytest.mark.parametrize(
-    ("folder", "is_installed"),
-    [
+def test_an_installed_package_is_a_library_in_every_folder(tmp_path):
+    for folder, is_installed in (
         ("base/lib/python3.11/site-packages", True),
         ("usr/lib/python3/dist-packages", True),
         ("target", True),  # of pip install --target, with metadata
         ("vendor", False),  # as an editable install, whose edits must be noticed
-    ],
-)
-def test_an_installed_package_is_a_library_in_every_folder(folder, is_installed, tmp_path):
-    package = tmp_path / folder / "fake_library"
-    package.mkdir(parents=True)
-    (package / "__init__.py").touch()
-    if folder == "target":
-        (package.parent / "fake_library-1.0.dist-info").mkdir()
-    assert is_library(str(package / "a.py")) == is_installed
+    ):
+        package = tmp_path / folder / "fake_library"
+        package.mkdir(parents=True)
+        (package / "__init__.py").touch()
+        if folder == "target":
+            (package.parent / "fake_library-1.0.dist-info").mkdir()
+        assert is_library(str(package / "a.py")) == is_installed
     assert is_library(json.__file__)
     assert not is_library(str(REPO / "losses" / "cispo.py"))
 

@@ -250,18 +250,6 @@ def test_the_cache_on_a_cpu_holds_at_least_one_row():
     assert planned(host, FEW)[0].inference.plain() == {**others, **own}
 
 
-def test_the_page_shows_every_process():
-    more = ("trainer.ranks=9", "inference.replicas=2")
-    _, parts, page = planned(gpus(8, 80, hosts=2), LORA, *more, MANY)
-    lines = page.splitlines()
-    names = [line.split("  ")[0].strip() for line in lines[1:4]]
-    assert names == ["vLLM x2", "trainer x8", "trainer"]
-    assert "host 0, GPU 0 1 2 3 4 5 6 7" in page
-    assert "host 1, GPU 0 " in page
-    assert f"{need_on_host(parts, 0) / GIB:.1f} of 512.0 GiB; each GPU has 80.0" in lines[-2]
-    assert lines[-1].startswith("unused: GPU ")
-
-
 def test_a_plan_that_is_larger_than_the_machine_says_so_and_its_rows_add_up():
     host = Host(cores=4, cpus=8, memory=512 * GIB)
     _, parts, page = planned([host])
