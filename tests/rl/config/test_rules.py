@@ -423,6 +423,22 @@ def test_hints_are_seen_by_environment_and_only_where_something_reads_them(confi
     assert not sees_hint(config, "arithmetic")
 
 
+def test_teachers_may_be_named_on_the_command_line(tmp_path):
+    teachers = "reference.teachers"
+    config = composed(
+        *("loss=distill", "env=mixture", "reference=per_env", f"output_dir={tmp_path}"),
+        *(
+            f"+reference@{teachers}.reverse-text=model",
+            f"{teachers}.reverse-text.path=some/teacher",
+        ),
+        *(f"+reference@{teachers}.arithmetic=endpoint", f"{teachers}.arithmetic.model=t"),
+        f"{teachers}.arithmetic.url=http://there/v1",
+    )
+    check_all(config)
+    targets = [node["_target_"] for node in config["reference"]["teachers"].values()]
+    assert [target.rpartition(".")[2] for target in targets] == ["FrozenModel", "Endpoint"]
+
+
 def test_ppo_brings_its_critic_and_the_command_line_wins(tmp_path):
     ppo = composed("loss=ppo", f"output_dir={tmp_path}", "critic.optim.learning_rate=0.5")
     assert ppo["critic"]["optim"]["learning_rate"] == 0.5
