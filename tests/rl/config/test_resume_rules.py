@@ -79,7 +79,8 @@ MAY_NOT = (
 
 @pytest.mark.parametrize("key", [*MAY_CHANGE, *MAY_NOT])
 def test_a_resume_may_change_what_the_run_hardly_learns_from(key, tmp_path):
-    before, now = 1, 2
+    before: Any = 1
+    now: Any = 2
     for name in reversed(key.split(".")):
         before, now = {name: before}, {name: now}
     saved = tmp_path / "config.yaml"

@@ -188,7 +188,7 @@ def test_the_reaper_ignores_signals_and_does_not_end_forgotten_groups():
 def test_a_file_in_the_working_folder_replaces_no_library_in_a_child(module, tmp_path):
     for library in ("queue", "rl", "envs", "msgspec", "asyncio", "pickle", "vllm"):
         (tmp_path / f"{library}.py").write_text("raise SystemExit('replaced')")
-    command, pipes = python_module(module, str(tmp_path / "missing")), {"stdin": subprocess.DEVNULL}
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, **pipes)
+    command = python_module(module, str(tmp_path / "missing"))
+    done = subprocess.run(command, cwd=tmp_path, input="", capture_output=True, text=True)
     assert "replaced" not in done.stderr
     assert "config.yaml" in done.stderr or "EOFError" in done.stderr
