@@ -1,8 +1,7 @@
-"""The shipped configuration, composed once a session, and a folder for modules of a test's own."""
+"""The shipped configuration, and a folder for modules of a test's own."""
 
 import sys
 from collections.abc import Iterator
-from copy import deepcopy
 from importlib import invalidate_caches
 from pathlib import Path
 from typing import Any
@@ -13,15 +12,10 @@ from rl.config.signatures import options_of, parse_module
 from tests.support.composing import composed
 
 
-@pytest.fixture(scope="session")
-def shipped() -> dict[str, Any]:
-    return composed()
-
-
 @pytest.fixture
-def config(shipped: dict[str, Any], tmp_path: Path) -> dict[str, Any]:
-    """A copy to spoil, whose runs would lie in a folder of their own."""
-    return {**deepcopy(shipped), "output_dir": str(tmp_path / "outputs"), "run_name": "here"}
+def config(tmp_path: Path) -> dict[str, Any]:
+    """The shipped configuration to spoil, whose runs would lie in a folder of their own."""
+    return {**composed(), "output_dir": str(tmp_path / "outputs"), "run_name": "here"}
 
 
 @pytest.fixture

@@ -8,22 +8,13 @@ import sys
 from tests.test_architecture import REPO
 
 # A column with the position of a token in its turn: the table, its producer, what a loss sees.
-EDITS = [
-    (
-        "rl/records.py",
-        '    turns: Annotated[Ints, Column(np.int32, fill=-1, recorded_as="turns")]\n',
-        '    in_turn: Annotated[Ints, Column(np.int32, fill=-1, recorded_as="in_turn")]\n',
-    ),
-    (
-        "rl/sampling/row_builder.py",
-        "        count = len(token_ids)\n",
-        "        values |= {'in_turn': range(count)}\n",
-    ),
-    (
-        "losses/tokens.py",
-        "    candidate_logprobs: Tensor | None",
-        "    in_turn: Tensor | None = None\n    candidate_logprobs: Tensor | None",
-    ),
+TURNS = '    turns: Annotated[Ints, Column(np.int32, fill=-1, recorded_as="turns")]\n'
+COUNT = "        count = len(token_ids)\n"
+SEEN = "    candidate_logprobs: Tensor | None"
+EDITS = [  # file, old text, new text
+    ("rl/records.py", TURNS, TURNS + TURNS.replace("turns", "in_turn")),
+    ("rl/sampling/row_builder.py", COUNT, COUNT + "        values |= {'in_turn': range(count)}\n"),
+    ("losses/tokens.py", SEEN, f"    in_turn: Tensor | None = None\n{SEEN}"),
 ]
 FOLLOWED = """
 import json, sys
@@ -61,16 +52,13 @@ print(json.dumps([tokens.in_turn.tolist(), recorded.columns["in_turn"].tolist()]
 def test_a_new_column_reaches_the_loss_and_the_record_after_three_edits(tmp_path):
     for folder in ("rl", "losses", "envs"):
         shutil.copytree(REPO / folder, tmp_path / folder)
-    for file, after, line in EDITS:
+    for file, old, new in EDITS:
         text = (tmp_path / file).read_text()
-        assert text.count(after) == 1, file
-        new = line if after.strip() in line else after + line
-        (tmp_path / file).write_text(text.replace(after, new))
+        assert text.count(old) == 1, file
+        (tmp_path / file).write_text(text.replace(old, new))
     done = subprocess.run(
         [sys.executable, "-c", FOLLOWED, tmp_path], cwd=tmp_path, capture_output=True, text=True
     )
     assert done.returncode == 0, done.stderr
-    assert json.loads(done.stdout.splitlines()[-1]) == [
-        [0, 1, 0, 1, 2],
-        [-1, -1, 0, 1, -1, 0, 1, 2],
-    ]
+    seen, recorded = json.loads(done.stdout.splitlines()[-1])
+    assert (seen, recorded) == ([0, 1, 0, 1, 2], [-1, -1, 0, 1, -1, 0, 1, 2])

@@ -17,16 +17,16 @@ from rl.wire import HEADER, Answer, Call, NoMoreBatches, pack, unpack
 
 
 def batch(height: int = 3, width: int = 5) -> RankBatch:
-    rng = np.random.default_rng(0)
+    rng, shape = np.random.default_rng(0), (height, width)
     micro = MicroBatch(
-        token_ids=rng.integers(0, 2**31 - 1, (height, width), np.int32),
-        completion_mask=rng.random((height, width)) < 0.5,
-        rollout_logprobs=rng.standard_normal((height, width), np.float32),
-        advantages=rng.standard_normal((height, width), np.float32),
-        token_weights=np.full((height, width), 1 / 3, np.float32),
-        token_versions=rng.integers(-1, 3, (height, width), np.int32),
-        turns=rng.integers(-1, 9, (height, width), np.int32),
-        source=rng.integers(0, 3, (height, width), np.int8),
+        token_ids=rng.integers(0, 2**31 - 1, shape, np.int32),
+        completion_mask=rng.random(shape) < 0.5,
+        rollout_logprobs=rng.standard_normal(shape, np.float32),
+        advantages=rng.standard_normal(shape, np.float32),
+        token_weights=np.full(shape, 1 / 3, np.float32),
+        token_versions=rng.integers(-1, 3, shape, np.int32),
+        turns=rng.integers(-1, 9, shape, np.int32),
+        source=rng.integers(0, 3, shape, np.int8),
         rollout_ids=np.arange(height, dtype=np.int32),
         group_ids=np.arange(height, dtype=np.int32) // 2,
         first_positions=rng.integers(0, 99, height, np.int32),
@@ -42,9 +42,7 @@ def batch(height: int = 3, width: int = 5) -> RankBatch:
 @pytest.mark.parametrize(("height", "width"), [(3, 5), (1, 1), (0, 4)])
 def test_a_batch_arrives_exactly_as_it_was_sent(height, width):
     sent = batch(height, width)
-
     received = unpack(pack(sent), RankBatch)
-
     assert (received.step, received.metrics) == (sent.step, sent.metrics)
     np.testing.assert_array_equal(received.rewards, sent.rewards)
     np.testing.assert_array_equal(received.group_ids, sent.group_ids)
@@ -60,13 +58,8 @@ def test_a_batch_arrives_exactly_as_it_was_sent(height, width):
 def test_an_array_that_is_not_contiguous_arrives_too():
     micro = batch(4, 6).micro_batches[0]
     sent = RankBatch(1, (MicroBatch(**{**vars(micro), "token_ids": micro.token_ids.T[::2]}),))
-
     received = unpack(pack(sent), RankBatch)
-
     assert received.micro_batches[0].token_ids.tolist() == micro.token_ids.T[::2].tolist()
-
-
-def test_the_error_names_a_type_that_cannot_be_sent():
     with pytest.raises(NotImplementedError, match="object"):
         pack({"a": object()})
 
@@ -116,51 +109,32 @@ def send(connection: socket.socket, answer: object) -> None:
 
 
 def test_each_call_of_a_rank_gets_its_answer(serve):
-    calls = []
+    calls, large = [], batch(500, 1000)  # it arrives in several reads
+    over = [Answer(over="nothing to learn", stopped=stopped) for stopped in (True, False)]
 
     def behave(connection: socket.socket) -> None:
-        for answer in (batch(), {}, {"next_index": 3, "pending": []}):
+        for answer in (large, {}, {"next_index": 3, "pending": []}, *over):
             calls.append(receive(connection))
             send(connection, answer)
 
     link = serve(behave)
-
-    assert link.next_batch(7, 5.0).metrics == batch().metrics
+    received = link.next_batch(7, 5.0)
+    assert received.metrics == large.metrics
+    expected = large.micro_batches[1].token_ids
+    assert received.micro_batches[1].token_ids.tobytes() == expected.tobytes()
     link.publish(8, {})
     assert link.state() == {"next_index": 3, "pending": []}
-    assert calls == [
-        Call(what="next_batch", rank=1, step=7),
-        Call(what="publish", version=8),
-        Call(what="state"),
-    ]
-
-
-@pytest.mark.parametrize("stopped", [True, False])
-def test_the_reason_for_no_further_batch_arrives(stopped, serve):
-    def behave(connection: socket.socket) -> None:
-        receive(connection)
-        send(connection, Answer(over="nothing to learn", stopped=stopped))
-
-    with pytest.raises(NoMoreBatches, match="nothing to learn") as end:
-        serve(behave).next_batch(7, 5.0)
-    assert end.value.stopped == stopped
-
-
-def test_a_large_batch_arrives_in_several_reads(serve):
-    def behave(connection: socket.socket) -> None:
-        receive(connection)
-        send(connection, batch(500, 1000))
-
-    received = serve(behave).next_batch(7, 5.0)
-
-    expected = batch(500, 1000).micro_batches[1].token_ids
-    assert received.micro_batches[1].token_ids.tobytes() == expected.tobytes()
+    asked = Call(what="next_batch", rank=1, step=7)
+    assert calls == [asked, Call(what="publish", version=8), Call(what="state")]
+    for stopped in (True, False):
+        with pytest.raises(NoMoreBatches, match="nothing to learn") as end:
+            link.next_batch(7, 5.0)
+        assert end.value.stopped == stopped
 
 
 def test_the_error_for_a_late_batch_names_the_timeout_and_the_log(serve):
     hold = threading.Event()
     link = serve(lambda connection: hold.wait(2))
-
     with pytest.raises(RunFailed, match=r"batch for step 3 within trainer\.wait_timeout=0\.05 s"):
         link.next_batch(3, 0.05)
     with pytest.raises(RunFailed, match=r"not answer within trainer\.wait_timeout=0\.05 s: see"):
@@ -168,32 +142,24 @@ def test_the_error_for_a_late_batch_names_the_timeout_and_the_log(serve):
     hold.set()
 
 
-@pytest.mark.parametrize(
-    "behave",
-    [
-        lambda connection: None,
-        receive,
-        lambda connection: connection.sendall(HEADER.pack(100) + b"half"),
-    ],
-    ids=["at once, unread", "after the question", "in mid-answer"],
-)
+def answer_half(connection: socket.socket) -> None:
+    connection.sendall(HEADER.pack(100) + b"half")
+
+
+@pytest.mark.parametrize("behave", [lambda connection: None, receive, answer_half])
 def test_a_closed_connection_is_an_error_that_names_the_log(serve, behave, monkeypatch):
     monkeypatch.setattr(rollouts_link, "_REPORT_DELAY_S", 0.0)
     link = serve(behave)
-
     with pytest.raises(RunFailed, match=r"closed its connection: see logs/rollouts\.log"):
         link.next_batch(0, 2.0)
     with pytest.raises(RunFailed, match="closed its connection"):
         link.publish(1, {})
 
 
-def test_the_error_for_a_process_that_never_listens_names_the_log(folder):
-    with pytest.raises(RunFailed, match=r"wait_timeout=0\.05 s: see logs/rollouts\.log"):
-        RolloutsLink(folder, rank=0).connect(0.05)
-
-
 def test_a_rank_waits_for_the_rollouts_process_to_listen(folder):
     link = RolloutsLink(folder, rank=0)
+    with pytest.raises(RunFailed, match=r"wait_timeout=0\.05 s: see logs/rollouts\.log"):
+        link.connect(0.05)
     waiting = threading.Thread(target=link.connect, args=(5.0,))
     waiting.start()
     with socket.socket(socket.AF_UNIX) as listener:

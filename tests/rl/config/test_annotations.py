@@ -2,7 +2,6 @@
 
 from importlib import invalidate_caches
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -57,14 +56,10 @@ def take(modules: Path, annotation: str) -> str:
         ("Mapping[str, list[int]]", {"a": [1]}, {"a": [1]}),
         ("Path", "a/b", Path("a/b")),
         ("Any", {"a": [1, None]}, {"a": [1, None]}),
-        ("unheard.Of", 3, 3),
+        ("'unheard.Of'", 3, 3),
     ],
 )
-def test_a_value_becomes_what_its_annotation_says(
-    modules: Path, annotation: str, value: Any, becomes: Any
-) -> None:
-    if annotation == "unheard.Of":
-        annotation = "'unheard.Of'"
+def test_a_value_becomes_what_its_annotation_says(modules, annotation, value, becomes):
     made = build({"_target_": take(modules, annotation), "x": value})()
     assert made == becomes
     assert type(made) is type(becomes)
@@ -97,21 +92,17 @@ def test_a_value_becomes_what_its_annotation_says(
         ("int", {"_target_": "a.b"}, "is a node, expected int"),
     ],
 )
-def test_a_value_that_does_not_fit_is_refused_in_words(
-    modules: Path, annotation: str, value: Any, said: str
-) -> None:
+def test_a_value_that_does_not_fit_is_refused_in_words(modules, annotation, value, said):
     with pytest.raises(ValueError, match=r"expected|must be") as caught:
         build({"_target_": take(modules, annotation), "x": value})
     assert said in str(caught.value)
 
 
-def test_a_nested_node_is_built_first_and_a_class_among_them_is_instantiated(modules: Path) -> None:
+def test_a_nested_node_is_built_first_and_a_class_among_them_is_instantiated(modules):
     target = take(modules, "Any")
     module = target.removesuffix(".f")
-    part, function = (
-        {"_target_": f"{module}.Part", "size": 3},
-        {"_target_": f"{module}.part", "size": 4},
-    )
+    part = {"_target_": f"{module}.Part", "size": 3}
+    function = {"_target_": f"{module}.part", "size": 4}
     made = build({"_target_": target, "x": {"one": part, "two": [function]}})()
     assert made["one"].size == 3
     assert made["two"][0]() == 4
@@ -120,17 +111,11 @@ def test_a_nested_node_is_built_first_and_a_class_among_them_is_instantiated(mod
     assert build({"_target_": union, "x": 5})() == 5
 
 
-def test_a_nested_node_is_checked_with_its_whole_path(
-    modules: Path, config: dict[str, Any]
-) -> None:
+def test_a_nested_node_is_checked_with_its_whole_path(modules, config):
     module = take(modules, "Any").removesuffix(".f")
-    config["env"] = {
-        "_target_": f"{module}.f",
-        "x": [{"_target_": f"{module}.Part", "sise": 3, "size": "big"}],
-    }
+    part = {"_target_": f"{module}.Part", "sise": 3, "size": "big"}
+    config["env"] = {"_target_": f"{module}.f", "x": [part]}
     with pytest.raises(ConfigError) as caught:
         check(config)
-    assert 'env.x.0.size is "big", expected int' in caught.value.problems
-    assert (
-        f"env.x.0.sise is not a key of {module}.Part: did you mean size?" in caught.value.problems
-    )
+    said = f"env.x.0.sise is not a key of {module}.Part: did you mean size?"
+    assert {said, 'env.x.0.size is "big", expected int'} <= set(caught.value.problems)

@@ -1,49 +1,41 @@
-"""Nested environments: paths in messages, the user's components, and the key of the warm start."""
+"""Nested environments, the key of the warm start, and the user's own components."""
 
 import json
-import subprocess
-import sys
 from copy import deepcopy
-from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from rl.config.build import _import_target
+from rl.config.build import _import_target, construct
 from rl.config.check import check
 from rl.config.schema import ConfigError, Run
 from rl.supervisor.warm_start import warm_start_key
-from tests.support.composing import REPO, changed, composed, only_problem
+from tests.support.composing import changed, composed, only_problem
+from tests.support.launching import train
 
-TOOLS = '''
+TOOLS = """
 def search(query: str, index: dict, *, limit: int) -> str:
-    """Search."""
+    'Search.'
     return index[query][:limit]
-
-def found(episode, index, *, bonus: float) -> float:
-    return bonus
-'''
+def found(episode, index, *, bonus: float) -> float: return bonus
+"""
 
 
 @pytest.fixture(scope="module")
-def mixture() -> dict[str, Any]:
+def mixture():
     return composed("env=mixture", "output_dir=nowhere")
 
 
-def test_a_mixture_is_shipped_with_two_environments_and_can_be_changed_key_by_key() -> None:
-    more = composed(
-        "env=mixture",
-        "+env@env.envs.hard=arithmetic",
-        "env.envs.hard.max_operand=99",
-        "+env.weights.hard=2",
-        "~env.envs.reverse-text",
-        "~env.weights.reverse-text",
-    )["env"]
+def test_a_mixture_is_shipped_with_two_environments_and_can_be_changed_key_by_key():
+    added = ["+env@env.envs.hard=arithmetic", "env.envs.hard.max_operand=99", "+env.weights.hard=2"]
+    removed = ["~env.envs.reverse-text", "~env.weights.reverse-text"]
+    more = composed("env=mixture", *added, *removed)["env"]
     assert more["weights"] == {"arithmetic": 1.0, "hard": 2}
     assert [node["max_operand"] for node in more["envs"].values()] == [20, 99]
 
 
-def test_a_user_keeps_choices_and_modules_in_a_folder_of_their_own(tmp_path: Path) -> None:
+def test_a_user_keeps_choices_and_modules_in_a_folder_of_their_own(tmp_path):
     (tmp_path / "env").mkdir()
     (tmp_path / "env" / "mine.yaml").write_text(
         "defaults:\n  - reverse-text@envs.words\n  - composed@envs.long\n  - _self_\n"
@@ -52,10 +44,7 @@ def test_a_user_keeps_choices_and_modules_in_a_folder_of_their_own(tmp_path: Pat
         "weights: {words: 1.0, long: 3.0}\n"
     )
     (tmp_path / "mine.py").write_text("def long(episode, *, bonus: float) -> float: ...\n")
-    command = [sys.executable, str(REPO / "train.py"), "--config-dir", ".", "env=mine"]
-    done = subprocess.run(
-        command, cwd=tmp_path, capture_output=True, text=True, timeout=120, check=False
-    )
+    done = train("--config-dir", ".", "env=mine", output_dir=tmp_path)
     assert done.stderr == (  # all else is right, mine.long was found
         "this run cannot start:\n- env.envs.long.rewards.long.bonus is missing: add it to the YAML "
         "of env.envs.long.rewards.long\n"
@@ -65,29 +54,19 @@ def test_a_user_keeps_choices_and_modules_in_a_folder_of_their_own(tmp_path: Pat
 @pytest.mark.parametrize(
     ("key", "value", "problem"),
     [
-        (
-            "env.envs.arithmetic.max_operand",
-            "9",
-            'env.envs.arithmetic.max_operand is "9", expected int',
-        ),
-        (
-            "env.envs.arithmetic.reward_weights",
-            {"correct": 0.0},
-            "env.envs.arithmetic.reward_weights={'correct': 0.0} makes every reward 0",
-        ),
-        ("env.weights.arithmetic", "much", 'env.weights.arithmetic is "much", expected float'),
-        ("env.envs.more", 3, "env.envs.more is 3, expected a node with _target_"),
+        ("env.envs.arithmetic.max_operand", "9", ' is "9", expected int'),
+        ("env.envs.arithmetic.reward_weights", {"correct": 0}, "={'correct': 0} makes every rew"),
+        ("env.weights.arithmetic", "much", ' is "much", expected float'),
+        ("env.envs.more", 3, " is 3, expected a node with _target_"),
     ],
 )
-def test_mistakes_inside_a_mixture_are_named_by_their_path(
-    mixture: dict[str, Any], tmp_path: Path, key: str, value: object, problem: str
-) -> None:
+def test_mistakes_inside_a_mixture_are_named_by_their_path(mixture, tmp_path, key, value, problem):
     config = changed(mixture, {"output_dir": str(tmp_path), key: value})
-    assert only_problem(config).startswith(problem)
+    assert only_problem(config).startswith(key + problem)
 
 
 @pytest.fixture
-def parts(modules: Path) -> dict[str, Any]:
+def parts(modules):
     """Return an environment with a tool and a reward of the user's own."""
     (modules / "knobs_parts.py").write_text(TOOLS)
     (modules / "data.jsonl").write_text(json.dumps({"question": "q", "answer": "a"}))
@@ -99,7 +78,7 @@ def parts(modules: Path) -> dict[str, Any]:
     return config
 
 
-def test_a_users_own_components_are_checked_by_their_signatures(parts: dict[str, Any]) -> None:
+def test_a_users_own_components_are_checked_by_their_signatures(parts):
     check(parts)
     parts["env"]["tools"][0] = {"_target_": "knobs_parts.search", "limt": 3}
     parts["env"]["rewards"]["found"] = {"_target_": "knobs_parts.found", "index": 3, "bonus": "x"}
@@ -115,13 +94,11 @@ def test_a_users_own_components_are_checked_by_their_signatures(parts: dict[str,
     ]
 
 
-def key_of(config: dict[str, Any], *own_files: Path) -> str:
-    return warm_start_key(Run.of(config), map(str, own_files))
+def key_of(config: dict[str, Any]) -> str:
+    return warm_start_key(Run.of(config), [])
 
 
-def test_a_warm_start_depends_on_what_a_mixture_shows_and_not_on_its_rewards(
-    mixture: dict[str, Any],
-) -> None:
+def test_a_warm_start_depends_on_what_a_mixture_shows_and_not_on_its_rewards(mixture):
     before = key_of(mixture)
     unrelated = {"env.envs.arithmetic.reward_weights": {"correct": 9.0}, "output_dir": "elsewhere"}
     assert key_of(changed(mixture, unrelated)) == before
@@ -129,23 +106,16 @@ def test_a_warm_start_depends_on_what_a_mixture_shows_and_not_on_its_rewards(
         assert key_of(changed(mixture, {key: value})) != before
 
 
-def test_a_warm_start_depends_on_the_source_and_the_files_of_every_part(
-    parts: dict[str, Any], modules: Path
-) -> None:
-    before = key_of(parts)
-    assert key_of(deepcopy(parts)) == before
+def test_a_warm_start_depends_on_the_source_and_the_files_of_every_part(parts, modules):
+    before, run = key_of(parts), Run.of(deepcopy(parts))
+    assert warm_start_key(run, []) == before
+    assert run == Run.of(parts)  # it is not changed
     data = modules / "data.jsonl"
     text = data.read_text()
-    data.write_text(json.dumps({"question": "q", "answer": "b"}))
+    data.write_text(text.replace('"a"', '"b"'))
     assert key_of(parts) != before
     data.write_text(text)
     assert key_of(parts) == before
-
-
-def test_the_key_of_a_warm_start_does_not_change_the_run(mixture: dict[str, Any]) -> None:
-    run = Run.of(deepcopy(mixture))
-    warm_start_key(run, [])
-    assert run == Run.of(mixture)
 
 
 @pytest.mark.parametrize(
@@ -166,3 +136,37 @@ def test_a_module_that_cannot_be_imported_is_named_with_the_line(source, sentenc
         _import_target(name, f"{name}.loss")
     assert str(caught.value).startswith(f"{name}.loss cannot be imported: ")
     assert str(caught.value).endswith(f"{name}.py:{line})")
+
+
+OWN = """
+from rl.rollouts.example_order import ExampleOrder
+class Forgetful(ExampleOrder):
+    def observe(self, place, group): ...
+class Needy:
+    def check_machine(self): raise OSError("no sandbox")
+"""
+
+
+def test_an_order_that_would_forget_on_a_resume_is_refused_and_nothing_starts(modules):
+    (modules / "knobs_own.py").write_text(OWN)
+    nodes = {"order": "Forgetful", "env": "Needy", "client": "Needy"}
+    run = {key: {"_target_": f"knobs_own.{name}"} for key, name in nodes.items()}
+    with pytest.raises(ConfigError) as caught:
+        construct(SimpleNamespace(**run, reference=None), [*run, "reference"])
+    order, env = caught.value.problems
+    assert order == (
+        "order: Forgetful observes groups, but a resumed run would lose its state: define "
+        "state() and load()"
+    )
+    assert env == "env: OSError: no sandbox"
+    overrides = ["order._target_=knobs_own.Forgetful", "run_name=x"]
+    done = train(*overrides, output_dir=modules, PYTHONPATH=str(modules))
+    assert done.returncode == 2, done.stderr
+    assert "order: Forgetful observes groups, but a" in done.stderr + done.stdout
+    assert not (modules / "x" / "config.yaml").exists()
+
+
+def test_a_syntax_error_in_a_users_file_is_reported_with_its_line(modules):
+    (modules / "knobs_slip.py").write_text("def loss(tokens):\n    return (\n")
+    problem = only_problem(changed(composed(), {"loss": {"_target_": "knobs_slip.loss"}}))
+    assert problem == f"{modules}/knobs_slip.py, line 2: '(' was never closed"

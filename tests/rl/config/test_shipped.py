@@ -1,5 +1,12 @@
-"""Everything in conf/ and sweeps/ composes and passes the check; a typo is refused."""
+"""Everything in conf/ and sweeps/ composes and passes the check, and every key is read.
 
+A typo or a missing key is refused. The texts of refusals are stored in tests/golden/config.
+"""
+
+import re
+from copy import deepcopy
+from importlib import import_module
+from inspect import getfile
 from pathlib import Path
 from typing import Any
 
@@ -7,12 +14,15 @@ import pytest
 import yaml
 
 from losses.groups import ScoredGroup
+from rl.config.annotations import takes_only_int
 from rl.config.build import build
 from rl.config.check import check
 from rl.config.limits import DECIDED_ELSEWHERE, reserved_key_problems
 from rl.config.schema import ConfigError, Run
 from rl.config.signatures import options_of
-from tests.support.composing import CONF, SWEEPS, composed
+from rl.config.transport import adapter_obstacle, transport
+from tests.support import golden as stored
+from tests.support.composing import CONF, REPO, SWEEPS, check_all, composed, with_choices
 
 DATA = Path(__file__).parents[2] / "support" / "data.jsonl"
 # What a choice cannot do without, given as a user would.
@@ -28,23 +38,13 @@ COMPANIONS = {
         for loss in ("distill", "forward_kl_topk", "reverse_kl_topk", "jsd_topk")
     },
     "reference=model": ["reference.path=Qwen/Qwen3-0.6B", "loss=distill"],
-    "reference=endpoint": [
-        "reference.url=http://localhost:8000/v1",
-        "reference.model=teacher",
-        "loss=distill",
-    ],
+    "reference=endpoint": ["reference.url=http://a:8000/v1", "reference.model=b", "loss=distill"],
     "reference=per_env": [
-        "loss=distill",
-        "env=mixture",
+        *("loss=distill", "env=mixture"),
         *(f"+reference@reference.teachers.{env}=model" for env in ("reverse-text", "arithmetic")),
-        "reference.teachers.reverse-text.path=Qwen/Qwen3-0.6B",
-        "reference.teachers.arithmetic.path=Qwen/Qwen3-0.6B",
+        *(f"reference.teachers.{env}.path=a/b" for env in ("reverse-text", "arithmetic")),
     ],
-    **{
-        f"correction={path.stem}": ["updates_per_batch=2"]
-        for path in CONF.glob("correction/*.yaml")
-        if path.stem != "none"
-    },
+    **{f"correction={path.stem}": ["updates_per_batch=2"] for path in CONF.glob("correction/*")},
     "sync=adapter": ["adapter=lora"],
     "inference=external": ["inference.urls=[http://localhost:8000]"],
     "env=wiki-search-judged": ["env.judge.url=http://localhost:1/v1", "env.judge.model=judge"],
@@ -62,12 +62,12 @@ CHOICES = sorted(
 
 
 @pytest.mark.parametrize("choice", CHOICES)
-def test_every_choice_of_every_group_is_a_run_that_could_start(choice: str) -> None:
+def test_every_choice_of_every_group_is_a_run_that_could_start(choice):
     check(composed(choice, *COMPANIONS.get(choice, [])))
 
 
 @pytest.mark.parametrize("path", sorted(SWEEPS.glob("*.yaml")), ids=lambda path: path.stem)
-def test_every_sweep_opens_with_its_question_and_composes(path: Path) -> None:
+def test_every_sweep_opens_with_its_question_and_composes(path):
     assert path.read_text().startswith("# ")
     assert path.read_text().splitlines()[0].endswith("?")
     check(composed(sweep=path.stem))
@@ -89,9 +89,7 @@ def nodes(value: Any, path: str = "") -> list[tuple[str, dict[str, Any]]]:
     ]
 
 
-def test_a_typo_in_any_option_of_any_node_is_refused_with_the_name_that_was_meant(
-    config: dict[str, Any],
-) -> None:
+def test_a_typo_in_any_option_of_any_node_is_refused_with_the_name_that_was_meant(config):
     for path, node in nodes(config):
         for option in node.keys() & options_of(node["_target_"]).keys():
             typo, right = f"{option}{option[-1]}", dict(node)
@@ -103,20 +101,12 @@ def test_a_typo_in_any_option_of_any_node_is_refused_with_the_name_that_was_mean
             node.clear()
             node |= right
             (problem,) = caught.value.problems
-            assert problem.startswith(
-                f"{path}.{typo} is not a key of {node['_target_']}: did you mean "
-            )
+            said = f"{path}.{typo} is not a key of {node['_target_']}: did you mean "
+            assert problem.startswith(said)
     check(config)
 
 
-def test_a_typo_at_the_top_is_refused_likewise(config: dict[str, Any]) -> None:
-    config["max_stepz"] = config.pop("max_steps")
-    with pytest.raises(ConfigError) as caught:
-        check(config)
-    assert caught.value.problems == ["max_stepz is not a key of a run: did you mean max_steps?"]
-
-
-def test_all_problems_are_reported_at_once(config: dict[str, Any]) -> None:
+def test_all_problems_are_reported_at_once(config):
     del config["seed"], config["optim"]["eps"], config["logger"]
     config["loss"]["clip_high"] = "high"
     config["max_steps"] = "???"
@@ -137,7 +127,7 @@ def test_all_problems_are_reported_at_once(config: dict[str, Any]) -> None:
     assert str(caught.value).splitlines() == [f"- {p}" for p in caught.value.problems]
 
 
-def test_a_free_form_key_that_the_run_decides_is_refused_with_the_option_that_decides_it() -> None:
+def test_a_free_form_key_that_the_run_decides_is_refused_with_the_option_that_decides_it():
     decided = (
         "train_batch_size train_micro_batch_size_per_gpu gradient_accumulation_steps fp16 bf16 "
         "gradient_clipping optimizer scheduler uds host port middleware model tokenizer revision "
@@ -154,18 +144,15 @@ def test_a_free_form_key_that_the_run_decides_is_refused_with_the_option_that_de
             assert any(f" is set by {owner}: change that" in problem for problem in problems)
 
 
-def test_other_free_form_keys_are_not_changed(config: dict[str, Any]) -> None:
+def test_other_free_form_keys_are_not_changed(config):
     config["deepspeed"] = {"zero_optimization": {"stage": 3, "anything": [1, {"a": None}]}}
-    config["inference"]["args"] = {
-        "enforce_eager": True,
-        "max-num-seqs": 4,
-        "hf_overrides": {"a": 1},
-    }
+    args = {"enforce_eager": True, "max-num-seqs": 4, "hf_overrides": {"a": 1}}
+    config["inference"]["args"] = args
     check(config)
-    assert build(config["inference"]).keywords["args"] == config["inference"]["args"]
+    assert build(config["inference"]).keywords["args"] == args
 
 
-def test_a_run_survives_being_saved(config: dict[str, Any], tmp_path: Path) -> None:
+def test_a_run_survives_being_saved(config, tmp_path):
     run = Run.of(config)
     run.save(tmp_path / "config.yaml")
     assert Run.load(tmp_path / "config.yaml") == run
@@ -173,9 +160,101 @@ def test_a_run_survives_being_saved(config: dict[str, Any], tmp_path: Path) -> N
     assert run.groups_per_step == config["batch_size"] // config["group_size"]
 
 
-def test_build_gives_the_callable_with_its_options_and_nothing_else(config: dict[str, Any]) -> None:
+def test_build_gives_the_callable_with_its_options_and_nothing_else(config):
     made = build(config["advantage"] | {"_target_": "losses.advantages.group_zscore", "epsilon": 1})
     assert made.keywords == {"epsilon": 1.0}
     assert made(ScoredGroup.by_hand([1.0, 1.0])) == [0.0, 0.0]
     with pytest.raises(ConfigError, match=r"losses\.advantages.none\.epsilon is not an option"):
         build({"_target_": "losses.advantages.none", "epsilon": 1})
+
+
+TEXTS = [path.read_text() for path in CONF.rglob("*.yaml")]
+TARGETS = {node["_target_"] for text in TEXTS for _, node in nodes(yaml.safe_load(text) or {}, "x")}
+FILES = [path for name in ("rl", "losses", "envs") for path in REPO.glob(f"{name}/**/*.py")]
+CODE = "\n".join(path.read_text() for path in FILES)
+# Keys that other keys refer to, as in ${model.learning_rate}.
+REFERRED = {key.rpartition(".")[2] for text in TEXTS for key in re.findall(r"\$\{([\w.]+)\}", text)}
+
+
+@pytest.mark.parametrize("target", sorted(TARGETS))
+def test_every_key_of_a_shipped_node_is_read(target):
+    module, _, name = target.rpartition(".")
+    made = getattr(import_module(module), name)
+    files = {getfile(each) for each in getattr(made, "__mro__", [made]) if each is not object}
+    own = "\n".join(Path(file).read_text() for file in files)
+    unread = {
+        key
+        for key in options_of(target)
+        if key not in REFERRED
+        and not re.search(rf"""\.{key}\b|["'.]{key}["']""", CODE)
+        and len(re.findall(rf"^[^#\n]*\b{key}\b", own, re.MULTILINE)) < 2
+    }
+    assert not unread
+
+
+OF_GROUPS = [choice for choice in CHOICES if not choice.startswith("experiment=")]
+
+
+@pytest.mark.parametrize("choice", [*OF_GROUPS, "trainer=as shipped"])
+def test_a_missing_key_of_any_choice_is_refused_by_name(choice):
+    group = choice.partition("=")[0]
+    config = composed(*([] if group == "trainer" else [choice, *COMPANIONS.get(choice, [])]))
+    for path, node in nodes({group: config[group]}):
+        options = options_of(node["_target_"])
+        for key in node:
+            if path.startswith("env.rewards.") and key == "_target_":
+                continue  # fn and weight may stand there: the constructor says so
+            if key != "_target_" and not (key in options and options[key].required):
+                continue  # an option of every environment
+            spoilt = parent = deepcopy(config)
+            for name in path.split("."):
+                parent = parent[name]
+            del parent[key]
+            with pytest.raises(ConfigError) as caught:
+                check(spoilt)
+            (problem,) = caught.value.problems
+            if key == "_target_":
+                assert problem.startswith((f"{path} is ", f"{path.rpartition('.')[0]} has "))
+            else:
+                assert problem == f"{path}.{key} is missing: add it to the YAML of {path}"
+
+
+def test_a_missing_key_or_group_at_the_top_is_refused_by_name(config):
+    # Runs of older versions have no `init_from`, so these keys have defaults.
+    for key in config.keys() - {"init_from", "init_optimizer"}:
+        spoilt = {name: value for name, value in config.items() if name != key}
+        with pytest.raises(ConfigError) as caught:
+            check(spoilt)
+        assert any(problem.startswith(f"{key} is missing: ") for problem in caught.value.problems)
+
+
+def test_every_refusal(config):
+    """The problems of tests/golden/config/cases.yaml, and none for values at the limits."""
+    cases = yaml.safe_load((stored.FOLDER / "config" / "cases.yaml").read_text())
+    found = {}
+    for name, changes in cases.items():
+        try:
+            check_all(with_choices(config, changes))
+            found[name] = []
+        except ConfigError as error:
+            found[name] = [line.replace(str(Path.cwd()), "") for line in error.problems]
+    stored.golden("config/problems", found)
+
+
+def test_what_the_check_reads_about_the_shipped_choices(config):
+    """Options (! required, # whole numbers), the sender of sync=auto, and obstacles of adapters."""
+    found = {}
+    for path in sorted(CONF.glob("*/*.yaml")):
+        if isinstance(target := (yaml.safe_load(path.read_text()) or {}).get("_target_"), str):
+            options = options_of(target).items()
+            found[f"{path.parent.name}={path.stem}"] = [
+                f"{k}{'!' * o.required}{'#' * takes_only_int(o)}" for k, o in options
+            ]
+    for changes in (
+        {"adapter": "=none"}, {}, {"model": "=tiny-moe"}, {"cluster": "=ray"}, {"sync": "=nccl"},
+        {"adapter.rank": 513}, {"adapter.modules_to_save": ["a"]}, {"model.warm_start": None},
+    ):  # fmt: skip
+        given = with_choices(with_choices(config, {"adapter": "=lora"}), changes)
+        made, why = transport(given), adapter_obstacle(given["adapter"], given["model"])
+        found[str(changes)] = [made.name, made.adapter_only, why]
+    stored.golden("config/choices", found)

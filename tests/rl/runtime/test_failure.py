@@ -26,28 +26,21 @@ def reported(folder) -> str:
     return f"{report['part']}: {report['message']}"
 
 
-@pytest.mark.parametrize(
-    ("error", "message"),
-    [
-        (RunFailed("none could be scored"), "none could be scored"),
-        (ValueError("raise max_seq_len"), "raise max_seq_len"),
-        (KeyError("x"), f"KeyError: 'x' (test_failure.py:{RAISED_AT})"),
-        (ExceptionGroup("tasks", [RunFailed("first"), RunFailed("other")]), "first"),
-        (ExceptionGroup("outer", [ExceptionGroup("inner", [OSError("gone")])]), "OSError: gone"),
-        (RunFailed(ESCAPES), "it said red and\ttab\nline 2J."),
-    ],
-    ids=["ours", "the user's", "a bug", "of a task", "of a task in a task", "escapes"],
-)
-def test_the_message_is_for_the_user_and_the_traceback_for_the_log(
-    tmp_path, capsys, error, message
-):
-    failing(tmp_path / "new", error)
-    assert reported(tmp_path / "new") == f"rollouts: {message}"
-    assert "Traceback" in capsys.readouterr().err
-
-
-def test_the_place_of_an_error_is_the_last_line_that_is_not_a_librarys(tmp_path):
-    try:
+def test_the_message_is_for_the_user_and_the_traceback_for_the_log(tmp_path, capsys):
+    for number, (error, message) in enumerate(
+        (
+            (RunFailed("none could be scored"), "none could be scored"),
+            (ValueError("raise max_seq_len"), "raise max_seq_len"),
+            (KeyError("x"), f"KeyError: 'x' (test_failure.py:{RAISED_AT})"),
+            (ExceptionGroup("tasks", [RunFailed("first"), RunFailed("other")]), "first"),
+            (ExceptionGroup("outer", [ExceptionGroup("inner", [OSError("no")])]), "OSError: no"),
+            (RunFailed(ESCAPES), "it said red and\ttab\nline 2J."),
+        )
+    ):
+        failing(tmp_path / str(number), error)
+        assert reported(tmp_path / str(number)) == f"rollouts: {message}"
+        assert "Traceback" in capsys.readouterr().err
+    try:  # the place is the last line that is not a library's
         json.loads(3)
     except TypeError as error:
         failing(tmp_path, error)

@@ -3,7 +3,6 @@
 import errno
 import json
 import os
-import shutil
 import socket
 import stat
 import subprocess
@@ -17,48 +16,43 @@ import pytest
 from rl.runtime.folder import RunFolder, UnusableFile, drop_steps_from, naming_damage
 
 
-@pytest.fixture
-def link_to_deep(tmp_path):
+@pytest.mark.parametrize("run", ["run", "x" * 90, "link/run"], ids=["short", "deep", "linked"])
+def test_sockets_can_be_bound_at_any_depth_and_are_deleted_with_temporary_files(tmp_path, run):
     deep = tmp_path / ("d" * 60) / ("e" * 60)
     deep.mkdir(parents=True)
     (tmp_path / "link").symlink_to(deep)
-
-
-@pytest.mark.usefixtures("link_to_deep")
-@pytest.mark.parametrize("run", ["run", "x" * 90, "link/run"], ids=["short", "deep", "linked"])
-def test_sockets_can_be_bound_at_any_depth_and_are_deleted_with_temporary_files(tmp_path, run):
     before = {*Path(tempfile.gettempdir()).glob("offbyone-*")}
-    run_folder = RunFolder(tmp_path / run)
-    for _ in range(2):  # a resumed run finds the sockets of the last
-        run_folder.private.make()
-        for path in (run_folder.private.vllm_socket, run_folder.private.rollouts_socket):
+    run_folder, copy = RunFolder(tmp_path / run), RunFolder(tmp_path / f"{run}-copy")
+    private, keys = run_folder.private, set()
+    for _ in range(2):  # a resumed run finds the sockets of the last, and makes another key
+        private.make()
+        for path in (private.vllm_socket, private.rollouts_socket):
             with socket.socket(socket.AF_UNIX) as listener:
                 listener.bind(str(path))
             assert (run_folder.path / "sockets" / path.name).is_socket()
-    temporary = Path(run_folder.private.environment()["TMPDIR"])
+        assert private.read_key() is None
+        private.make_key()
+        assert stat.S_IMODE(private.key.stat().st_mode) == 0o600
+        keys.add(private.read_key())
+    assert len(keys) == 2
+    assert min(map(len, keys)) > 30
+    temporary, sockets = Path(private.environment()["TMPDIR"]), private.path.resolve()
     for folder in (run_folder.path / "sockets", temporary):
         assert stat.S_IMODE(folder.stat().st_mode) == 0o700
     with socket.socket(socket.AF_UNIX) as listener:  # as vLLM names its own
         listener.bind(str(temporary / str(uuid.uuid4())))
+    # A copy of the folder leaves the sockets and the key of the original.
+    copy.path.mkdir()
+    (copy.path / "sockets").symlink_to(sockets)
+    copy.private.make()
+    copy.clear_process_files()
+    assert private.read_key()
 
     run_folder.clear_process_files()
 
     assert not temporary.exists()
-    assert {*Path(tempfile.gettempdir()).glob("offbyone-*")} == before
-
-
-@pytest.mark.parametrize("depth", ["run", "x" * 90])
-def test_a_copy_of_a_run_folder_leaves_the_sockets_of_the_original(depth, tmp_path):
-    original, copy = RunFolder(tmp_path / depth), RunFolder(tmp_path / f"{depth}-copy")
-    original.private.make()
-    original.private.make_key()
-    shutil.copytree(original.path, copy.path, symlinks=True)
-    copy.private.make()
-    copy.clear_process_files()
-    assert original.private.read_key()
-    sockets = original.private.path.resolve()
-    original.clear_process_files()
     assert not sockets.exists()
+    assert {*Path(tempfile.gettempdir()).glob("offbyone-*")} == before
 
 
 @pytest.mark.parametrize("is_own", [True, False])
@@ -95,21 +89,16 @@ def test_a_run_resumes_from_its_newest_complete_checkpoint(tmp_path):
     assert run_folder.exports() == []  # no checkpoint has a subfolder hf
 
 
-@pytest.mark.parametrize("name", ["status", "failures", "sockets"])
-def test_clean_up_does_not_follow_links(tmp_path, name):
-    precious = tmp_path / "precious" / "file"
-    precious.parent.mkdir()
+def test_clean_up_follows_no_links_and_deletes_files_and_incomplete_checkpoints(tmp_path):
+    run_folder, precious = RunFolder(tmp_path / "run"), tmp_path / "precious" / "file"
+    for folder in (run_folder.path, precious.parent):
+        folder.mkdir()
     precious.touch()
-    run_folder = RunFolder(tmp_path / "run")
-    run_folder.path.mkdir()
-    (run_folder.path / name).symlink_to(precious.parent)
+    for name in ("status", "failures", "sockets"):
+        (run_folder.path / name).symlink_to(precious.parent)
     run_folder.clear_process_files()
     assert precious.exists()
-    assert not (run_folder.path / name).is_symlink()
-
-
-def test_clean_up_deletes_broken_links_plain_files_and_incomplete_checkpoints(tmp_path):
-    run_folder = RunFolder(tmp_path)
+    assert list(run_folder.path.iterdir()) == []
     run_folder.private.path.symlink_to(tmp_path / "nowhere")
     run_folder.statuses.write_text("a file")
     for path in (run_folder.warnings, run_folder.stop_request):
@@ -118,8 +107,15 @@ def test_clean_up_deletes_broken_links_plain_files_and_incomplete_checkpoints(tm
         (run_folder.checkpoints / name).mkdir(parents=True)
         (run_folder.checkpoints / name / "optimizer").write_text("large")
     run_folder.clear_process_files()
-    assert list(tmp_path.iterdir()) == [run_folder.checkpoints]
+    assert list(run_folder.path.iterdir()) == [run_folder.checkpoints]
     assert [path.name for path in run_folder.checkpoints.iterdir()] == ["step_000002"]
+    for path in (run_folder.built_model, run_folder.warm_start):  # preparations of a failed start
+        path.mkdir()
+    run_folder.clear_preparations(keep=str(run_folder.built_model))
+    assert run_folder.built_model.is_dir()
+    assert not run_folder.warm_start.exists()
+    run_folder.clear_preparations(keep=None)
+    assert not run_folder.built_model.exists()
 
 
 _COMPILES = (
@@ -137,17 +133,6 @@ def test_compiled_pytorch_code_outlives_the_temporary_files(tmp_path, monkeypatc
     assert [*(tmp_path / "compiled").rglob("*.so")]
     assert not [*Path(ours["TMPDIR"]).rglob("*.gch")]
     run_folder.clear_process_files()
-
-
-def test_preparations_of_a_failed_start_are_deleted_but_not_the_requested_model(tmp_path):
-    folder = RunFolder(tmp_path)
-    for path in (folder.built_model, folder.warm_start):
-        path.mkdir()
-    folder.clear_preparations(keep=str(folder.built_model))
-    assert folder.built_model.is_dir()
-    assert not folder.warm_start.exists()
-    folder.clear_preparations(keep=None)
-    assert not folder.built_model.exists()
 
 
 def test_later_steps_are_dropped_and_their_rollouts_kept_elsewhere(tmp_path):
@@ -177,44 +162,35 @@ def test_later_steps_are_dropped_and_their_rollouts_kept_elsewhere(tmp_path):
     assert (folder.dropped_rollouts / "step_000012.jsonl").read_text() == "12\nagain\n"
 
 
-@pytest.mark.parametrize(
-    ("error", "is_damage"),
-    [
-        *((KeyError("step"), True), (OSError("no magic bytes"), True)),
-        *((OSError(errno.ENOENT, "missing"), True), (OSError(errno.EIO, "of the disk"), False)),
-        *((ImportError("pyarrow"), False), (RuntimeError("CUDA out of memory"), False)),
-        (MemoryError(), False),
-    ],
-    ids=repr,
-)
-def test_only_an_error_of_its_content_makes_a_file_damaged(error, is_damage, tmp_path):
-    with pytest.raises(type(error) if not is_damage else UnusableFile) as caught:  # noqa: SIM117
-        with naming_damage(tmp_path / "x", "delete it"):
+def test_only_an_error_of_its_content_makes_a_file_damaged(tmp_path):
+    of_content = (KeyError("step"), OSError("no magic bytes"), OSError(errno.ENOENT, "missing"))
+    others = (OSError(errno.EIO, "of the disk"), ImportError("pyarrow"), MemoryError())
+    for error in (*of_content, *others, RuntimeError("CUDA out of memory")):
+        expected = UnusableFile if error in of_content else type(error)
+        with pytest.raises(expected) as caught, naming_damage(tmp_path / "x", "delete it"):
             raise error
-    assert str(caught.value).startswith(f"{tmp_path}/x is damaged (") == is_damage
-    assert str(caught.value).endswith("): delete it") == is_damage
+        said = str(caught.value)
+        assert said.startswith(f"{tmp_path}/x is damaged (") == (error in of_content)
+        assert said.endswith("): delete it") == (error in of_content)
 
 
-@pytest.mark.parametrize(
-    ("name", "content", "has_results", "is_run"),
-    [
-        ("metrics.jsonl", "{}\n", True, True),
-        ("metrics.jsonl", "", False, True),
-        ("summary.json", "{}", True, False),
-        ("rollouts.jsonl", "{}\n", True, True),
-        ("checkpoints/step_000010/hf/x", "", True, False),
-        ("checkpoints/.step_000010/hf/x", "", False, False),
-        ("rollouts/step_000000.jsonl", "{}\n", False, True),
-        ("evaluations/version_000000.jsonl", "{}\n", False, True),
-        ("config.yaml", "a: 1\n", False, True),
-        ("logs/trainer.rank0.log", "an error\n", False, False),
-    ],
-)
-def test_some_files_are_results_and_some_make_a_folder_a_run(
-    name, content, has_results, is_run, tmp_path
-):
-    run_folder = RunFolder(tmp_path)
-    assert (run_folder.has_results(), run_folder.is_run) == (False, False)
-    (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
-    (tmp_path / name).write_text(content)
-    assert (run_folder.has_results(), run_folder.is_run) == (has_results, is_run)
+def test_some_files_are_results_and_some_make_a_folder_a_run(tmp_path):
+    for number, (name, content, has_results, is_run) in enumerate(
+        (
+            ("metrics.jsonl", "{}\n", True, True),
+            ("metrics.jsonl", "", False, True),
+            ("summary.json", "{}", True, False),
+            ("rollouts.jsonl", "{}\n", True, True),
+            ("checkpoints/step_000010/hf/x", "", True, False),
+            ("checkpoints/.step_000010/hf/x", "", False, False),
+            ("rollouts/step_000000.jsonl", "{}\n", False, True),
+            ("evaluations/version_000000.jsonl", "{}\n", False, True),
+            ("config.yaml", "a: 1\n", False, True),
+            ("logs/trainer.rank0.log", "an error\n", False, False),
+        )
+    ):
+        run_folder = RunFolder(tmp_path / str(number))
+        assert (run_folder.has_results(), run_folder.is_run) == (False, False)
+        (run_folder.path / name).parent.mkdir(parents=True)
+        (run_folder.path / name).write_text(content)
+        assert (run_folder.has_results(), run_folder.is_run) == (has_results, is_run), name

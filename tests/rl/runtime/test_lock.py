@@ -3,14 +3,13 @@
 import signal
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 
 from rl.runtime.folder import RunFolder
 from rl.runtime.lock import FolderInUse, FolderUnusable, ensure_free, locked
+from tests.support.launching import ROOT
 
-REPO = Path(__file__).parents[3]
 HOLDER = """
 import subprocess, sys, time
 from pathlib import Path
@@ -31,7 +30,7 @@ def holders(tmp_path):
     def start(number):
         command = [sys.executable, "-c", HOLDER, str(tmp_path / "live")]
         pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
-        started.extend(subprocess.Popen(command, cwd=REPO, **pipes) for _ in range(number))
+        started.extend(subprocess.Popen(command, cwd=ROOT, **pipes) for _ in range(number))
         children.extend(process.stdout.readline().strip() for process in started)
         return started, children
 
@@ -99,8 +98,6 @@ def test_a_folder_that_cannot_be_written_is_named_with_the_remedy(tmp_path):
         locked(run_folder).__enter__()
     limit = "import resource; resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))\n"
     command = [sys.executable, "-c", limit + HOLDER, str(tmp_path / "run")]
-    done = subprocess.run(command, cwd=REPO, capture_output=True, text=True, check=False)
-    assert done.stderr.endswith(
-        f"{tmp_path}/run cannot be written (File too large): free disk space, or choose another "
-        "output_dir\n"
-    )
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    remedy = "free disk space, or choose another output_dir\n"
+    assert done.stderr.endswith(f"{tmp_path}/run cannot be written (File too large): {remedy}")

@@ -1,4 +1,4 @@
-"""metrics.jsonl survives kills and resumes, and contains only JSON."""
+"""metrics.jsonl survives kills and resumes, and contains only JSON; conditions on a metric."""
 
 import json
 import math
@@ -16,6 +16,7 @@ from rl.runtime.metrics import (
     steps_done,
     total_seconds,
 )
+from rl.runtime.stop_when import StopWhen, is_fulfilled
 
 
 def steps(tmp_path):
@@ -31,20 +32,15 @@ def ten_steps(tmp_path):
     return tmp_path
 
 
-def test_a_line_is_on_disk_at_once_and_contains_only_json(tmp_path):
+def test_a_line_is_on_disk_at_once_and_contains_only_numbers_that_the_reader_takes(tmp_path):
     odd = {"a": math.nan, "b": -math.inf, "c": np.float32(0.5), "d": None, "e": True}
-    MetricsFile(RunFolder(tmp_path)).append(0, odd)
+    large = {"f": 1e101, "g": -1e300, "h": 1e100}
+    MetricsFile(RunFolder(tmp_path)).append(0, {**odd, **large})
     line = json.loads((tmp_path / "metrics.jsonl").read_text(), parse_constant=pytest.fail)
     assert [line[name] for name in "abcde"] == [None, None, 0.5, None, 1.0]
     (row,) = read_metrics(RunFolder(tmp_path))
-    assert (row["step"], row["c"]) == (0, 0.5)
+    assert [row[name] for name in ("step", *"cfgh")] == [0, 0.5, None, None, 1e100]
     assert row["time"] > 1e9
-
-
-def test_a_number_that_the_reader_would_refuse_is_null_and_its_line_stays(tmp_path):
-    MetricsFile(RunFolder(tmp_path)).append(0, {"a": 1e101, "b": -1e300, "c": 1e100})
-    (row,) = read_metrics(RunFolder(tmp_path))
-    assert (row["a"], row["b"], row["c"]) == (None, None, 1e100)
 
 
 def test_broken_lines_are_skipped_and_the_next_line_is_separate(ten_steps):
@@ -110,3 +106,26 @@ def test_the_mean_time_of_an_activity_is_over_all_steps():
     # Without time/step, the means of the stages (1 and 2) count for each of the two steps.
     assert total_seconds([{"time/wait": 1.0}, {"time/wait": 1.0, "time/update": 4.0}]) == 6.0
     assert steps_done([{"step": 3, "time": 1.0}]) == 4  # a step without metrics
+
+
+ROW = {"step": 3, "errors": 0.0, "eval/reward": 0.9, "eval/pass@1": None, "train/loss": math.nan}
+HOLD = (
+    *("eval/reward > 0.89", " eval/reward >= 9e-1 ", "eval/reward < +0.91", "eval/reward <= 0.9"),
+    *("step >= 3", "errors < 0.1"),
+)
+DO_NOT_HOLD = (
+    *("eval/reward>0.9", "eval/reward <= -0.9", "eval/reward < 0.9"),
+    *("eval/pass@1 < 1", "train/loss < 1", "eval/pass@8 < 1"),  # null, NaN, and not in this line
+)
+
+
+def test_a_condition_compares_one_metric_with_a_number():
+    for condition in (*HOLD, *DO_NOT_HOLD):
+        assert StopWhen.of(condition).holds(ROW) == (condition in HOLD), condition
+        assert is_fulfilled(condition, [{"step": 2}, ROW]) == (condition in HOLD)
+        assert not is_fulfilled(condition, [])
+    for text in ("0.9 <", "eval/reward", "a == 1", "a > b > 1", "a > x", ""):
+        with pytest.raises(ValueError, match=r"not a condition: write a metric of metrics\.jsonl"):
+            StopWhen.of(text)
+        assert not is_fulfilled(text, [ROW])
+    assert not is_fulfilled(None, [ROW])

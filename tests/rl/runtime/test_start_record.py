@@ -22,16 +22,11 @@ def a_run(path: Path, **record) -> RunFolder:
 
 def test_the_command_repeats_the_start_with_the_same_files(tmp_path):
     command = [".venv/bin/python", "/lab/train.py", "--config-dir", "my sweeps", "-cn", "losses"]
-    run_folder = a_run(
-        tmp_path / "x-3",
-        command=command,
-        started_in=str(Path.cwd()),
-        run_name="x-3",
-        overrides=["loss=grpo", "run_name=x", "+env.words=[a,b]", "resume=true"],
-    )
-    assert shlex.split(resume_command(run_folder)) == [
-        *(*command, "loss=grpo", "+env.words=[a,b]", "run_name=x-3", "resume=true")
-    ]
+    overrides = ["loss=grpo", "run_name=x", "+env.words=[a,b]", "resume=true"]
+    start = {"command": command, "started_in": str(Path.cwd()), "overrides": overrides}
+    run_folder = a_run(tmp_path / "x-3", run_name="x-3", **start)
+    again = ["loss=grpo", "+env.words=[a,b]", "run_name=x-3", "resume=true"]
+    assert shlex.split(resume_command(run_folder)) == [*command, *again]
     elsewhere = a_run(tmp_path / "x", command=["python", "t.py"], started_in="/a b", run_name="x")
     assert resume_command(elsewhere) == "cd '/a b' && python t.py run_name=x resume=true"
 

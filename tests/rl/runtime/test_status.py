@@ -13,25 +13,18 @@ def status(tmp_path):
     return Status(RunFolder(tmp_path), "trainer")
 
 
+@pytest.fixture
 def on_disk(tmp_path):
-    return read_statuses(RunFolder(tmp_path))["trainer"]
+    """Return a function that reads the status of the trainer."""
+    return lambda: read_statuses(RunFolder(tmp_path))["trainer"]
 
 
-def test_each_phase_is_written_at_once_with_its_start(tmp_path, status):
+def test_each_phase_is_written_at_once_with_its_start(on_disk, status):
     for step in range(20):
         before = time.time()
         status.set(f"training step {step}")
-        assert on_disk(tmp_path).doing == f"training step {step}"
-        assert before <= on_disk(tmp_path).since <= time.time()
-
-
-def test_progress_does_not_restart_the_clock_of_its_phase(tmp_path, status):
-    status.set("waiting for batch 3: 1 of 64 rollouts")
-    since = on_disk(tmp_path).since
-    time.sleep(PROGRESS_INTERVAL_S + 0.05)
-    status.set("waiting for batch 3: 2 of 64 rollouts")
-    assert on_disk(tmp_path).doing == "waiting for batch 3: 2 of 64 rollouts"
-    assert on_disk(tmp_path).since == since
+        assert on_disk().doing == f"training step {step}"
+        assert before <= on_disk().since <= time.time()
 
 
 def test_progress_is_written_at_most_five_times_a_second_and_a_repeat_never(status, monkeypatch):
@@ -43,33 +36,33 @@ def test_progress_is_written_at_most_five_times_a_second_and_a_repeat_never(stat
     assert 1 <= len(writes) <= 2 + (time.monotonic() - began) / PROGRESS_INTERVAL_S
 
 
-def test_progress_that_came_too_soon_is_written_when_it_is_repeated(tmp_path, status):
+def test_progress_that_came_too_soon_is_written_when_it_is_repeated(on_disk, status):
     status.set("sampling: 1 of 2")
     status.set("sampling: 2 of 2")
-    assert on_disk(tmp_path).doing == "sampling: 1 of 2"
+    assert on_disk().doing == "sampling: 1 of 2"
+    since = on_disk().since
     time.sleep(PROGRESS_INTERVAL_S + 0.05)
     status.set("sampling: 2 of 2")
-    assert on_disk(tmp_path).doing == "sampling: 2 of 2"
+    assert on_disk().doing == "sampling: 2 of 2"
+    assert on_disk().since == since  # progress does not restart the clock of its phase
 
 
-def test_a_block_restores_the_status_before_it_unless_it_raises(tmp_path, status):
+def test_a_block_restores_the_status_before_it_unless_it_raises(on_disk, status):
     status.set("training step 3")
-    before = on_disk(tmp_path)
-    with status.doing("writing a checkpoint"):
-        assert on_disk(tmp_path).doing == "writing a checkpoint"
-    assert on_disk(tmp_path) == before
-    with status.doing("a second block"):
-        pass
-    assert on_disk(tmp_path) == before
+    before = on_disk()
+    for doing in ("writing a checkpoint", "a second block"):
+        with status.doing(doing):
+            assert on_disk().doing == doing
+        assert on_disk() == before
     with pytest.raises(RuntimeError), status.doing("pushing version 4"):
         raise RuntimeError
-    assert on_disk(tmp_path).doing == "pushing version 4"
+    assert on_disk().doing == "pushing version 4"
 
 
-def test_a_stopwatch_shows_a_phase_and_keeps_its_seconds(tmp_path, status):
+def test_a_stopwatch_shows_a_phase_and_keeps_its_seconds(on_disk, status):
     watch = Stopwatch(status)
     with watch.phase("push", "pushing version 3"):
-        assert on_disk(tmp_path).doing == "pushing version 3"
+        assert on_disk().doing == "pushing version 3"
         time.sleep(0.01)
     assert watch.times.keys() == {"time/push"}
     assert 0.01 <= watch.times["time/push"] < 60

@@ -5,16 +5,14 @@ import pickle
 import signal
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 
 from rl.runtime.child import Child, Reaper
 from rl.runtime.folder import RunFolder
 from rl.runtime.stop_request import Stopped, StopRequest, stopped_by_signals
-from tests.support.launching import wait_for
+from tests.support.launching import ROOT, wait_for
 
-REPO = Path(__file__).parents[3]
 RANK = """
 import sys, time
 from pathlib import Path
@@ -29,8 +27,7 @@ time.sleep(60)
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR2])
 def test_a_rank_passes_the_first_signal_on_and_ends_by_the_second(number, tmp_path):
     command = [sys.executable, "-c", RANK, str(tmp_path)]
-    with subprocess.Popen(command, cwd=REPO, stdout=subprocess.PIPE) as rank:
-        assert rank.stdout is not None
+    with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE) as rank:
         assert rank.stdout.readline() == b"ready\n"
         if number == signal.SIGTERM:
             # Even if the supervisor requested the stop before, this is the rank's first signal.
@@ -62,20 +59,27 @@ def test_a_signal_after_the_time_limit_is_the_first_one():
         stop(signal.SIGUSR2)
 
 
+@pytest.fixture
+def handled():
+    """Return signal.signal, whose changes are undone."""
+    numbers = (signal.SIGUSR2, signal.SIGHUP)
+    before = [signal.getsignal(number) for number in numbers]
+    yield signal.signal
+    for number, handler in zip(numbers, before, strict=True):
+        signal.signal(number, handler)
+
+
 @pytest.mark.parametrize("has_handler", [True, False])
-def test_an_earlier_handler_gets_the_signal_after_the_run_has_saved(has_handler):
+def test_an_earlier_handler_gets_the_signal_after_the_run_has_saved(has_handler, handled):
     heard: list[int] = []
     handler = (lambda number, _: heard.append(number)) if has_handler else signal.SIG_DFL
-    before = signal.signal(signal.SIGUSR2, handler)
-    try:
-        with stopped_by_signals() as stop:
-            stop.waits = True
-            signal.raise_signal(signal.SIGUSR2)
-        assert not heard
-        stopped = Stopped(stop.number)
-        stopped.raise_signal_again()  # without a handler the signal would end this process
-    finally:
-        signal.signal(signal.SIGUSR2, before)
+    handled(signal.SIGUSR2, handler)
+    with stopped_by_signals() as stop:
+        stop.waits = True
+        signal.raise_signal(signal.SIGUSR2)
+    assert not heard
+    stopped = Stopped(stop.number)
+    stopped.raise_signal_again()  # without a handler the signal would end this process
     assert heard == [signal.SIGUSR2] * has_handler
     assert stopped.code == 0
 
@@ -90,9 +94,8 @@ def test_a_run_that_a_signal_ends_at_once_names_the_signal(waits):
 
     with pytest.raises(Stopped) as stopped:
         run()
-    assert (stopped.value.number, stopped.value.code) == (signal.SIGUSR2, 130)
-    copy = pickle.loads(pickle.dumps(stopped.value))
-    assert (copy.number, copy.code) == (signal.SIGUSR2, 130)
+    for error in (stopped.value, pickle.loads(pickle.dumps(stopped.value))):
+        assert (error.number, error.code) == (signal.SIGUSR2, 130)
 
 
 def test_control_c_remains_a_keyboard_interrupt():
@@ -100,14 +103,11 @@ def test_control_c_remains_a_keyboard_interrupt():
         raise KeyboardInterrupt
 
 
-def test_a_signal_that_was_ignored_before_stays_ignored():
-    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)  # as nohup does
-    try:
-        with stopped_by_signals() as stop:
-            stop.waits = True
-            os.kill(os.getpid(), signal.SIGHUP)
-            os.kill(os.getpid(), signal.SIGUSR2)
-            assert wait_for(lambda: stop.asked, 10)
-            assert signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
-    finally:
-        signal.signal(signal.SIGHUP, before)
+def test_a_signal_that_was_ignored_before_stays_ignored(handled):
+    handled(signal.SIGHUP, signal.SIG_IGN)  # as nohup does
+    with stopped_by_signals() as stop:
+        stop.waits = True
+        os.kill(os.getpid(), signal.SIGHUP)
+        os.kill(os.getpid(), signal.SIGUSR2)
+        assert wait_for(lambda: stop.asked, 10)
+        assert signal.getsignal(signal.SIGHUP) is signal.SIG_IGN

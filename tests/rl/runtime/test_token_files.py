@@ -11,6 +11,11 @@ from rl.runtime.token_files import Lines, read_rows, write_lines
 MASK = np.array([False, True, True, False, True])
 
 
+@pytest.fixture
+def folder(tmp_path):
+    return RunFolder(tmp_path)
+
+
 def write_sampled(folder, *keys):
     """Write rows of five tokens, three of them sampled."""
     count = len(keys)
@@ -27,24 +32,22 @@ def write_sampled(folder, *keys):
     return path.exists()
 
 
-def write_trained(folder, rank, *keys, length=3, **columns):
-    ids, rows = zip(*keys, strict=True) if keys else ((), ())
+def write_trained(folder, rank, key, length=3, **columns):
     flat = {name: np.array(values, np.float32) for name, values in columns.items()}
-    lines = Lines(ids, rows, [length] * len(keys), flat)
+    lines = Lines([key[0]], [key[1]], [length], flat)
     write_lines(folder.tokens_of(7, f"trainer.rank{rank}"), lines)
 
 
-def test_rows_of_all_ranks_are_joined_by_rollout_and_row(tmp_path):
-    folder = RunFolder(tmp_path)
+def test_rows_of_all_ranks_are_joined_by_rollout_and_row(folder):
+    assert read_rows(folder, 7) == []  # no file
     write_sampled(folder, ("000001.0", 0), ("000001.0", 1), ("000002.0", 0))
     write_trained(folder, 1, ("000001.0", 0), grad=[7, 8, 9], ref=[0, 0, 0])
     write_trained(folder, 0, ("000001.0", 1), grad=[1, 2, 3])
     first, second, third = read_rows(folder, 7)
-    assert [(r.id, r.row, bool(r.trained)) for r in (first, second, third)] == [
-        ("000001.0", 0, True),
-        ("000001.0", 1, True),
-        ("000002.0", 0, False),
-    ]
+    assert (first.id, first.row, first.update) == ("000001.0", 0, 0)  # a file without updates
+    assert (second.id, second.row) == ("000001.0", 1)
+    assert (third.id, third.row) == ("000002.0", 0)
+    assert [bool(row.trained) for row in (first, second, third)] == [True, True, False]
     np.testing.assert_array_equal(first.columns["grad"], [np.nan, 7, 8, np.nan, 9])
     np.testing.assert_array_equal(second.columns["grad"], [np.nan, 1, 2, np.nan, 3])
     np.testing.assert_array_equal(second.columns["token_ids"], [5, 6, 7, 8, 9])
@@ -52,33 +55,22 @@ def test_rows_of_all_ranks_are_joined_by_rollout_and_row(tmp_path):
     assert "ref" in first.columns  # of this rank only
     assert second.columns.keys() | {"grad"} == third.columns.keys() | {"grad"}
     assert [r.columns["mask"].dtype for r in (first, third)] == [np.bool_] * 2
+    assert [row.id for row in read_rows(folder, 7, "000002.0")] == ["000002.0"]
+    assert read_rows(folder, 7, "000003.0") == []
 
 
-def test_a_row_has_an_entry_for_each_update_of_its_batch(tmp_path):
-    folder = RunFolder(tmp_path)
+def test_a_row_has_an_entry_for_each_update_of_its_batch(folder):
     write_sampled(folder, ("000001.0", 0), ("000002.0", 0))
     flat = {"grad": np.arange(6, dtype=np.float32)}
     lines = Lines(["000002.0"] * 2, [0, 0], [3, 3], flat, updates=[0, 1])
     write_lines(folder.tokens_of(7, "trainer.rank0"), lines)
     rows = read_rows(folder, 7)
-    assert [(row.id, row.update, bool(row.trained)) for row in rows] == [
-        ("000001.0", 0, False),
-        ("000002.0", 0, True),
-        ("000002.0", 1, True),
-    ]
+    assert [row.id for row in rows] == ["000001.0", "000002.0", "000002.0"]
+    assert [(row.update, bool(row.trained)) for row in rows] == [(0, False), (0, True), (1, True)]
     np.testing.assert_array_equal(rows[2].columns["grad"], [np.nan, 3, 4, np.nan, 5])
 
 
-def test_a_file_without_updates_is_read_as_the_first_update(tmp_path):
-    folder = RunFolder(tmp_path)
-    write_sampled(folder, ("000001.0", 0))
-    write_trained(folder, 0, ("000001.0", 0), grad=[7, 8, 9])  # as files of older runs
-    (row,) = read_rows(folder, 7)
-    assert (row.update, row.trained.keys()) == (0, {"grad"})
-
-
-def test_the_rows_of_twelve_ranks_are_joined(tmp_path):
-    folder = RunFolder(tmp_path)
+def test_the_rows_of_twelve_ranks_are_joined(folder):
     keys = [(f"{index:06d}.0", 0) for index in range(12)]
     write_sampled(folder, *keys)
     for rank, key in enumerate(keys):
@@ -87,8 +79,7 @@ def test_the_rows_of_twelve_ranks_are_joined(tmp_path):
     assert gradients == [[rank] * 3 for rank in range(12)]
 
 
-def test_gradients_of_older_files_are_read_under_the_new_name(tmp_path):
-    folder = RunFolder(tmp_path)
+def test_gradients_of_older_files_are_read_under_the_new_name(folder):
     write_sampled(folder, ("000001.0", 0))
     write_trained(folder, 0, ("000001.0", 0), slope=[7, 8, 9], candidate_slope=[1, 2, 3])
     (row,) = read_rows(folder, 7)
@@ -96,32 +87,17 @@ def test_gradients_of_older_files_are_read_under_the_new_name(tmp_path):
     np.testing.assert_array_equal(row.columns["grad"], [np.nan, 7, 8, np.nan, 9])
 
 
-def test_one_rollout_is_read_alone_and_a_missing_file_has_no_rows(tmp_path):
-    folder = RunFolder(tmp_path)
-    assert read_rows(folder, 7) == []
-    write_sampled(folder, ("000001.0", 0), ("000002.0", 0))
-    assert [row.id for row in read_rows(folder, 7, "000002.0")] == ["000002.0"]
-    assert read_rows(folder, 7, "000003.0") == []
-
-
-def test_files_that_do_not_belong_together_are_refused_by_name(tmp_path):
-    folder = RunFolder(tmp_path)
+def test_files_that_are_damaged_or_do_not_belong_together_are_refused_by_name(folder):
     write_sampled(folder, ("000001.0", 0))
     write_trained(folder, 0, ("000001.0", 0), grad=[1, 2], length=2)
     with pytest.raises(ValueError, match=r"^\S*rank0\.parquet has 2 .* different runs, so delete"):
         read_rows(folder, 7)
-
-
-def test_the_message_of_a_damaged_file_has_one_remedy(tmp_path):
-    folder = RunFolder(tmp_path)
-    write_sampled(folder, ("000001.0", 0))
     folder.tokens_of(7, "rollouts").write_bytes(b"PAR1")
     with pytest.raises(ValueError, match=r"^\S*rollouts\.parquet is damaged .*: delete it$"):
         read_rows(folder, 7)
 
 
-def test_a_full_disk_is_one_warning_and_leaves_no_incomplete_file(tmp_path, caplog):
-    folder = RunFolder(tmp_path)
+def test_a_full_disk_is_one_warning_and_leaves_no_incomplete_file(folder, caplog):
     path = folder.tokens_of(7, "rollouts")
     path.parent.mkdir()
     # The temporary file is a link to a device that is always full.
