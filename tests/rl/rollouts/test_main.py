@@ -14,7 +14,7 @@ from rl.rollouts import __main__ as main
 from rl.runtime.folder import RunFolder
 from rl.sampling.demonstrations import DemonstrationSampler
 from rl.sampling.renderer_chat import RendererChat
-from tests.rl.rollouts.test_credit import rollout
+from tests.support.rollouts import rollout
 from tests.support.composing import composed, learned
 from tests.support.scripted import SAMPLER, ScriptedClient, tiny_renderer
 

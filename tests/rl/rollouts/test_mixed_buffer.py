@@ -10,10 +10,10 @@ import msgspec
 import numpy as np
 import pytest
 
-from envs.episode import Example, StopReason
+from envs.episode import Example
 from losses.aggregation import token_mean
 from losses.groups import Source
-from rl.records import Credit, Group, RankBatch, Rollout
+from rl.records import Group, RankBatch
 from rl.rollouts import __main__ as main
 from rl.rollouts.batch_metrics import batch_metrics
 from rl.rollouts.dispatcher import DispatcherState
@@ -23,8 +23,9 @@ from rl.rollouts.service import trained_line
 from rl.sampling.demonstrations import DemonstrationSampler
 from rl.wire import pack, unpack
 from tests.support.composing import composed
+from tests.support.rollouts import graded, rollout, row
 from tests.support.scripted import ScriptedEnv, tiny_model
-from tests.support.world import ROW, World
+from tests.support.world import World
 
 SHOWN = DemonstrationSampler(max_staleness=0, corruption_rate=0.0)
 
@@ -34,19 +35,12 @@ def buffer(**options) -> MixedBuffer:
     return MixedBuffer(**{**plain, "demonstrations": SHOWN, **options})
 
 
-def rollout(reward: float | None, version: int, source: Source = Source.POLICY) -> Rollout:
-    row = replace(ROW, token_versions=np.array([version], np.int32))
-    return Rollout((row,), [], reward, {}, StopReason.STOP, 1, 0.0, source=source)
-
-
 def group(index: int, version: int, rewards=(1.0, 0.0), advantages=(0.5, -0.5)) -> Group:
-    rollouts = tuple(rollout(reward, version) for reward in rewards)
-    credits = tuple(Credit(r, (a,)) for r, a in zip(rewards, advantages, strict=True))
-    return Group(index, Example(0, "e", [], {"secret": object()}), version, rollouts, credits)
+    made = graded(rewards, advantages, index, version)
+    return replace(made, example=Example(0, "e", [], {"secret": object()}))
 
 
-def ids(groups: list[Group] | None) -> list[str]:
-    assert groups is not None
+def ids(groups: list[Group]) -> list[str]:
     return [group.rollout_ids[0] for group in groups]
 
 
@@ -80,14 +74,11 @@ def test_a_batch_that_no_step_trains_changes_nothing_of_what_is_stored():
 
 
 def test_a_replayed_group_keeps_rewards_advantages_and_tokens():
-    mixed = buffer()
-    first = group(0, 0)
+    mixed, first = buffer(), group(0, 0)
     mixed.add(first)
     mixed.draw(0, 2, 0, ())
     mixed.add(group(1, 1))
-    drawn = mixed.draw(1, 2, 0, ())
-    assert drawn is not None
-    again = drawn[1]
+    _, again = mixed.draw(1, 2, 0, ())
     assert (again.index, again.version, again.credits) == (0, 0, first.credits)
     assert again.rewards == first.rewards
     assert all(a.rows is b.rows for a, b in zip(again.rollouts, first.rollouts, strict=True))
@@ -135,23 +126,25 @@ def test_the_oldest_groups_leave_a_full_store():
 )
 def test_shares_are_rounded_to_groups_and_leave_some_to_new_rollouts(replay, shown, count, new):
     mixed = buffer(replay_share=replay, demonstration_share=shown)
-    if new is not None:
+    if new is None:
+        with pytest.raises(ValueError, match=f"leave no new groups in a batch of {count} groups"):
+            mixed.num_new(count)
+    else:
         assert mixed.num_new(count) == new
-        return
-    with pytest.raises(ValueError, match=f"leave no new groups in a batch of {count} groups"):
-        mixed.num_new(count)
+
+
+SHOWN_ROW = row(-1, 0, version=-1)
 
 
 def with_demonstrations() -> list[Group]:
     """Return a batch of step 1: a new group, a replayed group and a group of demonstrations."""
     mixed = buffer(replay_share=0.3, demonstration_share=0.3)
-    shown = (rollout(1.0, -1, Source.DEMONSTRATION),) * 2
+    shown = (rollout(1.0, SHOWN_ROW, fields={"source": Source.DEMONSTRATION}),) * 2
     seeds = {"demonstration 0": shown, "demonstration 3": shown}
     mixed.demonstrate = lambda seed, example: seeds.pop(seed)
     for step in (0, 1):
         mixed.add(group(step, step, (1.0, step / 2)))
         drawn = mixed.draw(step, 3, 0, ())
-        assert drawn is not None
     return drawn
 
 
@@ -161,26 +154,20 @@ def test_demonstrations_have_no_reward_no_version_and_ids_of_their_own():
     shown = batch[2]
     assert (shown.example.env, shown.version) == ("e", 1)
     assert [(c.reward, c.advantages, c.trains) for c in shown.credits] == [(None, (0.0,), True)] * 2
+    lines = [trained_line(g, g.rollouts[0], g.credits[0], used=True) for g in batch]
+    assert [line.get("source") for line in lines] == [None, "replay", "demonstration"]
+    assert [line["versions"] for line in lines] == [[1], [0], []]
 
 
 def test_several_demonstrations_of_a_batch_differ_and_have_the_environments_of_new_groups():
     mixed, asked = buffer(replay_share=0.0, demonstration_share=0.5), []
-    mixed.demonstrate = lambda *given: asked.append(given) or (rollout(1.0, -1),)
+    mixed.demonstrate = lambda *given: asked.append(given) or (rollout(1.0, SHOWN_ROW),)
     examples = [Example(0, env, []) for env in "ab"]
     for index, example in enumerate(examples):
         mixed.add(replace(group(index, 2), example=example))
     drawn = mixed.draw(2, 4, 0, ())
     assert asked == [("demonstration 8", examples[0]), ("demonstration 9", examples[1])]
     assert [(g.index, g.example.env) for g in drawn[2:]] == [(-9, "a"), (-10, "b")]
-
-
-def test_the_lines_of_added_rollouts_name_their_source():
-    lines = [
-        trained_line(group, group.rollouts[0], group.credits[0], used=True)
-        for group in with_demonstrations()
-    ]
-    assert [line.get("source") for line in lines] == [None, "replay", "demonstration"]
-    assert [line["versions"] for line in lines] == [[1], [0], []]
 
 
 def test_the_loss_sees_the_source_and_the_staleness_of_each_token():
