@@ -50,7 +50,6 @@ def test_the_mean_reward_of_a_group_decides_the_level_of_its_example(rewards, le
     order = make(pools(5))
     place = order.next(0)
     order.observe(place, played(*rewards))
-
     assert level_of(order, place) == level
 
 
@@ -123,7 +122,6 @@ def test_a_resumed_order_continues_as_if_it_had_not_stopped(cut):
     whole, before, after = (make(given, 4) for _ in range(3))
     expected = continued(whole, 0, 300)
     assert continued(before, 0, cut) == expected[:cut]
-
     after.load(json.loads(json.dumps(before.state())))
     assert after.metrics() == before.metrics()
     assert continued(after, cut, 300) == expected[cut:]
@@ -139,7 +137,6 @@ def test_a_checkpoint_of_other_examples_is_refused():
 def test_a_checkpoint_holds_only_played_examples():
     order = make(pools(1000))
     places(order, 5)
-
     (levels,) = order.state()["played"]
     assert {level: len(positions) for level, positions in levels.items()} == {
         "easy": 0,

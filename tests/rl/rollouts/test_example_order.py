@@ -61,7 +61,6 @@ def test_a_resumed_order_continues_at_the_same_place(make, cut):
     whole, before, after = make(given), make(given), make(given)
     expected = places(whole, 50)
     assert places(before, cut) == expected[:cut]
-
     after.load(json.loads(json.dumps(before.state())))
     assert places(after, 50 - cut, cut) == expected[cut:]
     assert after.state() == whole.state()
@@ -106,7 +105,6 @@ def test_the_shuffled_order_depends_only_on_seed_and_index():
 def test_sequential_is_the_order_of_the_data_pass_after_pass():
     order = begun(SequentialOrder(), pools(3), 5)
     assert [position for _, position in places(order, 8)] == [0, 1, 2, 0, 1, 2, 0, 1]
-
     mixture = places(begun(SequentialOrder(), pools(2, 3), 5), 40)
     for pool, size in enumerate((2, 3)):
         own = [position for n, position in mixture if n == pool]

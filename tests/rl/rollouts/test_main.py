@@ -14,8 +14,8 @@ from rl.rollouts import __main__ as main
 from rl.runtime.folder import RunFolder
 from rl.sampling.demonstrations import DemonstrationSampler
 from rl.sampling.renderer_chat import RendererChat
-from tests.support.rollouts import rollout
 from tests.support.composing import composed, learned
+from tests.support.rollouts import rollout
 from tests.support.scripted import SAMPLER, ScriptedClient, tiny_renderer
 
 TWO = ("inference.replicas=2", "inference.args.max_num_seqs=8")

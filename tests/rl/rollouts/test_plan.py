@@ -153,19 +153,16 @@ def test_rows_without_advantage_are_in_the_last_micro_batches_of_every_rank(
 
 def test_micro_batches_are_filled():
     (batch,) = planned([8] * 16, ranks=1)
-
     assert [micro.token_ids.shape for micro in batch.micro_batches] == [(4, 8)] * 4
 
 
 def test_rows_of_similar_length_share_a_micro_batch():
     (batch,) = planned([30, 4, 30, 4, 4, 4], ranks=1)
-
     assert [micro.token_ids.shape for micro in batch.micro_batches] == [(1, 30), (1, 30), (4, 4)]
 
 
 def test_a_rank_with_fewer_micro_batches_splits_its_own():
     long, short = planned([20, 8, 8, 8, 8, 8, 8], ranks=2)
-
     assert [micro.token_ids.shape for micro in long.micro_batches] == [(1, 20), (2, 8)]
     assert [micro.token_ids.shape for micro in short.micro_batches] == [(2, 8), (2, 8)]
 
@@ -251,7 +248,6 @@ def test_equal_rows_fill_a_micro_batch_by_their_completions():
 @pytest.mark.parametrize("lengths", [[5], []], ids=["one row", "no row at all"])
 def test_a_rank_without_rows_gets_a_micro_batch_of_weight_0(lengths):
     *_, idle = planned(lengths, ranks=3)
-
     (micro,) = idle.micro_batches
     assert micro.token_ids.shape == (1, 2)
     assert not micro.completion_mask.any()
@@ -284,10 +280,8 @@ def test_token_weights_are_those_of_the_aggregation_over_the_whole_batch(groups,
             rollouts.append(Rollout(tuple(rows), [], 0.0, {}, StopReason.STOP, 1, 0.0))
         credits = tuple(Credit(0.0, (10.0 * g + i,)) for i in range(len(rollouts)))
         made.append(Group(g, Example(0, "e", []), 0, tuple(rollouts), credits))
-
     rows = weighted_rows(made, how)
     batches = plan(rows, step=0, ranks=ranks, tokens_per_micro_batch=BUDGET, metrics={})
-
     weights = how([n for n, _ in units], [g for _, g in units])
     got = {
         int(micro.token_ids[i, 0]) - 1: (weight[2], micro.advantages[i, 2] // 10)

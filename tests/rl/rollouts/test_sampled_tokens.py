@@ -10,8 +10,8 @@ from rl.records import RankBatch
 from rl.rollouts.sampled_tokens import TokenRecord
 from rl.runtime.folder import RunFolder
 from rl.runtime.token_files import read_rows
-from rl.wire import Call, unpack
-from tests.rl.rollouts.test_service import asked, service
+from rl.wire import unpack
+from tests.rl.rollouts.test_service import asked, next_batch, service
 from tests.support.forked_groups import forked_groups
 
 
@@ -41,24 +41,20 @@ async def test_both_files_of_the_rollouts_process_name_the_same_rollouts(tmp_pat
     groups = forked_groups(num_groups=3)
     served = service(tmp_path, groups[:2], record="all")
     served._dispatcher.on_rejected(groups[2])
-    answers = await asked(served, *(Call(what="next_batch", rank=r, step=4) for r in (0, 1)))
+    answers = await asked(served, *next_batch(4, ranks=(0, 1)))
     batches = [unpack(answer.value, RankBatch) for answer in answers]
-    run_folder = RunFolder(tmp_path)
-    lines = [json.loads(x) for x in run_folder.rollouts_of(4).read_text().splitlines()]
+    written = RunFolder(tmp_path).rollouts_of(4).read_text().splitlines()
+    lines = [json.loads(line) for line in written]
     assert [line["id"] for line in lines] == [f"00000{g}.{i}" for g in range(3) for i in range(3)]
-    rows = read_rows(run_folder, 4)
-    assert [(row.id, row.row) for row in rows] == [
-        (line["id"], row) for line in lines for row in range(line["num_rows"])
-    ]
+    rows = read_rows(RunFolder(tmp_path), 4)
+    ids = [(line["id"], row) for line in lines for row in range(line["num_rows"])]
+    assert [(row.id, row.row) for row in rows] == ids
     played = [row for g in groups for rollout in g.rollouts for row in rollout.rows]
     for row, sequence in zip(rows, played, strict=True):
-        for name, values in (
-            ("token_ids", sequence.token_ids),
-            ("mask", sequence.completion_mask),
-            ("version", sequence.token_versions),
-            ("turns", sequence.turns),
-        ):
-            np.testing.assert_array_equal(row.columns[name], values)
+        names = {"token_ids": "token_ids", "mask": "completion_mask"}
+        names |= {"version": "token_versions", "turns": "turns"}
+        for name, attribute in names.items():
+            np.testing.assert_array_equal(row.columns[name], getattr(sequence, attribute))
         mu = np.where(sequence.completion_mask, sequence.rollout_logprobs, np.nan)
         np.testing.assert_array_equal(row.columns["mu"], mu)
     # Both ranks know all ids, for either may have any row.
@@ -72,7 +68,7 @@ async def test_who_records_nothing_pays_nothing_and_a_sample_is_of_the_batch(
     groups = forked_groups(num_groups=4)
     served = service(tmp_path, groups[:3], record=record)
     served._dispatcher.on_rejected(groups[3])
-    (answer,) = await asked(served, Call(what="next_batch", step=0))
+    (answer,) = await asked(served, *next_batch())
     ids = unpack(answer.value, RankBatch).record_ids
     assert len([id for id in ids if id]) == 3 * recorded
     assert RunFolder(tmp_path).tokens.exists() == bool(recorded)
@@ -82,25 +78,19 @@ async def test_who_records_nothing_pays_nothing_and_a_sample_is_of_the_batch(
 async def test_a_disk_that_takes_no_tokens_does_not_hold_up_the_batch(tmp_path, caplog):
     (tmp_path / "tokens").write_text("no folder")
     served = service(tmp_path, forked_groups(num_groups=1), record="all")
-    (answer,) = await asked(served, Call(what="next_batch", step=0))
+    (answer,) = await asked(served, *next_batch())
     assert unpack(answer.value, RankBatch).micro_batches
     assert "tokens are not recorded" in caplog.text
 
 
 async def test_text_that_no_policy_sampled_has_no_version_and_no_mu(tmp_path):
     (group,) = forked_groups(num_groups=1)
-    rollouts = tuple(
-        replace(
-            rollout,
-            rows=tuple(
-                replace(row, token_versions=np.full_like(row.token_versions, -1))
-                for row in rollout.rows
-            ),
-        )
-        for rollout in group.rollouts
-    )
-    served = service(tmp_path, [replace(group, rollouts=rollouts)], record="all")
-    await asked(served, Call(what="next_batch", step=7))
+    unsampled = [
+        replace(one, rows=tuple(replace(r, token_versions=0 * r.turns - 1) for r in one.rows))
+        for one in group.rollouts
+    ]
+    served = service(tmp_path, [replace(group, rollouts=tuple(unsampled))], record="all")
+    await asked(served, *next_batch(7))
     lines = RunFolder(tmp_path).rollouts_of(7).read_text().splitlines()
     assert [json.loads(line)["versions"] for line in lines] == [[]] * 3
     for row in read_rows(RunFolder(tmp_path), 7):
