@@ -24,6 +24,10 @@ TWO = ("inference.replicas=2", "inference.args.max_num_seqs=8")
 class Begun(Exception):
     """Raised with the arguments of the service, so that `main` ends before it listens."""
 
+    @classmethod
+    def begin(cls, *given):
+        raise cls(*given)
+
 
 class Connecting:
     """A client that notes the settings with which a chat is opened."""
@@ -38,11 +42,7 @@ class Connecting:
 
 async def begun(folder, monkeypatch, *overrides):
     """Return the settings of the chat, and the dispatcher of a run with these overrides."""
-
-    def begin(*given):
-        raise Begun(*given)
-
-    monkeypatch.setattr(main, "RolloutService", begin)
+    monkeypatch.setattr(main, "RolloutService", Begun.begin)
     config = composed("env=reverse-text", "group_size=4", "seed=5", *overrides)
     config |= {"client": {"_target_": f"{__name__}.Connecting"}, "output_dir": str(folder)}
     config["learned"] = learned()
