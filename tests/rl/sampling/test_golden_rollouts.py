@@ -5,19 +5,12 @@ from dataclasses import replace
 
 from envs.episode import Example
 from rl.sampling.player import Player
+from tests.support import scripted
 from tests.support.golden import golden
-from tests.support.scripted import (
-    HI,
-    PREFIX,
-    SAMPLER,
-    ScriptedClient,
-    ScriptedEnv,
-    chat_of,
-    scoring,
-)
+from tests.support.scripted import PREFIX, SAMPLER, ScriptedEnv, scoring
 from tests.support.virtual_time import run_virtually
 
-EXAMPLE = Example(3, "scripted", list(HI))
+EXAMPLE = Example(3, "scripted", list(scripted.HI))
 
 
 def failing(self, episode):
@@ -40,9 +33,9 @@ SCENES = {
 
 def played(env, answers, *, n=1, max_seq_len=256, seed=None, **options):
     """Return rollouts of version 6, without their time, and what vLLM was asked."""
-    client, sampler = ScriptedClient(*answers), replace(SAMPLER, **options)
-    player = Player(sampler, env, chat_of(client, sampler, max_seq_len), seed=seed)
-    rollouts = run_virtually(player.play_group_at(2, EXAMPLE, n, 6))
+    client, sampler = scripted.ScriptedClient(*answers), replace(SAMPLER, **options)
+    chat = scripted.chat_of(client, sampler, max_seq_len)
+    rollouts = run_virtually(Player(sampler, env, chat, seed=seed).play_group_at(2, EXAMPLE, n, 6))
     asked = [[len(ids), *rest] for ids, *rest in client.requests]
     errors = [re.sub(r":\d+\)", ")", each.error) for each in rollouts]  # without line numbers
     plain = zip(rollouts, errors, strict=True)
