@@ -4,6 +4,7 @@ import asyncio
 import json
 import logging
 import re
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
@@ -28,60 +29,32 @@ from tests.support.virtual_time import run_virtually
 FAILED = RequestFailed("vLLM answered 500 to /inference/v1/generate")
 
 
-class Timed(ScriptedEnv):
-    """Take `seconds` to score each answer except "good"."""
-
-    def __init__(self, seconds: float, **options) -> None:
-        super().__init__(**options)
-        self.seconds = seconds
-
-    async def score(self, episode):
-        await asyncio.sleep(0 if episode.text == "good" else self.seconds)
-        return await super().score(episode)
-
-
-def test_a_slow_environment_costs_one_rollout_and_keeps_its_tokens():
-    hung, fine = play(Timed(1e9), ScriptedClient("bad", "good"), 2)
-    assert (hung.stop_reason, hung.reward) == (StopReason.TIMEOUT, None)
-    assert "sampler.rollout_timeout=60 s" in hung.error
-    assert hung.rows[0].num_completion == 4
-    assert (fine.stop_reason, fine.reward) == (StopReason.STOP, 2.0)
-
-
 @pytest.mark.parametrize("max_turns", [1, 2])
-@pytest.mark.parametrize(("answering", "scoring"), [(61, 0), (50, 20)])
-def test_the_time_of_the_server_counts_towards_the_timeout(max_turns, answering, scoring):
-    env = Timed(scoring, max_turns=max_turns)
+@pytest.mark.parametrize(("answering", "seconds"), [(61, 0), (50, 20)])
+def test_the_time_of_the_server_counts_towards_the_timeout(max_turns, answering, seconds):
+    async def score(self, episode):
+        await asyncio.sleep(seconds)
+        return {"good": 1.0}
+
+    env = type("Mine", (ScriptedEnv,), {"score": score})(max_turns=max_turns)
     rollouts = play(env, ScriptedClient("bad", seconds=answering), 2)
     assert [rollout.stop_reason for rollout in rollouts] == [StopReason.TIMEOUT] * 2
 
 
-class Raising(ScriptedEnv):
-    """Raise within a library if the policy's answer is "bad"."""
-
-    def __init__(self, method: str) -> None:
-        super().__init__()
-        self.method = method
-
-    async def reply(self, episode, message):
-        if self.method == "reply" and episode.text == "bad":
-            json.loads("\n\nno json")  # line of reply
-        return await super().reply(episode, message)
-
-    async def score(self, episode):
-        if self.method == "score" and episode.text == "bad":
-            json.loads("\n\nno json")  # line of score
-        return await super().score(episode)
-
-
 @pytest.mark.parametrize("method", ["reply", "score"])
 def test_an_error_of_an_environment_costs_one_rollout_and_names_the_line(method):
-    broken, fine = play(Raising(method), ScriptedClient("bad", "good"), 2)
+    async def fail(self, episode, *message):
+        if episode.text == "bad":
+            json.loads("\n\nno json")  # within a library, called in this line
+        return await getattr(ScriptedEnv, method)(self, episode, *message)
+
+    env = type("Raising", (ScriptedEnv,), {method: fail})()
+    broken, fine = play(env, ScriptedClient("bad", "good"), 2)
     assert (fine.stop_reason, fine.reward, fine.error) == (StopReason.STOP, 2.0, "")
     assert (broken.stop_reason, broken.reward) == (StopReason.ENV_ERROR, None)
     assert broken.rows[0].num_completion == 4
     source = Path(__file__).read_text().splitlines()
-    line = next(i for i, text in enumerate(source, 1) if text.endswith(f"# line of {method}"))
+    line = next(i for i, text in enumerate(source, 1) if text.endswith("in this line"))
     error = rf"Raising\.{method} raised JSONDecodeError: .+ \(test_player_failures\.py:{line}\)"
     assert re.fullmatch(error, broken.error)  # . is no line break
 
@@ -146,10 +119,8 @@ class Swallowing(ScriptedEnv):
     holds_conversation = True
 
     async def play(self, episode, speak):
-        try:
+        with suppress(Exception):
             await speak(episode.messages, None)
-        except Exception:  # noqa: BLE001
-            return
 
 
 @pytest.mark.parametrize("env", [ScriptedEnv(), ScriptedEnv(("go on",), 2), Swallowing()])
@@ -195,24 +166,24 @@ def test_a_rollout_with_an_environment_error_is_played_again(failures, reward, r
 
 
 def test_waiting_for_the_limit_of_an_environment_does_not_count_towards_the_timeout():
-    class Narrow(ScriptedEnv):
-        max_concurrent, inside, most = 2, 0, 0
+    inside, most = [], []
 
-        async def score(self, episode):
-            Narrow.inside += 1
-            Narrow.most = max(Narrow.most, Narrow.inside)
-            await asyncio.sleep(50)  # of 60
-            Narrow.inside -= 1
-            return {"good": 1.0}
+    async def score(self, episode):
+        inside.append(episode)
+        most.append(len(inside))
+        await asyncio.sleep(50)  # of 60
+        inside.remove(episode)
+        return {"good": 1.0}
 
-    rollouts = play(Narrow(), ScriptedClient("good"), 12)
+    env = scoring(score)
+    env.max_concurrent = 2
+    rollouts = play(env, ScriptedClient("good"), 12)
     assert [rollout.stop_reason for rollout in rollouts] == [StopReason.STOP] * 12
-    assert Narrow.most == 2
+    assert max(most) == 2
 
 
 @pytest.mark.parametrize(("max_turns", "seats", "highest"), [(1, 4, 3), (2, 4, 4), (1, 2, 3)])
 def test_waiting_for_a_seat_in_vllm_does_not_count_towards_the_timeout(max_turns, seats, highest):
-    client = ScriptedClient("good", seconds=50)
     most = [0, 0]
 
     class Counting(RendererChat):
@@ -223,7 +194,7 @@ def test_waiting_for_a_seat_in_vllm_does_not_count_towards_the_timeout(max_turns
             most[0] -= n
             return completions
 
-    chat = chat_of(client, kind=Counting, slots=CompletionSlots(seats))
+    chat = chat_of(ScriptedClient("good", seconds=50), kind=Counting, slots=CompletionSlots(seats))
     player = Player(SAMPLER, ScriptedEnv(max_turns=max_turns), chat)
     example = Example(id=3, env="scripted", messages=list(HI))
 
@@ -265,17 +236,21 @@ def test_two_turns_at_once_are_timed_once():
 def test_every_episode_is_closed_and_each_error_is_logged(caplog):
     closed = []
 
-    class Closing(Timed):
-        async def score(self, episode):
-            if episode.text == "bad":
-                raise OSError("broken")
-            return await super().score(episode)
+    async def score(self, episode):
+        if episode.text == "bad":
+            raise OSError("broken")
+        await asyncio.sleep(0 if episode.text == "good" else 1e9)
+        return await ScriptedEnv.score(self, episode)
 
-        def close(self, episode):
-            closed.append(episode.text)
-            raise OSError("already closed")
+    def close(self, episode):
+        closed.append(episode.text)
+        raise OSError("already closed")
 
-    rollouts = play(Closing(1e9), ScriptedClient("good", "bad", "hang"), 3)
+    env = type("Closing", (ScriptedEnv,), {"score": score, "close": close})()
+    good, bad, hung = play(env, ScriptedClient("good", "bad", "hang"), 3)
     assert sorted(closed) == ["bad", "good", "hang"]
-    assert [r.stop_reason for r in rollouts] == ["stop", "env_error", "timeout"]
+    assert [r.stop_reason for r in (good, bad, hung)] == ["stop", "env_error", "timeout"]
+    assert (hung.reward, hung.rows[0].num_completion) == (None, 5)  # it keeps its tokens
+    assert "sampler.rollout_timeout=60 s" in hung.error
+    assert good.reward == 2.0
     assert [caplog.text.count(said) for said in ("broken", "rollout_timeout=60 s")] == [1, 1]
