@@ -30,15 +30,12 @@ SETTING = ChatSettings(
 HI = Example(id=0, env="scripted", messages=[{"role": "user", "content": "hi"}])
 
 
-def client(url: str) -> MessagesClient:
-    return MessagesClient(url=url, model="them", api_key_variable="THEIR_KEY", max_retries=2)
-
-
 async def play(server: Answers, env: Environment, n: int = 1, seed: int | None = None, **changes):
     sampler = replace(SAMPLER, **changes)
-    setting = replace(SETTING, sampler=sampler)
     with server.serving() as url:
-        async with client(url).connect(setting) as chat:
+        key = "THEIR_KEY"
+        client = MessagesClient(url=url, model="them", api_key_variable=key, max_retries=2)
+        async with client.connect(replace(SETTING, sampler=sampler)) as chat:
             return await Player(sampler, env, chat, seed=seed).play_group(0, HI, n)
 
 
@@ -64,12 +61,8 @@ async def test_an_episode_in_words_is_scored_and_its_tokens_are_counted(monkeypa
     assert (first.reward, second.reward) == (2.0, 2.0)
     assert (first.num_completion, first.rows) == (7, ())
     assert [h["Authorization"] for h in server.headers] == ["Bearer secret"] * 2
-    assert server.bodies[0] == {
-        "model": "them",
-        "messages": HI.messages,
-        "max_tokens": 32,
-        "temperature": 0.5,  # and no parameter that only vLLM knows
-    }
+    plain = {"model": "them", "messages": HI.messages, "max_tokens": 32, "temperature": 0.5}
+    assert server.bodies[0] == plain  # and no parameter that only vLLM knows
 
 
 async def test_the_server_gets_stop_texts_and_seeds():

@@ -7,13 +7,11 @@ import asyncio
 import json
 import logging
 from collections.abc import Coroutine
-from dataclasses import replace
 from itertools import chain
 from pathlib import Path
 from typing import Any
 
 import jinja2
-import numpy as np
 import pytest
 from aiohttp import web
 
@@ -25,7 +23,7 @@ from rl.model.tokenizer import PlainParser, Tokenizer, load_parser
 from rl.records import Rollout
 from rl.sampling.chat import ChatSettings
 from rl.sampling.player import Player
-from rl.sampling.renderer_chat import RendererChat, RendererClient
+from rl.sampling.renderer_chat import RendererClient
 from rl.sampling.tokens_chat import TokensClient
 from tests.support.replicas import router_to
 from tests.support.scripted import (
@@ -33,9 +31,10 @@ from tests.support.scripted import (
     SAMPLER,
     ScriptedClient,
     ScriptedEnv,
+    chat_of,
     tiny_model,
-    tiny_renderer,
     tiny_tokenizer,
+    trained,
 )
 
 SAID = ("<think>\nfirst\n</think>\n\none", "<think>\nthen\n</think>\n\ntwo", "good")
@@ -93,33 +92,22 @@ def dropping(folder: Path) -> Path:
     return folder
 
 
-def play(server: Server, client: Any, folder: Path, renderer: str = "qwen3") -> Rollout:
-    """Play three turns."""
-    return asyncio.run(_played(server, client, folder, renderer, ScriptedEnv(("b?", "c?"), 3)))
+THREE = ScriptedEnv(("b?", "c?"), 3)  # turns
 
 
-def setting_of(folder: Path, renderer: str, env: ScriptedEnv) -> ChatSettings:
-    return ChatSettings(
-        sampler=SAMPLER,
-        max_seq_len=256,
-        is_multi_turn=env.is_multi_turn,
-        version=LiveVersion(7),
-        router=router_to(folder / "vllm.sock"),
-        served_as="policy",
-        model=folder,
-        renderer=renderer,
-    )
+def setting_of(folder: Path, env: ScriptedEnv = THREE, **changes: Any) -> ChatSettings:
+    plain = {"sampler": SAMPLER, "max_seq_len": 256, "is_multi_turn": env.is_multi_turn}
+    plain |= {"version": LiveVersion(7), "router": router_to(folder / "vllm.sock")}
+    plain |= {"served_as": "policy", "model": folder, "renderer": "qwen3"}
+    return ChatSettings(**(plain | changes))
 
 
-async def _played(server, client, folder, renderer, env) -> Rollout:
-    setting = setting_of(folder, renderer, env)
-    socket = folder / "vllm.sock"
-
+def play(server: Server, client: Any, folder: Path, env: ScriptedEnv = THREE, **changes) -> Rollout:
     async def talk() -> Rollout:
-        async with client.connect(setting) as chat:
+        async with client.connect(setting_of(folder, env, **changes)) as chat:
             return (await Player(SAMPLER, env, chat).play_group(0, HI, 1))[0]
 
-    return await serving(server, socket, talk())
+    return asyncio.run(serving(server, folder / "vllm.sock", talk()))
 
 
 async def serving(server: Server, socket: Path, main: Coroutine[Any, Any, Any]) -> Any:
@@ -137,26 +125,27 @@ async def serving(server: Server, socket: Path, main: Coroutine[Any, Any, Any]) 
 
 def assert_sampled(rollout: Rollout, server: Server) -> None:
     """Assert that exactly the sampled tokens are trained, in order."""
-    masked = [row.token_ids[row.completion_mask].tolist() for row in rollout.rows]
-    assert [*chain.from_iterable(masked)] == [*chain.from_iterable(server.sampled)]
+    found = [*chain.from_iterable(map(trained, rollout.rows))]
+    assert found == [*chain.from_iterable(server.sampled)]
     for row in rollout.rows:
-        assert set(row.token_versions[row.completion_mask]) == {7}
+        assert ((row.token_versions == 7) == row.completion_mask).all()
         assert not row.rollout_logprobs[~row.completion_mask].any()
 
 
-@pytest.mark.parametrize("kind", [RendererClient, TokensClient])
+KINDS = pytest.mark.parametrize("kind", [RendererClient, TokensClient])
+
+
+@KINDS
 def test_three_turns_are_one_row_of_exactly_the_sampled_tokens(kind, model):
     server = Server(model, PLAIN)
     rollout = play(server, kind(on_rewrite="fork"), model)
     assert (rollout.reward, rollout.turns) == (2.0, 3)
     (row,) = rollout.rows
     assert row.token_ids.tolist() == server.prompts[2] + server.sampled[2]
-    assert row.num_completion == sum(map(len, server.sampled))
-    assert np.array_equal(row.completion_mask, row.token_versions == 7)
     assert_sampled(rollout, server)
 
 
-@pytest.mark.parametrize("kind", [RendererClient, TokensClient])
+@KINDS
 def test_a_template_that_drops_thinking_forks_at_every_turn(kind, model, caplog):
     server = Server(dropping(model), SAID)
     with caplog.at_level(logging.WARNING):
@@ -170,10 +159,10 @@ def test_a_template_that_drops_thinking_forks_at_every_turn(kind, model, caplog)
 
 
 async def test_the_first_group_probes_the_template_of_the_server(model):
-    server, env = Server(dropping(model), PLAIN), ScriptedEnv(("b?", "c?"), 3)
-    setting = setting_of(model, "qwen3", env)
-    async with TokensClient(on_rewrite="fork").connect(setting) as chat:  # vLLM is not up yet
-        player = Player(SAMPLER, env, chat)
+    server = Server(dropping(model), PLAIN)
+    connected = TokensClient(on_rewrite="fork").connect(setting_of(model))
+    async with connected as chat:  # vLLM is not up yet
+        player = Player(SAMPLER, THREE, chat)
         (rollout,) = await serving(server, model / "vllm.sock", player.play_group(0, HI, 1))
     assert rollout.reward == 2.0
 
@@ -187,29 +176,27 @@ def test_on_rewrite_extend_keeps_thinking_in_one_row(model):
 
 
 @pytest.mark.parametrize("holds_conversation", [False, True])
-@pytest.mark.parametrize("kind", [RendererClient, TokensClient])
+@KINDS
 def test_rewriting_can_be_refused_before_the_first_request(kind, holds_conversation, model):
     env = ScriptedEnv(("b?", "c?"), 3)
     env.holds_conversation = holds_conversation
     server = Server(dropping(model), SAID)
     with pytest.raises(ValueError, match=r"client\.on_rewrite=refuse: set it to"):
-        asyncio.run(_played(server, kind(on_rewrite="refuse"), model, "qwen3", env))
+        play(server, kind(on_rewrite="refuse"), model, env)
     assert server.sampled == []
 
 
-@pytest.mark.parametrize("kind", [RendererClient, TokensClient])
+@KINDS
 def test_a_single_turn_rewrites_nothing(kind, model, caplog):
     server = Server(dropping(model), ("good",))
-    env = ScriptedEnv()
-    rollout = asyncio.run(_played(server, kind(on_rewrite="refuse"), model, "qwen3", env))
+    rollout = play(server, kind(on_rewrite="refuse"), model, ScriptedEnv())
     assert rollout.reward == 2.0
     assert caplog.text == ""
 
 
-@pytest.mark.parametrize("kind", [RendererClient, TokensClient])
+@KINDS
 async def test_a_chat_has_as_many_slots_as_all_vllms_together(kind, model):
-    setting = replace(setting_of(model, "qwen3", ScriptedEnv()), num_seqs=3)
-    async with kind(on_rewrite="fork").connect(setting) as chat:
+    async with kind(on_rewrite="fork").connect(setting_of(model, num_seqs=3)) as chat:
         assert chat.slots._number == 3
 
 
@@ -226,7 +213,7 @@ async def test_a_chat_has_as_many_slots_as_all_vllms_together(kind, model):
     ],
 )
 def test_each_tool_call_has_an_id_and_its_mistake(text, expected):
-    chat = RendererChat(SAMPLER, tiny_renderer(), ScriptedClient(), 256, LiveVersion(7))
+    chat = chat_of(ScriptedClient())
     prompt = asyncio.run(chat.first_prompt([{"role": "user", "content": "hi"}], None))
     ids = tiny_tokenizer().encode(text)
     calls = chat.message(prompt, Completion([*ids, IM_END], [], [], cut_off=False))["tool_calls"]
@@ -261,9 +248,8 @@ def test_a_turn_that_the_template_refuses_is_rendered_as_text(model):
 
 
 def test_an_unknown_renderer_is_refused(model):
-    with pytest.raises(
-        ValueError, match=r"model\.renderer=qwen33 does not exist: did you mean 'qwen3'"
-    ):
+    said = r"model\.renderer=qwen33 does not exist: did you mean 'qwen3'"
+    with pytest.raises(ValueError, match=said):
         load_parser(model, "qwen33")
 
 
@@ -280,13 +266,6 @@ async def test_a_conversation_that_the_template_refuses_is_a_value_error(model):
 @pytest.mark.parametrize("options", [{}, {"enable_thinking": False}])
 def test_the_servers_template_gets_the_options_at_every_turn(model, options):
     server = Server(model, ("1", "2", "3"))
-
-    async def played() -> Rollout:
-        env = ScriptedEnv(("b?", "c?"), 3)
-        setting = replace(setting_of(model, "qwen3", env), renderer_options=options)
-        async with TokensClient(on_rewrite="fork").connect(setting) as chat:
-            return (await Player(SAMPLER, env, chat).play_group(0, HI, 1))[0]
-
-    asyncio.run(serving(server, model / "vllm.sock", played()))
+    play(server, TokensClient(on_rewrite="fork"), model, renderer_options=options)
     assert len(server.options) >= 3
     assert server.options == [options] * len(server.options)

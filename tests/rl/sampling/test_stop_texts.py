@@ -9,7 +9,7 @@ import pytest
 from rl.inference.completion import Completion
 from rl.inference.live_version import LiveVersion
 from rl.model.tokenizer import Tokenizer, load_parser, load_renderer
-from rl.sampling.renderer_chat import RendererChat, tokens_before_stop
+from rl.sampling.renderer_chat import tokens_before_stop
 from rl.sampling.tokens_chat import TokensChat
 from tests.support.scripted import (
     HI,
@@ -18,9 +18,12 @@ from tests.support.scripted import (
     SAMPLER,
     ScriptedClient,
     ScriptedEnv,
+    chat_of,
     play,
+    text,
     tiny_model,
     tiny_renderer,
+    trained,
 )
 from tests.support.virtual_time import run_virtually
 
@@ -36,48 +39,31 @@ class StoppingClient(ScriptedClient):
         return [self._stopped(answer, sampling.get("stop", [])) for answer in answers]
 
     def _stopped(self, answer: Completion, stops: list[str]) -> Completion:
-        text = bytes(token for token in answer.token_ids if token < 256).decode()
-        ends = [(text.index(stop) + len(stop), stop) for stop in stops if stop in text]
+        said = text(answer.token_ids).decode()
+        ends = [(said.index(stop) + len(stop), stop) for stop in stops if stop in said]
         if not ends:
             return answer
         end, stop = min(ends)
-        return replace(
-            answer,
-            token_ids=answer.token_ids[:end],
-            logprobs=answer.logprobs[:end],
-            versions=answer.versions[:end],
-            cut_off=False,
-            stop=stop,
-        )
-
-
-def test_the_stop_text_is_trained_on_and_the_message_ends_before_it():
-    (rollout,) = play(ScriptedEnv(), StoppingClient("good</a> and more"), sampler=STOPPING)
-    (row,) = rollout.rows
-    assert bytes(row.token_ids[row.completion_mask].tolist()) == b"good</a>"
-    assert rollout.messages[-1]["content"] == "good"
-    assert (rollout.stop_reason, rollout.reward) == ("stop", 2.0)
-
-
-def test_a_request_has_stop_texts_only_if_the_sampler_has_them():
-    with_text, without = StoppingClient("good!"), StoppingClient("good!")
-    play(ScriptedEnv(), with_text, sampler=replace(SAMPLER, stop=["</a>", "!", "?", "\n"]))
-    play(ScriptedEnv(), without)
-    assert with_text.requests[0][1]["stop"] == ["</a>", "!", "?", "\n"]
-    assert "stop" not in without.requests[0][1]
+        columns = ("token_ids", "logprobs", "versions")
+        cut = {name: getattr(answer, name)[:end] for name in columns}
+        return replace(answer, **cut, cut_off=False, stop=stop)
 
 
 def test_several_turns_are_one_row_with_the_stop_texts():
-    client = StoppingClient("one</a>x", "two!x", "three")
+    client = StoppingClient("one</a>x", "two!x", "good</a>")
     env = ScriptedEnv(replies=("again", "again"), max_turns=3)
     (rollout,) = play(env, client, sampler=STOPPING)
+    assert (rollout.stop_reason, rollout.reward) == ("stop", 2.0)
     (row,) = rollout.rows
     said = [m["content"] for m in rollout.messages if m["role"] == "assistant"]
-    assert said == ["one", "two", "three"]
-    text = bytes(token if token < 256 else ord("|") for token in row.token_ids.tolist()).decode()
-    assert "one</a>|\n|user\nagain" in text  # the turn is closed by the format, not by the policy
-    chosen = [token for token in row.token_ids[row.completion_mask].tolist() if token != IM_END]
-    assert bytes(chosen) == b"one</a>two!three"
+    assert said == ["one", "two", "good"]
+    whole = bytes(token if token < 256 else ord("|") for token in row.token_ids.tolist()).decode()
+    assert "one</a>|\n|user\nagain" in whole  # the turn is closed by the format, not by the policy
+    assert text(trained(row)) == b"one</a>two!good</a>"
+    assert client.requests[0][1]["stop"] == ["</a>", "!"]
+    without = StoppingClient("good!")
+    play(ScriptedEnv(), without)
+    assert "stop" not in without.requests[0][1]
 
 
 def test_a_turn_without_the_stop_text_ends_at_its_limit():
@@ -92,7 +78,7 @@ def test_a_tool_call_before_the_stop_text_is_parsed():
     spoken = renderer.render_ids(
         [*HI, {"role": "assistant", "content": called}], tools=None, add_generation_prompt=False
     )
-    chat = RendererChat(STOPPING, renderer, ScriptedClient(), 256, LiveVersion(7))
+    chat = chat_of(ScriptedClient(), STOPPING)
     prompt = run_virtually(chat.first_prompt(list(HI), None))
     ids = spoken[PREFIX : spoken.index(IM_END, PREFIX)]
     whole = Completion(ids, [], [], cut_off=False, prompt_ids=prompt.token_ids)
@@ -103,24 +89,20 @@ def test_a_tool_call_before_the_stop_text_is_parsed():
 
 
 @pytest.mark.parametrize(
-    ("text", "stop", "kept"),
+    ("said", "stop", "kept"),
     [
         ("The answer is 5.</answer>", "</answer>", "The answer is 5."),
         ("The answer is 5.", "er", "The answ"),  # begins within a word and ends within one
         ("stop", "stop", ""),
         ("naïve: five\n\n", "\n\n", "naïve: five"),
         ("é\n", "\n", "é"),
+        ("abc", "zz", "abc"),  # the decoded text lacks the stop text
     ],
 )
-def test_a_token_is_split_where_the_stop_text_begins(text, stop, kept):
+def test_a_token_is_split_where_the_stop_text_begins(said, stop, kept):
     tokenizer, renderer = Tokenizer(WIKI), load_renderer(WIKI, "qwen3")
-    completion = Completion(tokenizer.encode(text), [], [], cut_off=False, stop=stop)
+    completion = Completion(tokenizer.encode(said), [], [], cut_off=False, stop=stop)
     assert tokenizer.decode(tokens_before_stop(renderer, completion)) == kept
-
-
-def test_nothing_is_cut_if_the_decoded_text_lacks_the_stop_text():
-    completion = Completion([*b"abc"], [], [], cut_off=False, stop="zz")
-    assert tokens_before_stop(tiny_renderer(), completion) == [*b"abc"]
 
 
 def test_the_template_of_the_server_gets_the_stop_text(tmp_path):
@@ -169,10 +151,7 @@ def test_a_cancelled_group_does_not_cancel_the_test_of_the_template(tmp_path):
     ("stop", "sentence"),
     [
         (["a", ""], "sampler.stop contains an empty text, which would end every turn: remove it"),
-        (
-            list("abcde"),
-            "sampler.stop has 5 texts, but the OpenAI API accepts 4: remove some",
-        ),
+        (list("abcde"), "sampler.stop has 5 texts, but the OpenAI API accepts 4: remove some"),
     ],
 )
 def test_invalid_stop_texts_are_refused(stop, sentence):

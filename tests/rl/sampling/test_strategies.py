@@ -9,7 +9,7 @@ import pytest
 from envs.episode import Example, StopReason
 from losses.aggregation import sequence_mean
 from rl.dry_call.rewards import made_up_rollout
-from rl.records import Group, TrainingRow
+from rl.records import Group
 from rl.rollouts.buffer import FifoBuffer
 from rl.rollouts.plan import plan_batch
 from rl.rollouts.sampling_limits import FailureLimits
