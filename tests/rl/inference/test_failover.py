@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import pytest
-from aiohttp import ClientTimeout, web
+from aiohttp import ClientTimeout
 
 from rl.inference import client as module
 from rl.inference.client import RequestTally, VLLMClient
@@ -16,14 +16,12 @@ from rl.inference.replica import Replica
 from rl.inference.router import Router
 from rl.runtime.network import Address
 from rl.sampling.clock import Clock
-from rl.sampling.renderer_chat import render
-from tests.support.engine_faults import Fault, Hang, Status, middleware
-from tests.support.replicas import replica_at
-from tests.support.scripted import HI, IM_END, tiny_model, tiny_renderer
+from tests.support.engine_faults import Fault, Hang, Status
+from tests.support.scripted import tiny_model
 from tests.support.scripted_vllm import Engine, asking_for
+from tests.support.served_engine import GENERATE, ServedEngine, a_group, serving
 
-PROMPT = render(tiny_renderer(), list(HI))
-SAMPLING = {"temperature": 1.0, "max_tokens": 32, "stop_token_ids": [IM_END]}
+SLOW = Hang(seconds=60, times=99)
 
 
 @pytest.fixture(autouse=True)
@@ -32,26 +30,10 @@ def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @dataclass
-class VLLM:
-    """One replica."""
-
-    replica: Replica
-    runner: web.AppRunner
-    num_asked: int = 0
-
-    async def die(self) -> None:
-        """Close the socket and every connection, like a killed process."""
-        (site,) = self.runner.sites
-        await site.stop()
-        for connection in self.runner.server.connections:
-            connection.transport.abort()
-
-
-@dataclass
 class Cluster:
     """Several replicas, and the counts of failed requests."""
 
-    vllms: list[VLLM]
+    vllms: list[ServedEngine]
     lost: list[str] = field(default_factory=list)
     tally: RequestTally = field(default_factory=RequestTally)
 
@@ -67,36 +49,11 @@ class Cluster:
 async def cluster(folder: Path, *faults: Sequence[Fault]) -> AsyncIterator[Cluster]:
     """Start a server for each list of faults; all give the same answer to the same request."""
     model = tiny_model(folder)
+    vllms = [ServedEngine(model, folder / f"{i}.sock", f"inference{i}") for i in range(len(faults))]
     async with AsyncExitStack() as stack:
-        vllms = []
-        for i, chosen in enumerate(faults):
-            vllm = await _served(folder / f"{i}.sock", f"inference{i}", model, chosen)
-            stack.push_async_callback(vllm.runner.cleanup)
-            vllms.append(vllm)
+        for vllm, chosen in zip(vllms, faults, strict=True):
+            await stack.enter_async_context(vllm.serving(chosen))
         yield Cluster(vllms)
-
-
-async def _served(socket: Path, name: str, model: Path, faults: Sequence[Fault]) -> VLLM:
-    engine = Engine(model, 256)
-
-    async def generate(request: web.Request) -> web.Response:
-        vllm.num_asked += 1
-        return await engine.generate(request)
-
-    app = web.Application(middlewares=[middleware(faults)])
-    app.router.add_post("/inference/v1/generate", generate)
-    app.router.add_post("/tokenize", engine.tokenize)
-    runner = web.AppRunner(app, shutdown_timeout=0.1)
-    vllm = VLLM(replica_at(socket, name), runner)
-    await runner.setup()
-    await web.UnixSite(runner, str(socket), backlog=2048).start()
-    return vllm
-
-
-async def a_group(client, size: int):
-    with client.group() as group:
-        requests = (group.generate(PROMPT, SAMPLING, n=1, version=7) for _ in range(size))
-        return await asyncio.gather(*requests)
 
 
 async def ask(client):
@@ -106,12 +63,11 @@ async def ask(client):
 async def test_groups_are_spread(tmp_path):
     async with cluster(tmp_path, [], []) as served, served.client() as client:
         await asyncio.gather(*(ask(client) for _ in range(6)))
-    assert [vllm.num_asked for vllm in served.vllms] == [3, 3]
+    assert [len(vllm.bodies) for vllm in served.vllms] == [3, 3]
 
 
 async def test_unanswered_requests_of_a_dead_replica_move_to_another(tmp_path):
-    slow = Hang(seconds=60, times=99)
-    async with cluster(tmp_path, [slow], []) as served, served.client() as client:
+    async with cluster(tmp_path, [SLOW], []) as served, served.client() as client:
         groups = asyncio.gather(*(a_group(client, 3) for _ in range(4)))
         await asyncio.sleep(0.2)
         await served.vllms[0].die()
@@ -123,8 +79,7 @@ async def test_unanswered_requests_of_a_dead_replica_move_to_another(tmp_path):
 
 
 async def test_open_requests_move_when_the_router_loses_their_replica(tmp_path):
-    slow = Hang(seconds=60, times=99)
-    async with cluster(tmp_path, [slow], []) as served, served.client() as client:
+    async with cluster(tmp_path, [SLOW], []) as served, served.client() as client:
         group = asyncio.create_task(a_group(client, 3))
         await asyncio.sleep(0.2)
         assert not group.done()
@@ -134,8 +89,7 @@ async def test_open_requests_move_when_the_router_loses_their_replica(tmp_path):
 
 async def test_requests_that_wait_for_a_connection_move_too(tmp_path, monkeypatch):
     monkeypatch.setattr(module, "file_limit", lambda: 8)  # two connections each
-    slow = Hang(seconds=60, times=99)
-    async with cluster(tmp_path, [slow], []) as served, served.client() as client:
+    async with cluster(tmp_path, [SLOW], []) as served, served.client() as client:
         group = asyncio.create_task(a_group(client, 10))
         await asyncio.sleep(0.2)
         assert [client._session(r).connector.limit for r in served.router.routes] == [2, 2]
@@ -144,14 +98,13 @@ async def test_requests_that_wait_for_a_connection_move_too(tmp_path, monkeypatc
 
 
 async def test_a_cancelled_request_does_not_move(tmp_path):
-    slow = Hang(seconds=60, times=99)
-    async with cluster(tmp_path, [slow], []) as served, served.client() as client:
+    async with cluster(tmp_path, [SLOW], []) as served, served.client() as client:
         group = asyncio.create_task(a_group(client, 2))
         await asyncio.sleep(0.2)
         group.cancel()
         with pytest.raises(asyncio.CancelledError):
             await group
-    assert [vllm.num_asked for vllm in served.vllms] == [0, 0]
+    assert [len(vllm.bodies) for vllm in served.vllms] == [0, 0]
     assert served.lost == []
     assert [route.num_pending for route in served.router.routes] == [0, 0]
 
@@ -185,49 +138,35 @@ async def test_a_replica_that_fails_every_request_is_lost_if_others_answer(tmp_p
         await ask(client)
 
 
-async def test_a_request_over_tcp_needs_the_key(tmp_path):
-    engine = Engine(tiny_model(tmp_path), 256)
-    app = web.Application(middlewares=[asking_for("a key")])
-    app.router.add_post("/inference/v1/generate", engine.generate)
-    runner = web.AppRunner(app)
-    await runner.setup()
-    site = web.TCPSite(runner, "127.0.0.1", 0)
-    await site.start()
-    port = site._server.sockets[0].getsockname()[1]
-    try:
-        for key, answered in (("a key", True), ("another", False), (None, False)):
-            router = Router.to(Replica("inference", Address(host="127.0.0.1", port=port), key=key))
-            async with VLLMClient(router, model="policy", timeout=5) as client:
-                if answered:
-                    assert (await ask(client))[0].token_ids
-                    session = client._session(*router.routes)
-                    limits = ClientTimeout(total=None, sock_connect=10.0, sock_read=5)
-                    assert session.timeout == limits
-                    alive = session.connector and session.connector._keepalive_timeout
-                    assert alive
-                    assert alive < 5  # vLLM's own is 5 s
-                else:
-                    with pytest.raises(RequestFailed, match="answered 401"):
-                        await ask(client)
-    finally:
-        await runner.cleanup()
+@pytest.mark.parametrize("key", ["a key", "another", None])
+async def test_a_request_over_tcp_needs_the_key(key, tmp_path):
+    routes = {GENERATE: Engine(tiny_model(tmp_path), 256).generate}
+    async with serving(routes, None, asking_for("a key")) as (_, port):
+        router = Router.to(Replica("inference", Address(host="127.0.0.1", port=port), key=key))
+        async with VLLMClient(router, model="policy", timeout=5) as client:
+            if key != "a key":
+                with pytest.raises(RequestFailed, match="answered 401"):
+                    await ask(client)
+                return
+            assert (await ask(client))[0].token_ids
+            session = client._session(*router.routes)
+            assert session.timeout == ClientTimeout(total=None, sock_connect=10.0, sock_read=5)
+            assert 0 < session.connector._keepalive_timeout < 5  # vLLM's own is 5 s
 
 
 async def test_requests_wait_for_the_restart_of_the_only_replica_and_pause_their_clock(tmp_path):
-    slow, restarted, clock = Hang(seconds=60, times=99), set[int](), Clock(1.0)
+    restarted, clock = set[int](), Clock(1.0)
     model = tiny_model(tmp_path)
-    before = await _served(tmp_path / "a.sock", "inference", model, [slow])
-    after = await _served(tmp_path / "b.sock", "inference", model, [])
+    before, after = (ServedEngine(model, tmp_path / f"{name}.sock") for name in "ab")
     after.replica = replace(after.replica, incarnation=1)
     router = Router(restarted=lambda replica: replica.incarnation in restarted)
     router.serve([before.replica])
-    client = VLLMClient(router, model="policy", timeout=5.0)
 
     async def timed():
         async with clock.run():
             return await a_group(client, 3)
 
-    async with client:
+    async with before.serving([SLOW]), after.serving(), before.client(router) as client:
         group = asyncio.create_task(timed())
         await asyncio.sleep(0.2)
         await before.die()
@@ -244,5 +183,3 @@ async def test_requests_wait_for_the_restart_of_the_only_replica_and_pause_their
         router.end()
         with pytest.raises(RequestFailed, match="no vLLM answers, and the run is already ending"):
             await last
-    for vllm in (before, after):
-        await vllm.runner.cleanup()

@@ -1,12 +1,14 @@
-"""What is posted to vLLM, to the letter, and what is read out of a score."""
+"""What is posted to vLLM, to the letter and in pieces, and what is read out of a score."""
 
+import json
 import time
-from contextlib import ExitStack
+from base64 import b64encode
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from rl.inference.request_body import _PIECE_BYTES, JSONBody
 from rl.inference.routes import VLLMRoutes, is_healthy, prefix_cache_counts
 from rl.runtime.failure import RunFailed
 from tests.support.listening import PostHandler, listening
@@ -23,17 +25,11 @@ class Answers(PostHandler):
         return {"prompt_logprobs": scores}
 
 
-@pytest.fixture
-def vllm(tmp_path):
+def test_a_score_is_one_logprob_for_each_token_but_the_first_and_is_the_token_s_own(tmp_path):
     with listening(tmp_path / "s", Answers) as server:
         server.paths = []
         with VLLMRoutes(replica_at(tmp_path / "s"), timeout=5.0) as routes:
-            yield routes, server.paths
-
-
-def test_a_score_is_one_logprob_for_each_token_but_the_first_and_is_the_token_s_own(vllm):
-    routes, _ = vllm
-    assert routes.score("policy", [4, 2, 3]) == [-0.2, -0.3]
+            assert routes.score("policy", [4, 2, 3]) == [-0.2, -0.3]
 
 
 class Counters(Answers):
@@ -86,19 +82,29 @@ class Slow(Answers):
         return super().answer(body)
 
 
-def four_together(vllm):
-    with vllm.shared_timeout():
-        for _ in range(4):
-            vllm.resume()
-
-
 def test_requests_that_belong_together_share_one_time_limit(tmp_path):
-    with listening(tmp_path / "s", Slow) as server, ExitStack() as stack:
-        server.paths = []
-        vllm = stack.enter_context(VLLMRoutes(replica_at(tmp_path / "s"), timeout=0.5))
-        for _ in range(4):  # each has its own
+    def resume(times: int) -> None:
+        for _ in range(times):
             vllm.resume()
-        with pytest.raises(RunFailed, match=r"`\w+` within trainer.wait_timeout=0.5 s"):
-            four_together(vllm)
+
+    late = pytest.raises(RunFailed, match=r"`\w+` within trainer.wait_timeout=0.5 s")
+    vllm = VLLMRoutes(replica_at(tmp_path / "s"), timeout=0.5)
+    with listening(tmp_path / "s", Slow) as server, vllm:
+        server.paths = []
+        resume(4)  # each has its own
+        with late, vllm.shared_timeout():
+            resume(4)
         assert 5 <= len(server.paths) <= 7
-        vllm.resume()  # and the next one has its own again
+        resume(1)  # and the next one has its own again
+
+
+@pytest.mark.parametrize("size", [0, 1, 3, _PIECE_BYTES, 2 * _PIECE_BYTES + 1])
+def test_bytes_become_base64_text_and_everything_else_is_json(size):
+    value = bytes(range(251)) * (size // 251 + 1)
+    content = {"a": [1, "ü"], "b": {"in": value[:size]}, "c": b"x", "d": None}
+    body = JSONBody(content)
+    joined = b"".join(body)
+    assert len(joined) == body.num_bytes
+    encoded = {"b": {"in": b64encode(value[:size]).decode()}, "c": b64encode(b"x").decode()}
+    assert json.loads(joined) == content | encoded
+    assert b"".join(body) == joined  # a redirected request is sent again

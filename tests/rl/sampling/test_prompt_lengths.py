@@ -7,15 +7,8 @@ import pytest
 from envs.episode import Example
 from envs.messages import user
 from envs.mixture import Mixture
-from rl.inference.live_version import LiveVersion
 from rl.sampling.prompt_lengths import FittingExamples
-from rl.sampling.renderer_chat import RendererChat
-from tests.support.scripted import PREFIX, SAMPLER, ScriptedClient, ScriptedEnv, tiny_renderer
-
-
-def find(word: str) -> str:
-    """Find a word."""
-    return word
+from tests.support.scripted import PREFIX, ScriptedClient, ScriptedEnv, chat_of
 
 
 def examples(*lengths: int, env: str = "scripted") -> list[Example]:
@@ -24,7 +17,7 @@ def examples(*lengths: int, env: str = "scripted") -> list[Example]:
 
 
 def fitting(given, env=None, max_seq_len=100, max_prompt_len=None) -> FittingExamples:
-    chat = RendererChat(SAMPLER, tiny_renderer(), ScriptedClient(), max_seq_len, LiveVersion(7))
+    chat = chat_of(ScriptedClient(), max_seq_len=max_seq_len)
     return FittingExamples(given, env or ScriptedEnv(), chat, max_seq_len, max_prompt_len)
 
 
@@ -57,6 +50,10 @@ def test_a_data_set_without_a_usable_prompt_is_refused_at_the_start(lengths, max
 
 
 def test_tool_schemas_count():
+    def find(word: str) -> str:
+        """Find a word."""
+        return word
+
     env = ScriptedEnv()
     env.tools = [find]
     fitting(examples(50), None, 256)

@@ -2,7 +2,7 @@
 
 import asyncio
 import json
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from random import Random
 from typing import Any
 
@@ -13,18 +13,15 @@ from envs.episode import Example
 from envs.messages import user
 from envs.mixture import Mixture
 from envs.protocol import Environment
-from losses.advantages import group_mean
 from rl.inference.live_version import LiveVersion
-from rl.rollouts import truncation
 from rl.rollouts.buffer import FifoBuffer
-from rl.rollouts.credit import GroupCredit, RewardShaping
 from rl.rollouts.difficulty_order import DifficultyOrder
 from rl.rollouts.dispatcher import Dispatcher, DispatcherState
 from rl.rollouts.example_order import SequentialOrder, ShuffledOrder
 from rl.sampling.player import Player
-from rl.sampling.renderer_chat import RendererChat
 from tests.support.orders import begun
-from tests.support.scripted import SAMPLER, ScriptedClient, tiny_renderer
+from tests.support.rollouts import group_credit
+from tests.support.scripted import SAMPLER, ScriptedClient, chat_of
 from tests.support.virtual_time import run_virtually
 
 GROUPS, SIZE = 2, 2
@@ -79,14 +76,13 @@ class Hashed(ScriptedClient):
 async def _train(env, order, first, last, state):
     """Return what each step trained, and the checkpoint after the last step."""
     version = LiveVersion(listeners=[env.begin_version])
-    chat = RendererChat(SAMPLER, tiny_renderer(), Hashed("", seconds=1.0), 256, version)
-    shaping = RewardShaping(normalise_each=False, length_penalty=0.0)
-    credit = GroupCredit(truncation.keep, shaping, group_mean, lambda _: env.reward_weights)
+    chat = replace(chat_of(Hashed("", seconds=1.0)), version=version)
+    credit = group_credit(weights=env.reward_weights)
     dispatcher = Dispatcher(
-        play_group=Player(SAMPLER, env, chat).play_group_at,
-        order=begun(order, env.pools("train"), 0),
-        credit=lambda example, rollouts, version: credit(example, rollouts),
-        buffer=FifoBuffer(),
+        Player(SAMPLER, env, chat).play_group_at,
+        begun(order, env.pools("train"), 0),
+        lambda example, rollouts, version: credit(example, rollouts),
+        FifoBuffer(),
         **{"group_size": SIZE, "groups_per_step": GROUPS, "max_staleness": 0},
         **{"max_concurrent": 64, "step": first, "version": version, "stateful": {"env": env}},
         state=state or DispatcherState(),

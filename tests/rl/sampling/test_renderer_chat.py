@@ -25,6 +25,7 @@ from rl.sampling.chat import ChatSettings
 from rl.sampling.player import Player
 from rl.sampling.renderer_chat import RendererClient
 from rl.sampling.tokens_chat import TokensClient
+from tests.support import served_engine
 from tests.support.replicas import router_to
 from tests.support.scripted import (
     IM_END,
@@ -36,6 +37,7 @@ from tests.support.scripted import (
     tiny_tokenizer,
     trained,
 )
+from tests.support.served_engine import GENERATE
 
 SAID = ("<think>\nfirst\n</think>\n\none", "<think>\nthen\n</think>\n\ntwo", "good")
 PLAIN = ("one", "two", "good")
@@ -111,16 +113,9 @@ def play(server: Server, client: Any, folder: Path, env: ScriptedEnv = THREE, **
 
 
 async def serving(server: Server, socket: Path, main: Coroutine[Any, Any, Any]) -> Any:
-    app = web.Application()
-    app.router.add_post("/tokenize", server.tokenize)
-    app.router.add_post("/inference/v1/generate", server.generate)
-    runner = web.AppRunner(app)
-    await runner.setup()
-    await web.UnixSite(runner, str(socket)).start()
-    try:
+    routes = {"/tokenize": server.tokenize, GENERATE: server.generate}
+    async with served_engine.serving(routes, socket):
         return await main
-    finally:
-        await runner.cleanup()
 
 
 def assert_sampled(rollout: Rollout, server: Server) -> None:

@@ -157,3 +157,4 @@ def test_a_cancelled_group_does_not_cancel_the_test_of_the_template(tmp_path):
 def test_invalid_stop_texts_are_refused(stop, sentence):
     with pytest.raises(ValueError, match=sentence):
         replace(SAMPLER, stop=stop)
+    replace(SAMPLER, stop=list("abcd"))
