@@ -14,9 +14,11 @@ from envs.episode import Example
 from envs.protocol import Environment
 from rl.inference.completion import Completion
 from rl.inference.live_version import LiveVersion
+from rl.inference.router import Router
 from rl.model.tiny import TinyModel
 from rl.model.tokenizer import Tokenizer, load_renderer
 from rl.records import Rollout, TrainingRow
+from rl.sampling.chat import ChatSettings
 from rl.sampling.player import Player
 from rl.sampling.renderer_chat import RendererChat
 from rl.sampling.sampler import PolicySampler
@@ -132,6 +134,13 @@ def chat_of(
 ) -> RendererChat:
     """Return a chat with Qwen3's renderer, under version 7."""
     return kind(sampler, tiny_renderer(), client, max_seq_len, LiveVersion(7), **options)
+
+
+def chat_settings(**changes: Any) -> ChatSettings:
+    """Return settings of a chat of several turns under version 7."""
+    plain = {"sampler": SAMPLER, "max_seq_len": 256, "is_multi_turn": True, "served_as": "policy"}
+    plain |= {"version": LiveVersion(7), "router": Router(), "model": Path(), "renderer": "qwen3"}
+    return ChatSettings(**(plain | changes))
 
 
 def play(

@@ -72,11 +72,17 @@ def choice(*likely: list[tuple[int, float]], **change: Any) -> Choice:
     return msgspec.json.decode(text, type=Choice)
 
 
-def test_the_kept_tokens_are_those_that_vllm_did_not_mask():
+def test_the_kept_tokens_are_those_that_vllm_did_not_mask_and_a_part_of_them_ends_the_run():
     found = completion_of(choice(LIKELY, [(4, 0.0), (5, -9999.0)]), [1], returns_kept=True)
     assert found.kept == [[5, 7], [4]]
     assert found.token_ids == [5, 4]
     assert completion_of(choice(LIKELY), [1]).kept == ()
+    # 1e-4 of the probability may be missing, because float32 logprobs do not add up to 1.
+    almost, part = ([(5, math.log(p)), (7, math.log(0.3))] for p in (0.69995, 0.6998))
+    assert completion_of(choice(almost), [1], returns_kept=True).kept == [[5, 7]]
+    message = "more tokens than the 2 that it returned, which have only 0.999800 of the probability"
+    with pytest.raises(GenerationError, match=f"{message}.*or lower sampler.top_k"):
+        completion_of(choice(part), [1], returns_kept=True)
 
 
 @pytest.mark.parametrize(
@@ -97,15 +103,6 @@ def test_a_completion_needs_a_logprob_and_a_version_of_each_token(change, said):
     else:
         with pytest.raises(AttemptFailed, match=said):
             completion_of(changed, [1])
-
-
-def test_a_set_of_which_vllm_returns_only_a_part_ends_the_run():
-    # 1e-4 of the probability may be missing, because float32 logprobs do not add up to 1.
-    almost, part = ([(5, math.log(p)), (7, math.log(0.3))] for p in (0.69995, 0.6998))
-    assert completion_of(choice(almost), [1], returns_kept=True).kept == [[5, 7]]
-    message = "more tokens than the 2 that it returned, which have only 0.999800 of the probability"
-    with pytest.raises(GenerationError, match=f"{message}.*or lower sampler.top_k"):
-        completion_of(choice(part), [1], returns_kept=True)
 
 
 async def test_a_limited_sampler_asks_for_the_kept_tokens(tmp_path):

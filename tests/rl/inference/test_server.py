@@ -11,8 +11,6 @@ import pytest
 from rl.config.schema import Run
 from rl.config.transport import VLLM_RANKS
 from rl.inference import server as module
-from rl.inference.key_guard import GUARD, KEY_FILE
-from rl.inference.replica import Replica
 from rl.inference.routes import VLLMRoutes, is_healthy, wait_until_healthy
 from rl.inference.server import (
     ServedPolicy,
@@ -25,7 +23,6 @@ from rl.inference.server import (
 )
 from rl.runtime.failure import RunFailed
 from rl.runtime.folder import RunFolder
-from rl.runtime.network import Address
 from rl.sampling.renderer_chat import render
 from tests.support.composing import composed
 from tests.support.replicas import replica_at
@@ -166,19 +163,6 @@ def test_the_cache_on_a_cpu_holds_a_row_by_default(dtype, num_bytes, tmp_path):
         longer = environment(tmp_path, max_seq_len=num_tokens, **size)
         assert longer["VLLM_CPU_KVCACHE_SPACE"] == gib
     assert environment(tmp_path, cpu_kv_cache_gib=7)["VLLM_CPU_KVCACHE_SPACE"] == "7"
-
-
-def test_no_command_and_no_variable_holds_the_key(tmp_path):
-    folder = RunFolder(tmp_path)
-    folder.set_model(tiny_model(tmp_path))
-    folder.private.make()
-    folder.private.make_key()
-    replica = Replica("inference", Address(host="h", port=1), key=folder.private.read_key())
-    command, env = vllm_command(VLLMServer(**ONE, args={}), folder, replica, POLICY)
-    assert replica.key
-    assert replica.key not in " ".join([*command, *env.values()])
-    assert env[KEY_FILE] == str(folder.private.key)
-    assert GUARD in command
 
 
 def test_each_replica_and_each_restart_of_it_samples_with_its_own_seed(tmp_path):

@@ -28,19 +28,10 @@ def drawn(buffer: FifoBuffer, *settings) -> list[int] | None:
     return None if groups is None else [group.index for group in groups]
 
 
-def test_the_oldest_groups_are_drawn_first():
+def test_the_oldest_are_drawn_first_and_a_batch_waits_for_those_that_later_ones_could_not_hold():
     buffer = filled((5, 2), (3, 1), (4, 2), (2, 1))
     assert drawn(buffer, 2, 3, 1, []) == [2, 3, 4]
     assert len(buffer) == 1
-
-
-@pytest.mark.parametrize(("running", "waits"), [([1], True), ([2], False), ([3, 0], True)])
-def test_a_batch_waits_for_a_group_that_would_be_too_old_for_the_next(running, waits):
-    groups = filled((0, 2), (1, 2)).draw(2, 2, 1, running)
-    assert (groups is None) == waits
-
-
-def test_a_batch_waits_if_later_batches_could_not_hold_the_groups_that_it_leaves():
     # Under version 0, 2 groups a batch, at most 2 steps old: six groups are due by step 2.
     buffer = filled((0, 0), (1, 0), (6, 1), (7, 1))
     assert drawn(buffer, 0, 2, 2, [0, 0, 0, 0]) == [0, 1]
@@ -49,6 +40,12 @@ def test_a_batch_waits_if_later_batches_could_not_hold_the_groups_that_it_leaves
     assert drawn(buffer, 1, 2, 2, [0, 0, 0]) is None
     buffer.add(graded((1.0, 0.0), index=3))
     assert drawn(buffer, 1, 2, 2, [0, 0]) == [2, 3]
+
+
+@pytest.mark.parametrize(("running", "waits"), [([1], True), ([2], False), ([3, 0], True)])
+def test_a_batch_waits_for_a_group_that_would_be_too_old_for_the_next(running, waits):
+    groups = filled((0, 2), (1, 2)).draw(2, 2, 1, running)
+    assert (groups is None) == waits
 
 
 @pytest.mark.parametrize("buffer", [FifoBuffer(), difficulty_buffer(min_spread=0.0)])

@@ -381,9 +381,7 @@ def test_each_token_gets_its_own_number_in_every_row_of_its_rollout():
     assert all(not r.advantages[~r.completion_mask].any() for r in rows)
     line = json.loads(json_line(trained_line(group(PAIR, made), PAIR[0], made[0], True)))
     assert line["advantage"] == 2.0  # the mean of its tokens
-
-
-def test_a_single_token_and_a_rollout_without_tokens_have_advantages_by_token_too():
+    # A single token, and a rollout without tokens.
     rollouts = [rollout(1.0, lengths=(1,)), rollout(0.5, lengths=())]
     made = credits(rollouts, by_token, per_token=True)
     assert [c.advantages for c in made] == [(1.0,), ()]

@@ -16,7 +16,8 @@ from rl.rollouts.example_order import ExampleOrder
 from rl.rollouts.sampling_limits import FailureLimits
 from rl.runtime.failure import RunFailed
 from rl.wire import NoMoreBatches
-from tests.support.rollouts import group_credit
+from tests.support.remembering import AboveEarlier
+from tests.support.rollouts import group_credit, rollout
 from tests.support.virtual_time import run_virtually
 from tests.support.world import EXAMPLES, GROUPS_PER_STEP, ROW, World
 
@@ -156,22 +157,6 @@ def test_an_order_places_each_group_once_and_observes_each_finished_group(max_st
     assert after.dispatcher.order.asked[0] == state.next_index
 
 
-class Counting:
-    """An advantage that counts its calls."""
-
-    count = 0
-
-    def __call__(self, group):
-        self.count += 1
-        return [0.0 for _ in group.rewards]
-
-    def state(self):
-        return {"count": self.count}
-
-    def load(self, state):
-        self.count = state["count"]
-
-
 def reloaded(world: World) -> DispatcherState:
     """Return the state of the world's checkpoint after a round trip through JSON."""
     saved = json.loads(json.dumps(asdict(world.dispatcher.checkpoint())))
@@ -179,13 +164,13 @@ def reloaded(world: World) -> DispatcherState:
 
 
 def test_a_checkpoint_keeps_the_state_of_the_advantage():
-    first, resumed = group_credit(Counting()), group_credit(Counting())
-    first(EXAMPLES[0], ())
+    first, resumed = group_credit(AboveEarlier()), group_credit(AboveEarlier())
+    first(EXAMPLES[0], [rollout(1.0)])
     state = reloaded(World(0, 0, stateful={"advantage": first}))
     World(0, 0, stateful={"advantage": resumed}, state=state)
-    assert resumed.state() == {"count": 1}
+    assert resumed.state() == {"scripted": [1.0, 1]}
     World(0, 0, stateful={"advantage": resumed})  # a new run has no state to load
-    assert resumed.state() == {"count": 1}
+    assert resumed.state() == {"scripted": [1.0, 1]}
     assert replace(first, advantage=list).state() == {}
 
 
@@ -238,9 +223,12 @@ def picky(reward_of) -> World:
     return playing(World(0, 1, buffer=DifficultyBuffer(min_spread=0.5, **bounds)), reward_of)
 
 
-def test_one_scored_rollout_in_some_groups_keeps_the_run_alive():
+def test_one_scored_rollout_in_some_groups_or_one_group_in_64_keeps_the_run_alive():
     world = playing(World(0, 1), lambda index: (None if index % 3 else 1.0, None))
     run_virtually(_batches(world, 4))
+    world = picky(lambda index: (0.0, float(index % 60 == 0)))
+    run_virtually(_batches(world, 1, every=60))
+    assert len(world.rejected) > 64
 
 
 def test_64_rejected_groups_in_a_row_end_the_run_with_their_reasons():
@@ -269,20 +257,6 @@ def test_groups_that_pass_after_the_last_rejection_do_not_continue_the_run():
         return [group.index for group in groups]
 
     assert run_virtually(batch()) == [64, 65, 66]
-
-
-def test_one_group_in_64_that_passes_keeps_the_run_alive():
-    world = picky(lambda index: (0.0, float(index % 60 == 0)))
-    run_virtually(_batches(world, 1, every=60))
-    assert len(world.rejected) > 64
-
-
-def test_a_resumed_run_keeps_the_state_of_the_buffer():
-    before = picky(lambda index: (0.0, float(index % 3 == 0)))
-    run_virtually(_batches(before, 2))
-    after = World(0, 1, step=2, state=(state := reloaded(before)))
-    assert after.dispatcher.buffer.rejected == before.dispatcher.buffer.rejected != {}
-    assert after.dispatcher.checkpoint() == state
 
 
 def test_progress_names_the_next_batch():

@@ -58,6 +58,13 @@ def test_batches_by_hand():
     assert mixed.metrics() == {"stored": 3, "expired": 0}
     assert ids(mixed.draw(5, 2, 2, ()))[1] == "000002.0@5"  # versions 0 and 1 are too old
     assert mixed.metrics() == {"stored": 2, "expired": 2}
+    # The oldest groups leave a full store.
+    mixed = buffer(capacity=2)
+    for step in range(4):
+        mixed.add(group(step, step))
+        mixed.draw(step, 2, 0, ())
+    mixed.add(group(4, 4))
+    assert ids(mixed.draw(4, 2, 0, ()))[1] in ("000002.0@4", "000003.0@4")
 
 
 def test_a_batch_that_no_step_trains_changes_nothing_of_what_is_stored():
@@ -71,6 +78,18 @@ def test_a_batch_that_no_step_trains_changes_nothing_of_what_is_stored():
     assert mixed.state() != before
     mixed.undo_draw()
     assert mixed.state() == before
+    # A demonstration that cannot be made.
+    mixed = buffer(replay_share=0.3, demonstration_share=0.3)
+    mixed.add(group(0, 0))
+    before = mixed.state()
+
+    def demonstrate(seed, example):
+        raise ValueError("the data set has ended")
+
+    mixed.demonstrate = demonstrate
+    with pytest.raises(ValueError, match="has ended"):
+        mixed.draw(0, 3, 0, ())
+    assert mixed.state()["stored"] == before["stored"]
 
 
 def test_a_replayed_group_keeps_rewards_advantages_and_tokens():
@@ -101,15 +120,6 @@ def test_which_groups_are_stored(options, rewards, advantages, changes, stored):
     mixed.add(replace(one, credits=tuple(replace(c, **changes) for c in one.credits)))
     mixed.draw(0, 1 + bool(mixed.shares[0]), 0, ())
     assert mixed.metrics()["stored"] == stored
-
-
-def test_the_oldest_groups_leave_a_full_store():
-    mixed = buffer(capacity=2)
-    for step in range(4):
-        mixed.add(group(step, step))
-        mixed.draw(step, 2, 0, ())
-    mixed.add(group(4, 4))
-    assert ids(mixed.draw(4, 2, 0, ()))[1] in ("000002.0@4", "000003.0@4")
 
 
 @pytest.mark.parametrize(
@@ -148,7 +158,7 @@ def with_demonstrations() -> list[Group]:
     return drawn
 
 
-def test_demonstrations_have_no_reward_no_version_and_ids_of_their_own():
+def test_the_sources_of_a_batch_in_its_credits_lines_plan_and_metrics():
     batch = with_demonstrations()
     assert ids(batch) == ["000001.0", "000000.0@1", "-00004.0"]
     shown = batch[2]
@@ -157,22 +167,9 @@ def test_demonstrations_have_no_reward_no_version_and_ids_of_their_own():
     lines = [trained_line(g, g.rollouts[0], g.credits[0], used=True) for g in batch]
     assert [line.get("source") for line in lines] == [None, "replay", "demonstration"]
     assert [line["versions"] for line in lines] == [[1], [0], []]
-
-
-def test_several_demonstrations_of_a_batch_differ_and_have_the_environments_of_new_groups():
-    mixed, asked = buffer(replay_share=0.0, demonstration_share=0.5), []
-    mixed.demonstrate = lambda *given: asked.append(given) or (rollout(1.0, SHOWN_ROW),)
-    examples = [Example(0, env, []) for env in "ab"]
-    for index, example in enumerate(examples):
-        mixed.add(replace(group(index, 2), example=example))
-    drawn = mixed.draw(2, 4, 0, ())
-    assert asked == [("demonstration 8", examples[0]), ("demonstration 9", examples[1])]
-    assert [(g.index, g.example.env) for g in drawn[2:]] == [(-9, "a"), (-10, "b")]
-
-
-def test_the_loss_sees_the_source_and_the_staleness_of_each_token():
+    # The loss sees the source and the staleness of each token.
     shares = {"step": 1, "ranks": 2, "tokens_per_micro_batch": 8, "metrics": {}}
-    batches = plan_batch(with_demonstrations(), token_mean, **shares)
+    batches = plan_batch(batch, token_mean, **shares)
     found = Counter()
     for share in batches:
         for micro in unpack(pack(share), RankBatch).micro_batches:
@@ -181,10 +178,7 @@ def test_the_loss_sees_the_source_and_the_staleness_of_each_token():
             found.update(zip(micro.source[mask].tolist(), versions, strict=True))
             np.testing.assert_allclose(micro.token_weights[mask], 1 / 6)  # one denominator
     assert found == {(Source.POLICY, 1): 2, (Source.REPLAY, 0): 2, (Source.DEMONSTRATION, -1): 2}
-
-
-def test_rewards_and_lengths_of_a_batch_are_those_of_new_rollouts():
-    batch = with_demonstrations()
+    # Rewards and lengths are those of new rollouts.
     metrics = batch_metrics(batch, 1)
     assert metrics["train/reward"] == 0.75
     assert metrics["train/tokens"] == 2
@@ -198,6 +192,17 @@ def test_rewards_and_lengths_of_a_batch_are_those_of_new_rollouts():
         name: alone[name] for name in alone if name.startswith("staleness/")
     }
     assert not any(name.startswith("source/") for name in alone)
+
+
+def test_several_demonstrations_of_a_batch_differ_and_have_the_environments_of_new_groups():
+    mixed, asked = buffer(replay_share=0.0, demonstration_share=0.5), []
+    mixed.demonstrate = lambda *given: asked.append(given) or (rollout(1.0, SHOWN_ROW),)
+    examples = [Example(0, env, []) for env in "ab"]
+    for index, example in enumerate(examples):
+        mixed.add(replace(group(index, 2), example=example))
+    drawn = mixed.draw(2, 4, 0, ())
+    assert asked == [("demonstration 8", examples[0]), ("demonstration 9", examples[1])]
+    assert [(g.index, g.example.env) for g in drawn[2:]] == [(-9, "a"), (-10, "b")]
 
 
 @pytest.mark.parametrize("max_staleness", [0, 1, 4])
@@ -255,17 +260,3 @@ def test_demonstrations_have_the_chat_format_of_the_rollouts(tmp_path, thinks):
     made = main._buffer(run, SimpleNamespace(initial_model=lambda: folder), env)
     (shown,) = made.demonstrate("0", Example(0, env.name, []))
     assert (b"\n\n\n\nyo" in bytes(t for t in shown.rows[0].token_ids if t < 256)) is not thinks
-
-
-def test_a_demonstration_that_cannot_be_made_changes_nothing_of_what_is_stored():
-    mixed = buffer(replay_share=0.3, demonstration_share=0.3)
-    mixed.add(group(0, 0))
-    before = mixed.state()
-
-    def demonstrate(seed, example):
-        raise ValueError("the data set has ended")
-
-    mixed.demonstrate = demonstrate
-    with pytest.raises(ValueError, match="has ended"):
-        mixed.draw(0, 3, 0, ())
-    assert mixed.state()["stored"] == before["stored"]

@@ -1,10 +1,11 @@
-"""The service answers every rank alike, and its errors end the process that caused them."""
+"""The service answers every rank alike, records tokens, and ends the process after an error."""
 
 import asyncio
 import json
 from dataclasses import replace
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 
 from envs.messages import assistant
@@ -15,6 +16,7 @@ from rl.rollouts.buffer import FifoBuffer
 from rl.rollouts.dispatcher import DispatcherState
 from rl.rollouts.listening import open_server
 from rl.rollouts.mixed_buffer import MixedBuffer
+from rl.rollouts.sampled_tokens import TokenRecord
 from rl.rollouts.service import RolloutService
 from rl.runtime.endpoint import Endpoint
 from rl.runtime.failure import RunFailed, first_failure
@@ -24,6 +26,7 @@ from rl.runtime.token_files import read_rows
 from rl.trainer.rollouts_link import RolloutsLink
 from rl.wire import HEADER, Answer, Call, NoMoreBatches, pack, unpack
 from tests.support.composing import chosen, learned
+from tests.support.forked_groups import forked_groups
 from tests.support.rollouts import graded
 
 TOKEN_MEAN = {"_target_": "losses.aggregation.token_mean"}
@@ -66,11 +69,10 @@ class Dispatcher:
 def service(
     folder, groups, aggregation=TOKEN_MEAN, tally=None, record="none", **facts
 ) -> RolloutService:
+    nodes = {"batch_credit": "none", "loss": "cispo", "record": record}
     run = SimpleNamespace(
-        batch_credit=chosen("batch_credit", "none"),
-        loss=chosen("loss", "cispo"),
+        **{key: chosen(key, name) for key, name in nodes.items()},
         aggregation=aggregation,
-        record=chosen("record", record),
         learned=learned(**facts),
         trainer=SimpleNamespace(ranks=2, tokens_per_micro_batch=64, wait_timeout=5.0),
     )
@@ -80,22 +82,8 @@ def service(
 
 
 async def asked(served: RolloutService, *calls: Call) -> list[Answer]:
-    """Return the answers to a rank; raise the error that ends the process."""
-    reporting = asyncio.ensure_future(served.watch())
-    answers = asyncio.gather(*(served._answer(call) for call in calls))
-    both = [reporting, answers]
-    done, _ = await asyncio.wait(both, timeout=10, return_when=asyncio.FIRST_COMPLETED)
-    is_reported = reporting in done
-    for task in both:
-        task.cancel()
-    # Retrieve both results. Otherwise the garbage collector logs an error within another test.
-    reported, answered = await asyncio.gather(*both, return_exceptions=True)
-    assert done, "there is no answer and no error"
-    if is_reported and isinstance(reported, BaseException):
-        raise reported
-    if isinstance(answered, BaseException):
-        raise answered
-    return answered
+    async with asyncio.timeout(10):
+        return await asyncio.gather(*(served._answer(call) for call in calls))
 
 
 def next_batch(step: int = 0, *, ranks: tuple[int, ...] = (0,)) -> list[Call]:
@@ -290,8 +278,7 @@ async def test_a_rank_whose_state_cannot_be_saved_is_disconnected(tmp_path):
 async def test_a_message_that_json_cannot_hold_is_written_as_text(tmp_path):
     odd = group(1.0)
     rollout = replace(odd.rollouts[0], messages=[assistant("x") | {"extra": {1, 2}}])
-    odd = replace(odd, rollouts=(rollout,))
-    await asked(service(tmp_path, [odd]), *next_batch())
+    await asked(service(tmp_path, [replace(odd, rollouts=(rollout,))]), *next_batch())
     (line,) = RunFolder(tmp_path).rollouts_of(0).read_text().splitlines()
     assert json.loads(line)["messages"][0]["extra"] == "{1, 2}"
 
@@ -388,3 +375,83 @@ async def test_the_whole_batch_is_recorded_once_when_the_ranks_ask_for_it(record
     assert [unpack(answer.value, list) for answer in answers] == [["000000.0", "000000.1"]] * 2
     assert len(read_rows(RunFolder(tmp_path), 0)) == 2
     assert record == "none" or file.stat().st_mtime_ns == before
+
+
+def test_none_all_or_a_few_groups_are_chosen_and_the_trainer_is_told_which():
+    groups = forked_groups(num_groups=6)
+    rejected = [groups.pop()]
+    assert TokenRecord(num_groups=0).choose(groups, rejected, 0) == []
+    assert TokenRecord(num_groups=None).choose(groups, rejected, 0) == [*groups, *rejected]
+    few = TokenRecord(num_groups=2)
+    drawn = [tuple(g.index for g in few.choose(groups, rejected, step)) for step in range(40)]
+    assert {len(set(each)) for each in drawn} == {2}
+    assert {index for each in drawn for index in each} == {0, 1, 2, 3, 4}
+    assert drawn == [tuple(g.index for g in few.choose(groups, [], step)) for step in range(40)]
+    assert len(TokenRecord(num_groups=99).choose(groups, rejected, 0)) == 5
+    groups = forked_groups(num_groups=2)
+    record = TokenRecord(num_groups=None)
+    assert record.ids(groups, []) == ()
+    # A batch of which nothing is recorded, for all that is belongs to a rejected group.
+    assert record.ids(groups[:1], groups[1:]) == ("",) * 3
+    assert record.ids(groups, groups[1:]) == ("", "", "", "000001.0", "000001.1", "000001.2")
+
+
+async def test_both_files_of_the_rollouts_process_name_the_same_rollouts(tmp_path):
+    groups = forked_groups(num_groups=3)
+    served = service(tmp_path, groups[:2], record="all")
+    served._dispatcher.on_rejected(groups[2])
+    answers = await asked(served, *next_batch(4, ranks=(0, 1)))
+    batches = [unpack(answer.value, RankBatch) for answer in answers]
+    written = RunFolder(tmp_path).rollouts_of(4).read_text().splitlines()
+    lines = [json.loads(line) for line in written]
+    assert [line["id"] for line in lines] == [f"00000{g}.{i}" for g in range(3) for i in range(3)]
+    rows = read_rows(RunFolder(tmp_path), 4)
+    ids = [(line["id"], row) for line in lines for row in range(line["num_rows"])]
+    assert [(row.id, row.row) for row in rows] == ids
+    played = [row for g in groups for rollout in g.rollouts for row in rollout.rows]
+    for row, sequence in zip(rows, played, strict=True):
+        names = {"token_ids": "token_ids", "mask": "completion_mask"}
+        names |= {"version": "token_versions", "turns": "turns"}
+        for name, attribute in names.items():
+            np.testing.assert_array_equal(row.columns[name], getattr(sequence, attribute))
+        mu = np.where(sequence.completion_mask, sequence.rollout_logprobs, np.nan)
+        np.testing.assert_array_equal(row.columns["mu"], mu)
+    # Both ranks know all ids, for either may have any row.
+    assert {batch.record_ids for batch in batches} == {tuple(x["id"] for x in lines[:6])}
+
+
+@pytest.mark.parametrize(("record", "recorded"), [("none", 0), ("sample", 2)])
+async def test_who_records_nothing_pays_nothing_and_a_sample_is_of_the_batch(
+    tmp_path, record, recorded
+):
+    groups = forked_groups(num_groups=4)
+    served = service(tmp_path, groups[:3], record=record)
+    served._dispatcher.on_rejected(groups[3])
+    (answer,) = await asked(served, *next_batch())
+    ids = unpack(answer.value, RankBatch).record_ids
+    assert len([id for id in ids if id]) == 3 * recorded
+    assert RunFolder(tmp_path).tokens.exists() == bool(recorded)
+    assert {row.id for row in read_rows(RunFolder(tmp_path), 0)} == set(filter(None, ids))
+
+
+async def test_a_disk_that_takes_no_tokens_does_not_hold_up_the_batch(tmp_path, caplog):
+    (tmp_path / "tokens").write_text("no folder")
+    served = service(tmp_path, forked_groups(num_groups=1), record="all")
+    (answer,) = await asked(served, *next_batch())
+    assert unpack(answer.value, RankBatch).micro_batches
+    assert "tokens are not recorded" in caplog.text
+
+
+async def test_text_that_no_policy_sampled_has_no_version_and_no_mu(tmp_path):
+    (group,) = forked_groups(num_groups=1)
+    unsampled = [
+        replace(one, rows=tuple(replace(r, token_versions=0 * r.turns - 1) for r in one.rows))
+        for one in group.rollouts
+    ]
+    served = service(tmp_path, [replace(group, rollouts=tuple(unsampled))], record="all")
+    await asked(served, *next_batch(7))
+    lines = RunFolder(tmp_path).rollouts_of(7).read_text().splitlines()
+    assert [json.loads(line)["versions"] for line in lines] == [[]] * 3
+    for row in read_rows(RunFolder(tmp_path), 7):
+        assert row.columns["mask"].any()
+        assert np.isnan(row.columns["mu"]).all()

@@ -69,7 +69,7 @@ def test_truncation_and_length_penalty_change_the_last_turn():
     assert (kept.trains, kept.advantages) == (True, (0.0,))  # the only scored rollout
 
 
-def test_infinite_rewards_cost_only_their_own_rollout():
+def test_infinite_rewards_cost_only_their_own_rollout_and_every_sampled_turn_counts():
     infinite = replace(
         rollout([1.0, 0.0], 0.0),
         reward=None,
@@ -78,9 +78,7 @@ def test_infinite_rewards_cost_only_their_own_rollout():
     )
     made = credit([rollout([1.0], 0.0), infinite, rollout([0.0], 0.0)], normalise_each=True)
     assert [c.advantages for c in made] == [(1.0,), (0.0,), (-1.0,)]
-
-
-def test_a_sampled_turn_counts_although_the_environment_reports_fewer_turns():
+    # The environment reports only one turn.
     played = support.rollout(1.0, row(-1, 0, 1, 2), fields={"turns": 1})
     (made,) = credit([played], lambda group: [[*turns] for turns in group.turn_rewards])
     assert made.turn_rewards == (0.0, 0.0, 1.0)

@@ -52,12 +52,6 @@ def test_a_group_has_reward_1_no_versions_and_trains_answers_with_their_stop_tok
         assert (*dtypes, row.token_versions.dtype) == (np.int32, np.bool_, np.float32, np.int32)
 
 
-def test_a_group_depends_on_its_rng_alone():
-    groups = [SAMPLER.group(ENV, RENDERER, Random(seed), 4, 256) for seed in (1, 1, 2)]
-    first, again, other = ([rollout.messages for rollout in group] for group in groups)
-    assert first == again != other
-
-
 def test_demonstrations_that_end_or_are_missing_are_reported_with_their_environment():
     class Two(ReverseText):
         def demonstrations(self, rng):

@@ -71,7 +71,7 @@ def micro_batch(*rollouts: Rollout, envs: tuple[str, ...] = ("scripted",)) -> Mi
     return micro
 
 
-def test_the_rollouts_of_a_group_share_one_hinted_prompt():
+def test_a_group_shares_one_hinted_prompt_and_the_same_turns_and_replies_follow_it():
     rollouts, opened = played(ScriptedEnv(), "good", "bad", size=2)
     assert opened == [list(HI), list(HINTED)]
     for rollout in rollouts:
@@ -79,9 +79,6 @@ def test_the_rollouts_of_a_group_share_one_hinted_prompt():
         (row,) = rollout.rows
         assert row.hinted_prompt.dtype == np.int32
         assert row.token_ids.tolist()[: len(rendered(*HI))] == rendered(*HI)  # without a hint
-
-
-def test_the_same_turns_and_replies_follow_the_hinted_prompt():
     ((rollout,), opened) = played(ScriptedEnv(("more", "again"), 5), "one", "two", "good")
     assert len(opened) == 2
     (row,) = rollout.rows
@@ -114,22 +111,23 @@ class Holding(ScriptedEnv):
     holds_conversation = True
 
     async def play(self, episode, speak):
-        messages = list(episode.example.messages)
-        spoken = await speak(messages, None)
-        await speak([*messages, spoken.message, user("more")], None)
+        spoken = await speak(list(HI), None)
+        await speak([*HI, spoken.message, user("more")], None)
 
 
-class Whispering(ScriptedEnv):
-    """Choose what the teacher sees."""
-
-    def teacher_messages(self, example, messages, episode=None, group=()):
-        return [{"role": "system", "content": f"It is {example.id}."}, *messages]
+def telling(hint) -> ScriptedEnv:
+    """Return an environment with this `teacher_messages`."""
+    return type("Mine", (ScriptedEnv,), {"teacher_messages": hint})()
 
 
 def test_an_environment_may_hold_the_conversation_and_may_choose_what_the_teacher_sees():
     ((rollout,), _) = played(Holding(), "one", "good")
     assert prompts(rollout) == [rendered(*HINTED)]
-    ((rollout,), _) = played(Whispering(), "good")
+
+    def whisper(self, example, messages, *_):
+        return [{"role": "system", "content": f"It is {example.id}."}, *messages]
+
+    ((rollout,), _) = played(telling(whisper), "good")
     assert prompts(rollout) == [rendered({"role": "system", "content": "It is 3."}, *HI)]
 
 
@@ -159,6 +157,8 @@ def test_a_hint_may_be_made_of_the_finished_episode_and_its_siblings():
     hints_of(rollouts, "Right: good", "Not good: 2.0", "Right: good")
     rollouts, _ = played(Sharing(), "bad", "worse", size=2)
     hints_of(rollouts, "Not bad: 0.0", "Not worse: 0.0")
+    rollouts, _ = played(Ranking(), "bad", "good", size=2)
+    hints_of(rollouts, "Right: good", "Not good: 2.0")
 
 
 class Ranking(Sharing):
@@ -171,21 +171,11 @@ class Ranking(Sharing):
         return [{"good": float(episode.text == "good")} for episode in episodes]
 
 
-def test_a_hint_sees_the_rewards_of_score_group():
-    rollouts, _ = played(Ranking(), "bad", "good", size=2)
-    hints_of(rollouts, "Right: good", "Not good: 2.0")
+ONE_LIST = telling(lambda *_: TOLD)  # the same list for every attempt
+TOLD = [*HINTED]
 
 
-class Fixed(ScriptedEnv):
-    """Return the same list for every attempt."""
-
-    told = [*HINTED]  # noqa: RUF012 the test needs one list
-
-    def teacher_messages(self, example, messages, episode=None, group=()):
-        return self.told
-
-
-@pytest.mark.parametrize("env", [ScriptedEnv(), Fixed()])
+@pytest.mark.parametrize("env", [ScriptedEnv(), ONE_LIST])
 @pytest.mark.parametrize("sees", [True, False])
 def test_the_teacher_of_an_attempt_with_a_hint_reads_the_hint_once(env, sees):
     strategy = HintWhenAllFail(num_hinted=2, failed_reward=0.0)
@@ -198,30 +188,23 @@ def test_the_teacher_of_an_attempt_with_a_hint_reads_the_hint_once(env, sees):
         assert micro.hinted_token_ids.tolist() == [micro.hinted_token_ids[0].tolist()] * 3
 
 
-class Unhelpful(ScriptedEnv):
-    """Fail to make a hint of a bad answer."""
-
-    def teacher_messages(self, example, messages, episode=None, group=()):
+def test_a_hint_that_fails_costs_only_its_rollout():
+    def unhelpful(self, example, messages, episode, *_):
         return [*messages, user({"good": "yes"}[episode.text])]
 
-
-def test_a_hint_that_fails_costs_only_its_rollout():
-    (bad, good), _ = played(Unhelpful(), "bad", "good", size=2)
+    (bad, good), _ = played(telling(unhelpful), "bad", "good", size=2)
     assert (bad.rows, bad.reward, bad.stop_reason) == ((), None, StopReason.ENV_ERROR)
     assert "teacher_messages raised KeyError: 'bad'" in bad.error
     assert good.reward == 2.0
     hints_of((good,), "yes")
 
 
-def test_no_hint_is_rendered_if_no_reference_sees_hints():
+def test_without_hints_no_hint_is_rendered_and_rows_keep_their_prompt_in_a_mixed_micro_batch():
     ((rollout,), opened) = played(ScriptedEnv(), "good", hinted=False)
     assert opened == [list(HI)]
     assert rollout.rows[0].hinted_prompt is None
     micro = micro_batch(rollout)
     assert (micro.hinted_token_ids, micro.hinted_mask) == (None, None)
-
-
-def test_rows_without_a_hint_keep_their_prompt_in_a_mixed_micro_batch():
     (hinted,), _ = played(ScriptedEnv(), "good")
     (plain,), _ = played(ScriptedEnv(), "longer than that", hinted=False)
     micro = micro_batch(hinted, plain, envs=("words", "maths"))

@@ -1,32 +1,19 @@
 """Episodes that the messages client plays against a scripted server."""
 
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 
 from envs.episode import Example, StopReason
 from envs.protocol import Environment
 from rl.inference.completion import GenerationError
-from rl.inference.live_version import LiveVersion
-from rl.inference.router import Router
-from rl.sampling.chat import ChatSettings, checked_call
+from rl.sampling.chat import checked_call
 from rl.sampling.messages_chat import MessagesClient
 from rl.sampling.player import Player
 from tests.support.answers import Answers
 from tests.support.answers import completion as said
-from tests.support.scripted import SAMPLER, ScriptedEnv
+from tests.support.scripted import SAMPLER, ScriptedEnv, chat_settings
 
-SETTING = ChatSettings(
-    sampler=SAMPLER,
-    max_seq_len=256,
-    is_multi_turn=False,
-    version=LiveVersion(0),
-    router=Router(),
-    served_as="",
-    model=Path(),
-    renderer="auto",
-)
 HI = Example(id=0, env="scripted", messages=[{"role": "user", "content": "hi"}])
 
 
@@ -35,7 +22,7 @@ async def play(server: Answers, env: Environment, n: int = 1, seed: int | None =
     with server.serving() as url:
         key = "THEIR_KEY"
         client = MessagesClient(url=url, model="them", api_key_variable=key, max_retries=2)
-        async with client.connect(replace(SETTING, sampler=sampler)) as chat:
+        async with client.connect(chat_settings(sampler=sampler, is_multi_turn=False)) as chat:
             return await Player(sampler, env, chat, seed=seed).play_group(0, HI, n)
 
 
@@ -65,15 +52,12 @@ async def test_an_episode_in_words_is_scored_and_its_tokens_are_counted(monkeypa
     assert server.bodies[0] == plain  # and no parameter that only vLLM knows
 
 
-async def test_the_server_gets_stop_texts_and_seeds():
+async def test_the_server_gets_stop_texts_and_seeds_and_not_too_many_requests_at_once():
     server = Answers((200, said("good")))
     (rollout, _) = await play(server, ScriptedEnv(), 2, seed=5, stop=["</a>"])
     assert rollout.messages[-1]["content"] == "good"  # it has cut the text already
     assert [body["stop"] for body in server.bodies] == [["</a>"]] * 2
     assert len({body["seed"] for body in server.bodies}) == 2
-
-
-async def test_no_more_requests_than_the_sampler_allows_are_open():
     server = Answers((200, said("good")), seconds=0.1)
     rollouts = await play(server, ScriptedEnv(), 6, max_concurrent=2)
     assert (len(rollouts), server.most_at_once <= 2) == (6, True)

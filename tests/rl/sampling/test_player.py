@@ -1,12 +1,10 @@
 """Playing episodes with a scripted engine, scripted environments and Qwen3's real renderer."""
 
 from dataclasses import replace
-from random import Random
 
 import numpy as np
 import pytest
 
-from envs.alphabet_sort import AlphabetSort
 from envs.episode import Example, StopReason
 from envs.messages import user
 from envs.mixture import Mixture
@@ -55,16 +53,6 @@ def test_a_single_turn_group_shares_one_request():
     own = ScriptedEnv()
     own.sampling = {"max_tokens": 6}  # an environment may have its own limit of turns
     assert play(own, client)[0].turn_limit == client.requests[1][1]["max_tokens"] == 6
-
-
-def test_a_multi_turn_rollout_is_one_row_with_exactly_the_sampled_tokens():
-    client = ScriptedClient("one", "two", "good")
-    (rollout,) = play(ScriptedEnv(("more", "again"), max_turns=5), client)
-    (row,) = rollout.rows
-    assert (rollout.turns, rollout.stop_reason, rollout.reward) == (3, StopReason.STOP, 2.0)
-    assert trained(row) == [*b"one", IM_END, *b"two", IM_END, *b"good", IM_END]
-    assert row.token_ids.tolist() == [*client.requests[-1][0], *b"good", IM_END]
-    assert [m["content"] for m in rollout.messages] == ["hi", "one", "more", "two", "again", "good"]
 
 
 @pytest.mark.parametrize(
@@ -186,20 +174,6 @@ def test_the_environment_of_a_group_decides_its_turns_and_rewards():
     metrics = batch_metrics(failed, 0)
     assert (metrics["env/one/share"], metrics["env/one/errors"]) == (0.5, 1.0)
     assert np.isnan(metrics["env/two/reward"])
-
-
-def test_the_expert_of_alphabet_sort_plays_a_whole_episode():
-    knobs = {"min_turns": 3, "max_turns": 3, "num_names": 2, "names_per_turn": 1}
-    sizes = {"min_length": 2, "max_length": 3, "num_train": 5, "num_eval": 2}
-    weights = {"exact": 1.0, "similarity": 1.0}
-    env = AlphabetSort(**knobs, **sizes, similarity_power=1.0, reward_weights=weights)
-    shown = next(env.demonstrations(Random(0)))
-    info = {"names": [message["content"].split()[1:] for message in shown[::2]]}
-    client = ScriptedClient(*(message["content"] for message in shown[1::2]))
-    (rollout,) = play(env, client, messages=tuple(shown[:1]), info=info)
-    assert (rollout.reward, rollout.turns, rollout.stop_reason) == (2.0, 3, StopReason.STOP)
-    assert rollout.messages == shown
-    assert len(rollout.rows) == 1
 
 
 @pytest.mark.parametrize("index", range(4))

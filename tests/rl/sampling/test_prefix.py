@@ -209,13 +209,6 @@ def test_forked_rows_give_back_each_turn_with_its_own_prompt():
     assert columns(branch.rows[0]) == columns(root.rows[0])
 
 
-def test_a_hinted_prompt_of_the_reference_keeps_masked_tokens():
-    (rollout,) = played(once(prefix="go"), ScoringClient("od"), hinted=True, hint="Say good.")
-    hinted = rollout.rows[0].hinted_prompt
-    assert hinted[-2:].tolist() == [*b"go"]
-    assert len(hinted) == PREFIX + 2 + len("\n\nSay good.")
-
-
 def test_an_attempt_with_a_hint_trains_on_the_prompt_that_it_saw():
     async def ask(group, play_one):
         hints = (None, "", "Or else.")
@@ -228,6 +221,11 @@ def test_an_attempt_with_a_hint_trains_on_the_prompt_that_it_saw():
     texts = [text(r.rows[0].token_ids).decode() for r in rollouts]
     assert texts == [f"user\n{said}\nassistant\ngood" for said in shown]
     assert [n for _, _, n, _ in client.requests] == [3, 1, 1]  # a hint needs its own request
+    # The hinted prompt of the reference keeps masked tokens.
+    (rollout,) = played(once(prefix="go"), ScoringClient("od"), hinted=True, hint="Say good.")
+    hinted = rollout.rows[0].hinted_prompt
+    assert hinted[-2:].tolist() == [*b"go"]
+    assert len(hinted) == PREFIX + 2 + len("\n\nSay good.")
 
 
 @pytest.mark.parametrize(

@@ -32,6 +32,10 @@ def test_turns_whose_prompts_extend_are_one_row_with_the_values_of_each_token():
     assert first.turns.dtype == np.int32
     assert (second.token_ids.tolist(), trained(second)) == ([9, 7, 8, 5, 10], [7, 8, 10])
     assert second.turns.tolist() == [-1, 2, 2, -1, 3]
+    # An empty completion is nothing to train on.
+    (row,) = played(([1, 2], [3]), ([7, 8], [])).freeze()
+    assert row.token_ids.tolist() == [1, 2, 3]
+    assert RowBuilder().freeze() == ()
 
 
 def test_kept_tokens_stand_at_the_tokens_that_were_sampled_from_them():
@@ -59,12 +63,6 @@ def test_a_prompt_that_rewrites_history_forks_and_trains_no_token_twice(rewritte
     assert second.token_ids.tolist() == [*rewritten, 6, 7]
     assert second.completion_mask.tolist() == [False] * len(rewritten) + [True, True]
     assert second.token_versions[-2:].tolist() == [6, 6]
-
-
-def test_an_empty_completion_is_nothing_to_train_on():
-    (row,) = played(([1, 2], [3]), ([7, 8], [])).freeze()
-    assert row.token_ids.tolist() == [1, 2, 3]
-    assert RowBuilder().freeze() == ()
 
 
 def test_each_row_gets_the_hint_of_the_prompt_with_which_it_began():

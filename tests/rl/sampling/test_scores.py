@@ -68,13 +68,10 @@ def test_a_rollout_that_lacks_a_weighted_reward_after_the_first_is_unscorable(sc
     assert said in unscored.error
 
 
-def test_an_environment_that_never_returns_a_reward_is_unscorable_from_the_first_rollout():
+def test_a_weighted_reward_must_be_returned_and_one_without_a_weight_may_be_any_number():
     rollout = single({})
     assert rollout.reward is None
     assert rollout.error.startswith("Mine.score (or score_group) did not return 'good'")
-
-
-def test_a_reward_without_a_weight_may_be_any_number():
     env = scoring(lambda *_: {"good": 1.0, "off": math.nan, "log": math.inf})
     env.reward_weights = {"good": 2.0, "off": 0.0, "missing": 0.0}
     (rollout,) = play(env, ScriptedClient("good"))
@@ -97,19 +94,25 @@ def test_a_reward_by_turn_is_worth_its_sum_and_is_kept():
     assert rollout.rows[0].turns.max() == 2
 
 
-@pytest.mark.parametrize("part", [[1.0], [1.0] * 4, []])
-def test_a_turn_too_few_or_too_many_costs_the_rollout_and_says_what_to_return(part):
-    rollout = by_turn({"good": part})
-    assert (rollout.stop_reason, rollout.reward) == (StopReason.ENV_ERROR, None)
-    assert f"returned {len(part)} numbers for 'good' after 3 turns" in rollout.error
-    assert "return one for each turn" in rollout.error
+AFTER = "after 3 turns of the policy: return one for each turn"
 
 
-@pytest.mark.parametrize("bad", [math.nan, math.inf])
-def test_one_turn_that_cannot_be_judged_makes_the_rollout_unscorable(bad):
-    rollout = by_turn({"good": [1.0, bad, -bad]})
+@pytest.mark.parametrize(
+    ("value", "said"),
+    [
+        *(
+            (part, f"returned {len(part)} numbers for 'good' {AFTER}")
+            for part in ([1], [1] * 4, [])
+        ),
+        *(([1.0, bad, -bad], "NaN or infinity for ['good']") for bad in (math.nan, math.inf)),
+        *((odd, "raised") for odd in (None, "0.5x", [None] * 3, {"a": 1}, np.array(["a"] * 3))),
+    ],
+)
+def test_wrong_numbers_of_turns_and_what_is_no_number_cost_the_rollout(value, said):
+    rollout = by_turn({"good": value})
     assert rollout.reward is None
-    assert "returned NaN or infinity for ['good']" in rollout.error
+    assert (rollout.stop_reason == StopReason.ENV_ERROR) == ("NaN" not in said)
+    assert said in rollout.error
 
 
 @pytest.mark.parametrize(
@@ -127,11 +130,6 @@ def test_numbers_of_any_kind(value, whole, part):
     assert rewards_by_name({"r": value}, 3) == ({"r": whole}, {"r": part} if part else {})
 
 
-@pytest.mark.parametrize("value", [None, "0.5x", [None] * 3, {"a": 1}, np.array(["a"] * 3)])
-def test_what_is_no_number_costs_the_rollout(value):
-    assert by_turn({"good": value}).stop_reason == StopReason.ENV_ERROR
-
-
 class Ranked(ScriptedEnv):
     """Rank the answers by length, the shortest first; `good` is only logged."""
 
@@ -146,11 +144,20 @@ def ranked(**methods):
     return type("Mine", (Ranked,), methods)()
 
 
-def test_the_rewards_of_the_group_join_those_of_each_episode():
+def test_the_rewards_of_the_group_join_those_of_each_episode_and_failed_ones_are_left_out():
     rollouts = play(Ranked(), ScriptedClient("four", "good!", "two"), 3)
     assert [rollout.reward for rollout in rollouts] == [-2.0, -4.0, 0.0]
     assert [rollout.rewards["rank"] for rollout in rollouts] == [-1.0, -2.0, 0.0]
     assert all(set(rollout.rewards) == {"good", "length", "rank"} for rollout in rollouts)
+
+    async def score(self, episode):
+        if episode.text == "bad":
+            raise KeyError("bad")
+        return {"good": 1.0}
+
+    rollouts = play(ranked(score=score), ScriptedClient("four", "bad", "two"), 3)
+    assert [rollout.reward for rollout in rollouts] == [-2.0, None, 0.0]
+    assert "KeyError" in rollouts[1].error
 
 
 def test_a_plain_function_runs_in_a_thread_and_does_not_hold_up_the_loop():
@@ -162,17 +169,6 @@ def test_a_plain_function_runs_in_a_thread_and_does_not_hold_up_the_loop():
     player = Player(SAMPLER, ranked(score_group=blocking), chat_of(ScriptedClient("a")))
     rollouts = asyncio.run(player.play_group(0, Example(3, "scripted", list(HI)), 2))
     assert [rollout.reward for rollout in rollouts] == [2.0, 2.0]
-
-
-def test_episodes_that_failed_are_left_out_and_stay_without_a_score():
-    async def score(self, episode):
-        if episode.text == "bad":
-            raise KeyError("bad")
-        return {"good": 1.0}
-
-    rollouts = play(ranked(score=score), ScriptedClient("four", "bad", "two"), 3)
-    assert [rollout.reward for rollout in rollouts] == [-2.0, None, 0.0]
-    assert "KeyError" in rollouts[1].error
 
 
 async def _raises(self, episodes):

@@ -54,15 +54,6 @@ def changed(*replies, **methods):
     return type("Mine", (Driving,), methods)(*replies)
 
 
-def test_a_conversation_that_only_grows_is_one_row():
-    (rollout,) = play(Driving("more"), ScriptedClient("good", "bad"))
-    (row,) = rollout.rows
-    assert text(trained(row)) == b"goodbad"
-    assert (rollout.turns, rollout.reward, rollout.stop_reason) == (2, 1.0, StopReason.STOP)
-    assert [m.get("content") for m in rollout.messages] == ["hi", "good", "more", "bad"]
-    assert set(row.token_versions[row.completion_mask]) == {7}
-
-
 def test_a_text_is_scored_after_the_prompt_and_is_not_trained():
     async def talk(self, episode, speak):
         spoken = await speak(list(HI), None)
@@ -122,15 +113,6 @@ def test_the_arguments_of_a_tool_call_may_be_repeated_as_json_text(given, repeat
     said = [[*tiny_tokenizer().encode(text), IM_END] for text in (call, "good")]
     (rollout,) = play(env, FuzzedClient(said))
     assert (len(rollout.rows), rollout.tool_calls, rollout.turns) == (num_rows, 1, 2)
-
-
-def test_a_changed_history_forks_the_rollout_at_every_turn():
-    def repeat(self, message):
-        return {"role": "assistant", "content": "something else"}
-
-    (rollout,) = play(changed("more", "again", repeat=repeat), ScriptedClient("good"))
-    assert len(rollout.rows) == 3
-    assert rollout.num_completion == 3 * len("good?")
 
 
 def test_the_policy_sees_the_tools_of_a_later_turn():
@@ -212,9 +194,6 @@ def test_each_role_has_its_own_rollout_and_alternating_turns_do_not_fork():
     assert [row.turns.max() for r in (first, second) for row in r.rows] == [1, 1]
     assert first.others == ()
     assert {r.stop_reason for r in (first, second)} == {StopReason.STOP}
-
-
-def test_a_role_whose_turn_was_cut_off_has_its_own_stop_reason():
     first, second = play(Talking(), ScriptedClient("a", "b", "c", "d" * 40))
     assert (first.stop_reason, second.stop_reason) == (StopReason.STOP, StopReason.MAX_TOKENS)
 
@@ -250,13 +229,19 @@ def test_a_wrong_name_of_one_role_is_refused():
         play(env, ScriptedClient("a"))
 
 
-def test_an_error_costs_all_roles_of_the_episode():
+def test_an_error_costs_all_roles_of_the_episode_and_score_group_is_refused():
     async def broken(self, episode):
         raise KeyError(episode.role)
 
     for rollout in play(talking(score=broken), ScriptedClient("a")):
         assert (rollout.reward, rollout.stop_reason) == (None, StopReason.ENV_ERROR)
         assert "raised KeyError: 'first'" in rollout.error
+
+    async def score_group(self, episodes):
+        return [{"won": 1.0} for _ in episodes]
+
+    for rollout in play(talking(score_group=score_group), ScriptedClient("a")):
+        assert rollout.error == "several roles spoke, which score_group does not allow: use score"
 
 
 FAILED = RequestFailed("vLLM answered 500")
@@ -271,14 +256,6 @@ def test_a_failed_request_of_any_role_costs_the_episode_even_if_it_is_caught(ans
     env, sampler = talking(play=swallow), replace(SAMPLER, max_retries=0)
     for rollout in play(env, ScriptedClient(*answers), sampler=sampler):
         assert (rollout.reward, rollout.stop_reason) == (None, StopReason.ENGINE_ERROR)
-
-
-def test_rewards_that_compare_a_group_are_refused_with_several_roles():
-    async def score_group(self, episodes):
-        return [{"won": 1.0} for _ in episodes]
-
-    for rollout in play(talking(score_group=score_group), ScriptedClient("a")):
-        assert rollout.error == "several roles spoke, which score_group does not allow: use score"
 
 
 def test_a_repeated_episode_is_counted_for_each_of_its_roles():

@@ -100,7 +100,7 @@ def branch(**options):
     return Branch(**{"branches": 2, "at": "token", "window": 1, "prefix_trains": True, **options})
 
 
-def test_branches_begin_at_the_least_likely_token():
+def test_branches_begin_at_the_least_likely_token_or_turn():
     # ScriptedClient gives a token the logprob -id/8, so the least likely of "azb" is the end, and
     # with a window of two "b" and the end.
     for window, kept in {1: "azb", 2: "az", 3: "a"}.items():
@@ -115,9 +115,6 @@ def test_branches_begin_at_the_least_likely_token():
             assert each.num_completion == len(kept) + 2
     masked = play(branch(prefix_trains=False), ScriptedClient("azb", "!"), ScriptedEnv(), 3)
     assert [rollout.num_completion for rollout in masked] == [4, 2, 2]  # only their own tokens
-
-
-def test_branches_at_turns_begin_where_a_later_turn_is_least_likely():
     client = ScriptedClient("one", "ab", "xy", "!", "!", "!", "!")
     env = ScriptedEnv(replies=("r1", "r2"), max_turns=3)
     rollouts = play(branch(at="turn"), client, env, 3)
@@ -136,8 +133,7 @@ def test_the_uncertainty_is_the_mean_of_a_window_that_ends_with_its_turn():
     assert branch(window=1).position(rollout) == (0, 1)
     assert branch(window=1, at="turn").position(rollout) == (1, 0)
 
-
-def test_a_turn_that_begins_with_given_tokens_is_not_branched():
+    # A turn that begins with given tokens is not branched.
     async def given(self, group, play_one, size):
         return [await play_one(group.example, seed=i, prefix="zz") for i in range(size)]
 

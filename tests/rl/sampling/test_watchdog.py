@@ -66,8 +66,7 @@ def test_a_score_that_blocks_is_named_with_its_line_and_counted_and_the_run_goes
     message = r"all rollouts have been blocked for .* s by .*\(test_watchdog\.py:\d+\)"
     assert re.match(message, sentences[0])
 
-
-def test_a_library_in_between_does_not_hide_the_environments_line():
+    # A library in between does not hide the line of the environment.
     def block():
         subprocess.run([sys.executable, "-c", "import time; time.sleep(1)"], check=True)
 
