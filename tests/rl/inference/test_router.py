@@ -176,6 +176,15 @@ async def test_unanswered_requests_of_a_dead_replica_move_to_another(tmp_path):
     assert (served.tally.num_retried, served.tally.num_failed_in_a_row) == (0, 0)
 
 
+async def test_open_requests_move_when_the_router_loses_their_replica(tmp_path):
+    async with cluster(tmp_path, [SLOW], []) as served, served.client() as client:
+        group = asyncio.create_task(a_group(client, 3))
+        await asyncio.sleep(0.2)
+        assert not group.done()
+        served.router.lose(served.router.routes[0], "the supervisor starts it again")
+        assert len(await group) == 3
+
+
 async def test_requests_that_wait_for_a_connection_move_too(tmp_path, monkeypatch):
     monkeypatch.setattr(module, "file_limit", lambda: 8)  # two connections each
     async with cluster(tmp_path, [SLOW], []) as served, served.client() as client:

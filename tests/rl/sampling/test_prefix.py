@@ -62,6 +62,17 @@ def once(**given):
     return ask
 
 
+def continued(turn, count, **given):
+    """Play an attempt, and another one that begins with its first `count` tokens of a turn."""
+
+    async def ask(group, play_one):
+        root = await play_one(group.example, seed=0)
+        prefix = prefix_of(root, turn, count)
+        return [root, await play_one(group.example, seed=1, prefix=prefix, **given)]
+
+    return ask
+
+
 def columns(row):
     """Return text, mask, logprob, version and turn of each token after the first prompt."""
     names = ("completion_mask", "rollout_logprobs", "token_versions", "turns")
@@ -104,12 +115,8 @@ def test_a_turn_that_an_environment_begins_is_told_from_the_sampled_rest():
         async def score(self, episode):
             return {"one": float([m["content"] for m in episode.messages[1::2]] == ["ax", "bx"])}
 
-    async def ask(group, play_one):
-        root = await play_one(group.example, seed=0)
-        again = prefix_of(root, 1, 0)  # the second turn is sampled again, with the same begin
-        return [root, await play_one(group.example, seed=1, prefix=again, prefix_trains=True)]
-
-    root, again = played(ask, ScoringClient("x"), Driving())
+    # The second turn is sampled again, with the same begin.
+    root, again = played(continued(1, 0, prefix_trains=True), ScoringClient("x"), Driving())
     assert root.reward == again.reward == 1.0
     assert columns(root.rows[0])[:3] == [("a", False, 0.0, -1, 0), *sampled("x")]
     last = [("b", True, -1.0, 5, 1), *sampled("x", 1)]
@@ -177,11 +184,8 @@ def test_if_the_environment_answers_otherwise_later_turns_are_sampled():
             text = f"reply {next(replies)}"
             return [user(text)] if episode.turns == 1 else None
 
-    async def ask(group, play_one):
-        root = await play_one(group.example, seed=0)
-        return [await play_one(group.example, seed=1, prefix=prefix_of(root, 1, 2))]
-
-    (rollout,) = played(ask, ScoringClient("a", "bbb", "c"), Fickle(max_turns=2))
+    client = ScoringClient("a", "bbb", "c")
+    _, rollout = played(continued(1, 2), client, Fickle(max_turns=2))
     assert [m["content"] for m in rollout.messages] == ["hi", "a", "reply 3", "c"]
     assert rollout.turn_lengths == [0, 2]
 
@@ -197,12 +201,8 @@ def test_forked_rows_give_back_each_turn_with_its_own_prompt():
         async def score(self, episode):
             return {"one": 1.0}
 
-    async def ask(group, play_one):
-        root = await play_one(group.example, seed=0)
-        given = prefix_of(root, 1, 1)
-        return [root, await play_one(group.example, seed=1, prefix=given, prefix_trains=True)]
-
-    root, branch = played(ask, ScoringClient("one", "two", "x"), Changing())
+    client = ScoringClient("one", "two", "x")
+    root, branch = played(continued(1, 1, prefix_trains=True), client, Changing())
     assert [bytes(t.token_ids[:-1]) for t in turns_of(root)] == [b"one", b"two"]
     assert [bytes(t.token_ids[:-1]) for t in turns_of(branch)] == [b"one", b"tx"]
     assert len(branch.rows) == len(root.rows) == 2
@@ -263,10 +263,5 @@ def test_a_prefix_is_continued_by_every_retry():
 
 
 def test_a_prefix_of_an_attempt_that_saw_another_hint_is_refused():
-    async def ask(group, play_one):
-        root = await play_one(group.example, seed=0)
-        given = prefix_of(root, 0, 2)
-        return [root, await play_one(group.example, seed=1, prefix=given, hint="")]
-
     with pytest.raises(ValueError, match="was sampled after a first prompt that differs"):
-        played(ask, ScoringClient("good"), hint="Say good.")
+        played(continued(0, 2, hint=""), ScoringClient("good"), hint="Say good.")

@@ -88,13 +88,19 @@ def test_a_text_that_does_not_fit_ends_the_episode(count, num_scored):
     assert (rollout.reward, len(client.scored)) == (1.0, num_scored)
 
 
-def test_additional_keys_of_a_message_do_not_fork_the_rollout():
+def test_a_changed_history_forks_the_rollout_at_every_turn_and_additional_keys_do_not():
     def repeat(self, message):
         added = dict.fromkeys(("refusal", "tool_calls"))
         return {"role": "assistant", "content": message["content"], **added}
 
+    def say_something_else(self, message):
+        return {"role": "assistant", "content": "something else"}
+
     (rollout,) = play(changed("more", "again", repeat=repeat), ScriptedClient("good"))
     assert (len(rollout.rows), rollout.turns, rollout.error) == (1, 3, "")
+    forking = changed("more", "again", repeat=say_something_else)
+    (rollout,) = play(forking, ScriptedClient("good"))
+    assert (len(rollout.rows), rollout.num_completion) == (3, 3 * len("good?"))
 
 
 @pytest.mark.parametrize(

@@ -37,54 +37,38 @@ def made(strategy, rewards, size):
     return [rollout.reward for rollout in rollouts], asked
 
 
-def plain(seeds):
-    return [(seed, None) for seed in seeds]
+EXTREMES, ADAPTIVE = Extremes(factor=2), AdaptiveSize(max_rounds=3)
+HINT = HintWhenAllFail(num_hinted=2, failed_reward=0.0)
 
 
 @pytest.mark.parametrize(
-    ("rewards", "size", "kept"),
+    ("strategy", "rewards", "group", "num_played", "num_hinted"),
     [
-        ([0, 3, 1, 2], 2, [3, 0]),
-        ([0, 3, 1, 2, 5, 4], 3, [5, 4, 0]),
-        ([1, 1, 1, 1], 2, [1, 1]),
-        ([None, 3, 1, 2], 2, [3, 1]),
-        ([None, 3, None, None], 2, [3, None]),
-        ([None] * 4, 2, [None, None]),
-        ([1, 2], 1, [2]),
+        # The best and the worst of twice as many attempts.
+        (EXTREMES, [0, 3, 1, 2], [3, 0], 4, 0),
+        (EXTREMES, [0, 3, 1, 2, 5, 4], [5, 4, 0], 6, 0),
+        (EXTREMES, [1, 1, 1, 1], [1, 1], 4, 0),
+        (EXTREMES, [None, 3, 1, 2], [3, 1], 4, 0),
+        (EXTREMES, [None, 3, None, None], [3, None], 4, 0),
+        (EXTREMES, [None] * 4, [None, None], 4, 0),
+        (EXTREMES, [1, 2], [2], 2, 0),
+        # Rounds of two attempts, until rewards differ.
+        (ADAPTIVE, [0, 1, 9, 9, 9, 9], [0, 1], 2, 0),
+        (ADAPTIVE, [0, 0, 1, 0, 9, 9], [0, 0, 1, 0], 4, 0),
+        (ADAPTIVE, [0, 0, 0, 0, 0, 0], [0] * 6, 6, 0),
+        (ADAPTIVE, [1, None, None, 1, 1, 1], [1, None, None, 1, 1, 1], 6, 0),
+        (ADAPTIVE, [None, None, 0, 1, 9, 9], [None, None, 0, 1], 4, 0),
+        # Attempts with a hint replace the last ones, if all have failed.
+        (HINT, [0, 0, 0, 1, 1], [0, 1, 1], 3, 2),
+        (HINT, [0, -1, None, 1, 0], [0, 1, 0], 3, 2),
+        (HINT, [0, 0.5, 0, 9, 9], [0, 0.5, 0], 3, 0),  # one has not failed
+        (HINT, [None, None, None, 9, 9], [None] * 3, 3, 0),  # none has failed
+        (HINT, [0, 1], [1], 1, 1),  # more than the group has
     ],
 )
-def test_extremes_keeps_the_best_and_the_worst(rewards, size, kept):
-    assert made(Extremes(factor=2), rewards, size) == (kept, plain(range(2 * size)))
-
-
-@pytest.mark.parametrize(
-    ("rewards", "num_played"),
-    [
-        ([0, 1, 9, 9, 9, 9], 2),
-        ([0, 0, 1, 0, 9, 9], 4),
-        ([0, 0, 0, 0, 0, 0], 6),
-        ([1, None, None, 1, 1, 1], 6),
-        ([None, None, 0, 1, 9, 9], 4),
-    ],
-)
-def test_adaptive_size_plays_until_rewards_differ(rewards, num_played):
-    group, asked = made(AdaptiveSize(max_rounds=3), rewards, 2)
-    assert (group, asked) == (rewards[:num_played], plain(range(num_played)))
-
-
-@pytest.mark.parametrize(
-    ("rewards", "group", "hinted"),
-    [
-        ([0, 0, 0, 1, 1], [0, 1, 1], [3, 4]),  # the last two are replaced
-        ([0, -1, None, 1, 0], [0, 1, 0], [3, 4]),
-        ([0, 0.5, 0, 9, 9], [0, 0.5, 0], []),  # one has not failed
-        ([None, None, None, 9, 9], [None] * 3, []),  # none has failed
-        ([0, 1], [1], [1]),  # more hinted attempts than the group has replace them all
-    ],
-)
-def test_a_hint_is_shown_when_all_attempts_fail(rewards, group, hinted):
-    strategy, size = HintWhenAllFail(num_hinted=2, failed_reward=0.0), len(group)
-    seeds = plain(range(size)) + [(seed, "") for seed in hinted]
+def test_which_attempts_form_the_group(strategy, rewards, group, num_played, num_hinted):
+    seeds = [(i, None if i < num_played else "") for i in range(num_played + num_hinted)]
+    size = 2 if strategy is ADAPTIVE else len(group)
     assert made(strategy, rewards, size) == (group, seeds)
 
 

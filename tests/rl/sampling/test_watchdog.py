@@ -16,21 +16,8 @@ from rl.sampling import clock as module
 from rl.sampling.clock import Clock, CompletionSlots
 from rl.sampling.player import Player
 from rl.sampling.watchdog import Watchdog
-from tests.support.scripted import HI, SAMPLER, ScriptedClient, ScriptedEnv, chat_of
+from tests.support.scripted import HI, SAMPLER, ScriptedClient, ScriptedEnv, chat_of, scoring
 from tests.support.virtual_time import run_virtually
-
-
-class Blocking(ScriptedEnv):
-    """Its score blocks the loop where the policy said "bad"."""
-
-    def __init__(self, block):
-        super().__init__()
-        self.block = block
-
-    async def score(self, episode):
-        if episode.text == "bad":
-            self.block()  # here
-        return await super().score(episode)
 
 
 class Noting(Watchdog):
@@ -45,12 +32,17 @@ reports = []
 
 
 def played(block):
-    """Return two rollouts and the reports on them."""
+    """Return two rollouts, of which `block` delays the score of the first, and the reports."""
+
+    async def score(self, episode):
+        if episode.text == "bad":
+            block()
+        return await ScriptedEnv.score(self, episode)
 
     async def play():
         chat, example = chat_of(ScriptedClient("bad", "good")), Example(3, "scripted", list(HI))
         with Noting(sentences.append, patience=0.2, interval=0.05) as watchdog:
-            return await Player(SAMPLER, Blocking(block), chat, watchdog).play_group(0, example, 2)
+            return await Player(SAMPLER, scoring(score), chat, watchdog).play_group(0, example, 2)
 
     sentences = []
     reports.clear()
