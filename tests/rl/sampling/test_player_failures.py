@@ -220,19 +220,6 @@ def test_a_slow_completion_of_many_tokens_costs_only_its_own_rollout():
     assert fine.reward == 2.0
 
 
-def test_two_turns_at_once_are_timed_once():
-    class Twofold(ScriptedEnv):
-        holds_conversation = True
-
-        async def play(self, episode, speak):
-            await asyncio.gather(speak(list(HI), None), speak(list(HI), None))
-            await asyncio.sleep(30)
-
-    for seconds, reason in ((20, StopReason.STOP), (31, StopReason.TIMEOUT)):
-        (rollout,) = play(Twofold(), ScriptedClient("good", seconds=seconds))
-        assert rollout.stop_reason is reason
-
-
 def test_every_episode_is_closed_and_each_error_is_logged(caplog):
     closed = []
 

@@ -1,7 +1,5 @@
 """Rows: each is exactly what the engine saw and sampled, whatever the turns were."""
 
-import asyncio
-
 import numpy as np
 import pytest
 
@@ -63,16 +61,3 @@ def test_a_prompt_that_rewrites_history_forks_and_trains_no_token_twice(rewritte
     assert second.token_ids.tolist() == [*rewritten, 6, 7]
     assert second.completion_mask.tolist() == [False] * len(rewritten) + [True, True]
     assert second.token_versions[-2:].tolist() == [6, 6]
-
-
-def test_each_row_gets_the_hint_of_the_prompt_with_which_it_began():
-    rows = RowBuilder()
-    for prompt, rendered in (([1], 1), ([1, 2, 3], 2), ([9], 9)):  # a row of two turns, and a fork
-        rows.add_turn(Completion([2], [-0.5], [0], False, prompt), rendered)
-    assert [row.hinted_prompt for row in rows.freeze()] == [None, None]
-
-    async def hinted(rendered):
-        return [100 + rendered]
-
-    asyncio.run(rows.add_hints(hinted))
-    assert [row.hinted_prompt.tolist() for row in rows.freeze()] == [[101], [109]]

@@ -211,11 +211,3 @@ def test_a_wrong_reward_costs_only_its_rollout_and_is_logged(reward, said, caplo
     assert [rollout.reward for rollout in rollouts] == [2.0, None]
     assert said in rollouts[1].error
     assert caplog.text.count(said) == 1
-
-
-def test_a_weight_without_its_reward_ends_the_run():
-    async def misnamed(self, episodes):
-        return [{"ranks": 1.0} for _ in episodes]
-
-    with pytest.raises(ValueError, match="did you mean 'ranks'"):
-        play(ranked(score_group=misnamed), ScriptedClient("a"), 2)
