@@ -196,12 +196,6 @@ def test_a_reward_that_is_not_finite_counts_as_0_if_truncation_scores_the_rollou
     assert found == pytest.approx([1 - 5 / 3, 0 - 5 / 3, 4 - 5 / 3])
 
 
-def test_a_penalty_is_not_compared_if_the_advantage_compares_nothing():
-    rollouts = [rollout(a, lengths=(n,), a=a) for a, n in ((1.0, 1), (3.0, 2))]
-    each = {"weights": {"a": 2.0}, "normalise_each": True, "length_penalty": 0.5}
-    assert advantages(rollouts, none, compares=False, **each) == [1.5, 5.0]
-
-
 @pytest.mark.parametrize(
     ("each", "compares", "rollouts", "columns"),
     [
@@ -228,12 +222,15 @@ def test_a_group_has_the_numbers_that_its_advantage_compared(each, compares, rol
     assert math.isnan(share) if unscored or columns is None else share == flat
 
 
-def test_groups_whose_penalties_differ_have_a_spread():
+def test_groups_whose_penalties_differ_have_a_spread_if_the_advantage_compares_them():
     rollouts = [rollout(1.0, lengths=(n,), a=1.0) for n in (1, 3)]
     each = {"weights": {"a": 1.0}, "normalise_each": True, "length_penalty": 0.5}
     made = credits(rollouts, zscore, **each)
     assert compared_columns(group(rollouts, made)) == [[1, 1], [-0.5, -1.5]]
     assert [c.advantages for c in made] == [(0.5,), (-0.5,)]
+    rollouts = [rollout(a, lengths=(n,), a=a) for a, n in ((1.0, 1), (3.0, 2))]
+    each = {"weights": {"a": 2.0}, "normalise_each": True, "length_penalty": 0.5}
+    assert advantages(rollouts, none, compares=False, **each) == [1.5, 5.0]
 
 
 @pytest.mark.parametrize("needs_score", [True, False])

@@ -8,8 +8,6 @@ from dataclasses import asdict, replace
 import msgspec
 import pytest
 
-from envs.episode import StopReason
-from rl.records import Rollout
 from rl.rollouts.difficulty_buffer import DifficultyBuffer
 from rl.rollouts.dispatcher import DispatcherState
 from rl.rollouts.example_order import ExampleOrder
@@ -19,7 +17,7 @@ from rl.wire import NoMoreBatches
 from tests.support.remembering import AboveEarlier
 from tests.support.rollouts import group_credit, rollout
 from tests.support.virtual_time import run_virtually
-from tests.support.world import EXAMPLES, GROUPS_PER_STEP, ROW, World
+from tests.support.world import EXAMPLES, GROUPS_PER_STEP, World
 
 
 @pytest.mark.parametrize("rejects", [0.0, 0.4])
@@ -180,7 +178,7 @@ def test_the_run_fails_with_the_most_common_error_if_no_rollout_can_be_scored(
 ):
     async def play_group(index, example, group_size, version):
         errors = ["Env.score raised KeyError: 'a' (env.py:3)", f"rare {index}"]
-        return tuple(Rollout((), [], None, {}, StopReason.ENV_ERROR, 1, 0.0, e) for e in errors)
+        return tuple(rollout(None, lengths=(), fields={"error": error}) for error in errors)
 
     world = World(0, 1)
     world.dispatcher.play_group = play_group
@@ -208,10 +206,8 @@ def playing(world: World, reward_of) -> World:
 
     async def play_group(index, example, group_size, version):
         await asyncio.sleep(1 + index / 1000)
-        return tuple(
-            Rollout((ROW,), [], r, {}, StopReason.STOP, 1, 0.0, "broken" * (r is None))
-            for r in reward_of(index)
-        )
+        rewards = reward_of(index)
+        return tuple(rollout(r, fields={"error": "broken" * (r is None)}) for r in rewards)
 
     world.dispatcher.play_group = play_group
     return world
@@ -309,8 +305,7 @@ def test_groups_that_fail_after_a_stop_are_neither_rejected_nor_lost():
 
         async def play_group(index, example, group_size, version):
             await over.wait()
-            failed = Rollout((), [], None, {}, StopReason.ENGINE_ERROR, 0, 0.0, error="no vLLM")
-            return (failed,) * group_size
+            return (rollout(None, lengths=(), fields={"error": "no vLLM"}),) * group_size
 
         world.dispatcher.play_group = play_group
         running = asyncio.ensure_future(world.dispatcher.run())

@@ -42,16 +42,13 @@ def make(request):
     return lambda given, seed=0: begun(ORDERS[request.param](), given, seed)
 
 
-def test_no_example_repeats_before_the_rest_of_its_pool(make):
+def test_pools_are_drawn_by_weight_and_no_example_repeats_before_the_rest_of_its_pool(make):
     drawn = places(make(pools(3, 7, weights=(1.0, 2.0))), 210)
     for pool, size in enumerate((3, 7)):
         own = [position for n, position in drawn if n == pool]
         whole = len(own) - len(own) % size
         parts = [own[i : i + size] for i in range(0, whole, size)]
         assert all(sorted(part) == list(range(size)) for part in parts)
-
-
-def test_the_environments_of_a_mixture_are_drawn_by_weight(make):
     drawn = Counter(pool for pool, _ in places(make(pools(5, 5, 5, weights=(1, 2, 5))), 8000))
     # Three standard deviations of a binomial: 3 sqrt(8000 p (1 - p)) <= 130.
     assert [drawn[n] for n in range(3)] == pytest.approx([1000, 2000, 5000], abs=130)

@@ -146,20 +146,15 @@ def test_shares_are_rounded_to_groups_and_leave_some_to_new_rollouts(replay, sho
 SHOWN_ROW = row(-1, 0, version=-1)
 
 
-def with_demonstrations() -> list[Group]:
-    """Return a batch of step 1: a new group, a replayed group and a group of demonstrations."""
+def test_the_sources_of_a_batch_in_its_credits_lines_plan_and_metrics():
     mixed = buffer(replay_share=0.3, demonstration_share=0.3)
     shown = (rollout(1.0, SHOWN_ROW, fields={"source": Source.DEMONSTRATION}),) * 2
     seeds = {"demonstration 0": shown, "demonstration 3": shown}
     mixed.demonstrate = lambda seed, example: seeds.pop(seed)
+    batch = []
     for step in (0, 1):
         mixed.add(group(step, step, (1.0, step / 2)))
-        drawn = mixed.draw(step, 3, 0, ())
-    return drawn
-
-
-def test_the_sources_of_a_batch_in_its_credits_lines_plan_and_metrics():
-    batch = with_demonstrations()
+        batch = mixed.draw(step, 3, 0, ())
     assert ids(batch) == ["000001.0", "000000.0@1", "-00004.0"]
     shown = batch[2]
     assert (shown.example.env, shown.version) == ("e", 1)

@@ -186,7 +186,7 @@ def test_turns_and_penalties_are_compared_within_their_role():
 whole_group = partial(group, advantage=group_mean, per_turn=False)
 
 
-def test_a_group_has_spread_only_within_a_role():
+def test_a_batch_names_the_reward_of_each_role_and_compares_only_within_a_role():
     flat = whole_group([A(1.0), B(0.0), A(1.0), B(0.0)])
     assert compared_columns(flat) == [[1.0, 1.0], [0.0, 0.0]]
     bounds = dict.fromkeys(("min_reward_variance", "min_reward", "max_reward"))
@@ -194,9 +194,6 @@ def test_a_group_has_spread_only_within_a_role():
     assert batch_metrics([flat], 0)["rollout/zero_spread"] == 1.0
     varied = whole_group([A(1.0), A(0.0), B(1.0)])
     assert batch_metrics([varied], 0)["rollout/zero_spread"] == 0.0
-
-
-def test_a_batch_names_the_reward_of_each_role_and_knows_which_rollouts_were_compared():
     first = whole_group([A(1.0), B(0.0), A(0.0), B(1.0), B(None)])
     groups = [first, whole_group([B(1.0), A(1.0)], index=1)]
     metrics = batch_metrics(groups, 0)

@@ -80,16 +80,13 @@ async def test_the_arguments_of_a_tool_are_sent_as_text_and_thinking_is_not_sent
     assert again[2:] == results
 
 
-async def test_an_answer_that_was_cut_off_and_a_full_context_have_different_stop_reasons():
+async def test_a_cut_off_answer_a_full_context_and_an_unusable_server_end_differently():
     cut = {**said("goo")["choices"][0], "finish_reason": "length"}
     (rollout,) = await play(Answers((200, {"choices": [cut]})), ScriptedEnv())
     assert rollout.stop_reason is StopReason.MAX_TOKENS
     full = "This model's maximum context length is 16 tokens"
     (rollout,) = await play(Answers((400, full)), ScriptedEnv())
     assert rollout.stop_reason is StopReason.CONTEXT
-
-
-async def test_a_server_that_cannot_be_used_ends_the_group():
     with pytest.raises(GenerationError, match=r"client\.url=.*404: .*client\.model=them"):
         await play(Answers((404, "no model")), ScriptedEnv())
 

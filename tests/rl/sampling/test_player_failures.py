@@ -71,14 +71,19 @@ def replying(reply) -> ScriptedEnv:
     return type("Mine", (ScriptedEnv,), {"reply": lambda *_: reply})(max_turns=3)
 
 
-class Holding(ScriptedEnv):
-    """Hold the conversation, and fail after a turn."""
+def holding(play) -> ScriptedEnv:
+    """Return an environment that holds the conversation."""
+    return type("Holding", (ScriptedEnv,), {"holds_conversation": True, "play": play})()
 
-    holds_conversation = True
 
-    async def play(self, episode, speak):
-        await speak(list(HI), None)
-        raise KeyError("lost")
+async def _lose(self, episode, speak):
+    await speak(list(HI), None)
+    raise KeyError("lost")
+
+
+async def _swallow(self, episode, speak):
+    with suppress(Exception):
+        await speak(episode.messages, None)
 
 
 @pytest.mark.parametrize(
@@ -92,7 +97,7 @@ class Holding(ScriptedEnv):
         (scoring(lambda *_: {"good": "much"}), "Mine.score raised ValueError: "),
         (replying([{"content": "no role"}]), "Mine.reply raised "),
         (replying(5), "Mine.reply raised "),
-        (Holding(), "Holding.play raised KeyError: 'lost'"),
+        (holding(_lose), "Holding.play raised KeyError: 'lost'"),
     ],
 )
 def test_every_error_of_an_environment_is_named(env, error, caplog):
@@ -113,17 +118,7 @@ def test_an_example_that_cannot_be_rendered_costs_its_group(max_turns):
     assert client.requests == []
 
 
-class Swallowing(ScriptedEnv):
-    """Hold the conversation and catch every error."""
-
-    holds_conversation = True
-
-    async def play(self, episode, speak):
-        with suppress(Exception):
-            await speak(episode.messages, None)
-
-
-@pytest.mark.parametrize("env", [ScriptedEnv(), ScriptedEnv(("go on",), 2), Swallowing()])
+@pytest.mark.parametrize("env", [ScriptedEnv(), ScriptedEnv(("go on",), 2), holding(_swallow)])
 def test_an_error_of_the_server_ends_the_run_and_a_failed_request_costs_its_rollout(env):
     with pytest.raises(GenerationError, match="answered 500"):
         play(env, ScriptedClient(GenerationError("vLLM answered 500")), 2)

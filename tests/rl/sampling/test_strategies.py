@@ -17,7 +17,7 @@ from rl.sampling.branch import Branch
 from rl.sampling.strategies import AdaptiveSize, Extremes, HintWhenAllFail
 from rl.sampling.strategy import Independent, StartedGroup, Strategy, play_strategy
 from tests.support import scripted
-from tests.support.rollouts import group_credit, row
+from tests.support.rollouts import row
 from tests.support.scripted import IM_END, SAMPLER, ScriptedClient, ScriptedEnv, scoring
 from tests.support.virtual_time import run_virtually
 from tests.support.world import World
@@ -217,14 +217,13 @@ def test_unscored_attempts_stay_in_the_group_and_are_branched():
 
 
 def test_a_batch_may_have_groups_of_any_size_and_none_is_counted():
-    world, sizes, credit = World(0, 1), {}, group_credit()
+    world, sizes = World(0, 1), {}
 
     async def play_group(index, example, group_size, version):
         sizes[index] = (0, 1, 2, 5)[index % 4]
         return tuple(made_up_rollout(float(i), 2) for i in range(sizes[index]))
 
     world.dispatcher.play_group = play_group
-    world.dispatcher.credit = lambda example, rollouts, version: credit(example, rollouts)
 
     async def batch():
         running = asyncio.create_task(world.dispatcher.run())
