@@ -25,10 +25,10 @@ SAMPLING = {"temperature": 1.0, "max_tokens": 32, "stop_token_ids": [IM_END]}
 async def serving(
     routes: dict[str, Callable[..., Any]], socket: Path | None, *middlewares: Any
 ) -> AsyncIterator[tuple[web.AppRunner, int]]:
-    """Serve the POST routes at a socket until the block ends; None: on a port of this host."""
+    """Serve the routes at a socket until the block ends; None: on a port of this host."""
     app = web.Application(middlewares=middlewares)
     for path, answer in routes.items():
-        app.router.add_post(path, answer)
+        app.router.add_route("*", path, answer)
     runner = web.AppRunner(app, shutdown_timeout=0.1)
     await runner.setup()
     unix = web.UnixSite(runner, str(socket), backlog=2048)  # as uvicorn, so vLLM

@@ -8,11 +8,9 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from itertools import pairwise
 from pathlib import Path
-from threading import Thread
+from typing import Any
 
 import pytest
 from aiohttp import web
@@ -35,8 +33,10 @@ from tests.support.composing import composed
 from tests.support.replicas import replica_at
 from tests.support.scripted import tiny_model
 from tests.support.scripted_vllm import Engine, asking_for
+from tests.support.served_engine import serving
 
-OURS = {"_target_": "rl.inference.server.VLLMServer"}
+OURS = "rl.inference.server.VLLMServer"
+CONTROLLED = ("/init_weight_transfer_engine", "/inference/v1/generate")
 
 
 def external(*urls: str, variable: str | None = None) -> ExternalServers:
@@ -87,70 +87,46 @@ def test_the_other_processes_know_the_servers_without_the_variable(tmp_path, mon
     Endpoint(Address(host="b", port=1), 2).write(folder, "inference1")
     (replica,) = started_replicas(folder, run.inference)
     assert (replica.name, replica.incarnation, replica.key) == ("inference1", 2, "secret")
-    (ours,) = started_replicas(folder, run.inference.of({**run.inference, **OURS}))
+    (ours,) = started_replicas(folder, run.inference.of({**run.inference, "_target_": OURS}))
     assert ours.key == folder.private.read_key() is not None
 
 
-@contextmanager
-def served(socket: Path, app: web.Application) -> Iterator[None]:
-    """Serve the application at a socket, in a thread."""
-    loop, runner = asyncio.new_event_loop(), web.AppRunner(app)
-    loop.run_until_complete(runner.setup())
-    loop.run_until_complete(web.UnixSite(runner, str(socket)).start())
-    thread = Thread(target=loop.run_forever)
-    thread.start()
-    try:
-        yield
-    finally:
-        loop.call_soon_threadsafe(loop.stop)
-        thread.join()
-        loop.run_until_complete(runner.cleanup())
-        loop.close()
+def text(content: str) -> Any:
+    async def answer(request: web.Request) -> web.Response:
+        return web.Response(text=content, content_type="application/json")
+
+    return answer
 
 
-def vllm(model: Path, **routes: str) -> web.Application:
-    """Return the routes that a usable server must have; `routes` replace answers by texts."""
-    engine, app = Engine(model, 256), web.Application()
-
-    def text(content: str):
-        async def answer(request: web.Request) -> web.Response:
-            return web.Response(text=content, content_type="application/json")
-
-        return answer
-
-    said = {name: text(content) for name, content in routes.items()}
-    app.router.add_get("/health", text(""))
-    app.router.add_get("/v1/models", said.get("models", engine.models))
-    app.router.add_post("/tokenize", said.get("tokenize", engine.tokenize))
-    for path in {"/inference/v1/generate", "/init_weight_transfer_engine"} - {
-        routes.get("without")
-    }:
-        app.router.add_post(path, engine.control)
-    return app
+def models(**fields: object) -> dict[str, str]:
+    return {"/v1/models": json.dumps({"data": [fields]})}
 
 
 @pytest.mark.parametrize(
-    ("routes", "sentence"),
+    ("changes", "key", "sentence"),
     [
-        ({}, None),
-        ({"models": json.dumps({"data": [{"id": "policy", "max_model_len": 64}]})}, None),
-        ({"models": json.dumps({"data": [{"id": "llama"}]})}, "serves llama, but no model"),
-        ({"models": json.dumps({"data": [{"id": "policy", "max_model_len": 9}]})},
-         "accepts 9 tokens, fewer than max_seq_len=64"),
-        ({"models": "[]"}, "cannot be used as a vLLM"),
-        ({"without": "/init_weight_transfer_engine"}, "has no route /init_weight_transfer_engine"),
-        ({"without": "/inference/v1/generate"}, "has no route /inference/v1/generate"),
-        ({"tokenize": json.dumps({"tokens": [1, 2]})}, "has another tokenizer than"),
-        ("key", "refuses the key: set inference.api_key_variable to the variable"),
+        ({}, None, None),
+        (models(id="policy", max_model_len=64), None, None),
+        (models(id="llama"), None, "serves llama, but no model"),
+        (models(id="policy", max_model_len=9), None, "9 tokens, fewer than max_seq_len=64"),
+        ({"/v1/models": "[]"}, None, "cannot be used as a vLLM"),
+        *(({route: None}, None, f"has no route {route}") for route in CONTROLLED),
+        ({"/tokenize": '{"tokens": [1, 2]}'}, None, "has another tokenizer than"),
+        ({}, "theirs", "refuses the key: set inference.api_key_variable to the variable"),
     ],
-)  # fmt: skip
-def test_the_answers_of_a_server_show_whether_it_can_be_used(routes, sentence, tmp_path):
+)
+async def test_the_answers_of_a_server_show_whether_it_can_be_used(
+    changes, key, sentence, tmp_path
+):
     model = tiny_model(tmp_path)
-    app = vllm(model, **({} if routes == "key" else routes))
-    if routes == "key":
-        app.middlewares.append(asking_for("theirs"))
-    with served(tmp_path / "s", app):
-        problem = why_unusable(replica_at(tmp_path / "s"), model, 64)
+    engine = Engine(model, 256)
+    routes = {"/health": text(""), "/v1/models": engine.models, "/tokenize": engine.tokenize}
+    routes |= dict.fromkeys(CONTROLLED, engine.control)
+    routes |= {path: content and text(content) for path, content in changes.items()}
+    present = {path: answer for path, answer in routes.items() if answer}
+    async with serving(present, tmp_path / "s", *([asking_for(key)] if key else [])):
+        replica = replica_at(tmp_path / "s")
+        problem = await asyncio.to_thread(why_unusable, replica, model, 64)
     assert (problem is None) if sentence is None else (sentence in str(problem))
 
 
