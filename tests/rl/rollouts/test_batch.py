@@ -12,7 +12,7 @@ from losses.advantages import group_mean, group_zscore
 from losses.advantages import none as no_baseline
 from rl.evaluation.summary import PlayedExample, summarise
 from rl.records import Credit, Group, TrainingRow
-from rl.rollouts.batch_credit import apply_batch_credit, whiten
+from rl.rollouts.batch_credit import apply_batch_credit, none, whiten
 from rl.rollouts.batch_metrics import batch_metrics
 from rl.runtime.failure import RunFailed
 from tests.support.rollouts import EXAMPLE, group, group_credit, rollout, row
@@ -87,6 +87,11 @@ def test_the_order_of_groups_and_rollouts_changes_nothing() -> None:
         assert found == pytest.approx(whole, abs=1e-14)
     assert math.fsum(whole.values()) == pytest.approx(0, abs=1e-12)
     assert math.fsum(x * x for x in whole.values()) == pytest.approx(23)
+
+
+def test_none_returns_the_same_credits() -> None:
+    groups = [credited(of(1.0), UNSCORED), credited(MASKED)]
+    assert [g.credits for g in apply_batch_credit(groups, none)] == [g.credits for g in groups]
 
 
 @pytest.mark.parametrize(
