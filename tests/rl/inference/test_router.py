@@ -249,7 +249,7 @@ async def test_a_request_over_tcp_needs_the_key(key, tmp_path):
             assert (await ask(client))[0].token_ids
             session = client._session(*router.routes)
             assert session.timeout == ClientTimeout(total=None, sock_connect=10.0, sock_read=5)
-            assert 0 < session.connector._keepalive_timeout < 5  # vLLM's own is 5 s
+            assert 0 < (session.connector._keepalive_timeout or 0) < 5  # vLLM's own is 5 s
 
 
 async def test_requests_wait_for_the_restart_of_the_only_replica_and_pause_their_clock(tmp_path):

@@ -117,7 +117,7 @@ def test_an_order_that_observes_groups_needs_a_state():
 LEVELS = ("easy", "normal", "hard")
 
 
-def difficulty(given, seed=0, **knobs) -> DifficultyOrder:
+def difficulty(given, seed=0, **knobs):
     return begun(DifficultyOrder(**{**KNOBS, **knobs}), given, seed)
 
 

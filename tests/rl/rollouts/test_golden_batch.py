@@ -74,9 +74,11 @@ def test_metrics_lines_and_token_files_of_a_batch(tmp_path):
     some |= {"demonstration": other_sources()[1:]}
     found: dict[str, Any] = {name: batch_metrics(groups, 6) for name, groups in some.items()}
     found["lines"] = [
-        {"id": id, **trained_line(group, *pair, group.index != 1)}
+        {"id": id, **trained_line(group, rollout, credit, group.index != 1)}
         for group in [*EVERYTHING, rich_groups(PER_TOKEN)[0]]
-        for id, *pair in zip(group.rollout_ids, group.rollouts, group.credits, strict=True)
+        for id, rollout, credit in zip(
+            group.rollout_ids, group.rollouts, group.credits, strict=True
+        )
     ]
     records, folder = [TokenRecord(num_groups=n) for n in (None, 2, 0)], RunFolder(tmp_path)
     drawn = [record.choose(MASKED, other_sources(), step) for record in records for step in (0, 1)]

@@ -97,7 +97,7 @@ def test_a_replayed_group_keeps_rewards_advantages_and_tokens():
     mixed.add(first)
     mixed.draw(0, 2, 0, ())
     mixed.add(group(1, 1))
-    _, again = mixed.draw(1, 2, 0, ())
+    again = mixed.draw(1, 2, 0, ())[1]
     assert (again.index, again.version, again.credits) == (0, 0, first.credits)
     assert again.rewards == first.rewards
     assert all(a.rows is b.rows for a, b in zip(again.rollouts, first.rollouts, strict=True))
