@@ -2,7 +2,7 @@
 
 import asyncio
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import nullcontext
 from functools import cache
 from pathlib import Path
@@ -14,9 +14,11 @@ from envs.episode import Example
 from envs.protocol import Environment
 from rl.inference.completion import Completion
 from rl.inference.live_version import LiveVersion
+from rl.inference.router import Router
 from rl.model.tiny import TinyModel
 from rl.model.tokenizer import Tokenizer, load_renderer
-from rl.records import Rollout
+from rl.records import Rollout, TrainingRow
+from rl.sampling.chat import ChatSettings
 from rl.sampling.player import Player
 from rl.sampling.renderer_chat import RendererChat
 from rl.sampling.sampler import PolicySampler
@@ -123,19 +125,55 @@ def scoring(score: Callable) -> Environment:
     return type("Mine", (ScriptedEnv,), {"score": score})()
 
 
+def chat_of(
+    client: Any,
+    sampler: PolicySampler = SAMPLER,
+    max_seq_len: int = 256,
+    kind: type[RendererChat] = RendererChat,
+    **options: Any,
+) -> RendererChat:
+    """Return a chat with Qwen3's renderer, under version 7."""
+    return kind(sampler, tiny_renderer(), client, max_seq_len, LiveVersion(7), **options)
+
+
+def chat_settings(**changes: Any) -> ChatSettings:
+    """Return settings of a chat of several turns under version 7."""
+    plain = {"sampler": SAMPLER, "max_seq_len": 256, "is_multi_turn": True, "served_as": "policy"}
+    plain |= {"version": LiveVersion(7), "router": Router(), "model": Path(), "renderer": "qwen3"}
+    return ChatSettings(**(plain | changes))
+
+
 def play(
     env: Environment,
-    client: ScriptedClient,
+    client: Any,
     group_size: int = 1,
     *,
     messages: tuple[dict[str, Any], ...] = HI,
+    info: dict[str, Any] | None = None,
     max_seq_len: int = 256,
     sampler: PolicySampler = SAMPLER,
     strategy: Strategy | None = None,
     seed: int | None = None,
+    index: int = 0,
+    hinted: bool = False,
+    kind: type[RendererChat] = RendererChat,
 ) -> tuple[Rollout, ...]:
-    """Return the rollouts of example 3, under version 7, in virtual time."""
-    chat = RendererChat(sampler, tiny_renderer(), client, max_seq_len, LiveVersion(7))
-    player = Player(sampler, env, chat, seed=seed, strategy=strategy or Independent())
-    example = Example(id=3, env=env.name, messages=list(messages))
-    return run_virtually(player.play_group(0, example, group_size))
+    """Return the rollouts of example 3, under version 7, in virtual time.
+
+    `hinted`: whether a reference model sees hints. `kind`: class of the chat.
+    """
+    chat = chat_of(client, sampler, max_seq_len, kind)
+    names = frozenset({env.name} if hinted else ())
+    how = {"seed": seed, "strategy": strategy or Independent(), "hinted_envs": names}
+    example = Example(id=3, env=env.name, messages=list(messages), info=info or {})
+    return run_virtually(Player(sampler, env, chat, **how).play_group(index, example, group_size))
+
+
+def trained(row: TrainingRow) -> list[int]:
+    """Return the tokens of the row that are trained."""
+    return row.token_ids[row.completion_mask].tolist()
+
+
+def text(tokens: Iterable[int]) -> bytes:
+    """Return the text of the tokens without special tokens."""
+    return bytes(token for token in tokens if token < 256)

@@ -4,37 +4,23 @@ The simulation counts groups itself and asserts every guarantee at each event.
 """
 
 import asyncio
+from dataclasses import replace
 from random import Random
+from typing import Any
 
 import numpy as np
 
-from envs.episode import Example, StopReason
+from envs.episode import Example
 from envs.protocol import Pool
-from losses.advantages import group_mean
-from losses.groups import ScoredGroup
-from rl.records import Credit, Rollout, TrainingRow
 from rl.rollouts.buffer import FifoBuffer
 from rl.rollouts.dispatcher import Dispatcher, DispatcherState
 from rl.rollouts.example_order import ShuffledOrder
 from tests.support.orders import begun
+from tests.support.rollouts import group_credit, rollout, row
 from tests.support.virtual_time import run_virtually
 
 GROUP_SIZE, GROUPS_PER_STEP = 2, 3
 EXAMPLES = [Example(id=i, env="scripted", messages=[]) for i in range(10)]
-
-ROW = TrainingRow(  # of one token, for those who count groups
-    token_ids=np.zeros(1, np.int32),
-    completion_mask=np.ones(1, np.bool_),
-    rollout_logprobs=np.zeros(1, np.float32),
-    token_versions=np.zeros(1, np.int32),
-    turns=np.zeros(1, np.int32),
-)
-
-
-def _credit(example, rollouts, version):
-    rewards = [rollout.reward for rollout in rollouts]
-    advantages = group_mean(ScoredGroup.by_hand(rewards))
-    return tuple(Credit(r, (a,)) for r, a in zip(rewards, advantages, strict=True))
 
 
 class World:
@@ -46,34 +32,28 @@ class World:
         max_staleness,
         *,
         rejects=0.0,
-        max_concurrent=1000,
         step=0,
-        state=None,
         buffer=None,
         order=None,
-        stateful=None,
+        max_concurrent=1000,
+        **options: Any,
     ) -> None:
         self.seed, self.max_staleness, self.rejects = seed, max_staleness, rejects
         self.started, self.rejected, self.batches = {}, [], {}  # started: index -> version
-        self.most_running = 0
-        buffer = FifoBuffer() if buffer is None else buffer
+        self.most_running, self.first_step = 0, step
+        buffer, credit = FifoBuffer() if buffer is None else buffer, group_credit()
         self.num_new = buffer.num_new(GROUPS_PER_STEP)
         self.replayed_until = getattr(buffer, "max_staleness", 0)
         self.dispatcher = Dispatcher(
-            play_group=self.play_group,
-            order=begun(order or ShuffledOrder(), [Pool(1.0, EXAMPLES)], seed),
-            credit=_credit,
-            buffer=buffer,
-            group_size=GROUP_SIZE,
-            groups_per_step=GROUPS_PER_STEP,
-            max_staleness=max_staleness,
-            max_concurrent=max_concurrent,
-            state=state or DispatcherState(),
-            step=step,
-            stateful=stateful or {},
+            self.play_group,
+            begun(order or ShuffledOrder(), [Pool(1.0, EXAMPLES)], seed),
+            lambda example, rollouts, version: credit(example, rollouts),
+            buffer,
+            **{"group_size": GROUP_SIZE, "groups_per_step": GROUPS_PER_STEP, "step": step},
+            **{"max_staleness": max_staleness, "max_concurrent": max_concurrent},
             on_rejected=lambda group: self.rejected.append(group.index),
+            **({"state": DispatcherState()} | options),
         )
-        self.first_step = step
 
     async def play_group(self, index, example, group_size, version):
         random = Random(f"{self.seed}:{index}")
@@ -87,18 +67,12 @@ class World:
         await asyncio.sleep(10 ** random.uniform(-2, 2))
         broken = random.random() < self.rejects
         versions = np.array([-1, began, self.dispatcher.version.number], np.int32)
-        mask = versions >= 0
-        row = TrainingRow(
-            token_ids=np.array([0, index, 1], np.int32),
-            completion_mask=mask,
-            rollout_logprobs=-mask.astype(np.float32),
-            token_versions=versions,
-            turns=mask.astype(np.int32) - 1,
-        )
         rewards = [None if broken else random.random() for _ in range(group_size)]
-        return tuple(
-            Rollout((row,), [], r, {}, StopReason.STOP, 1, 0.0, "broken" * broken) for r in rewards
+        played, fields = (
+            replace(row(-1, 0, 0), token_versions=versions),
+            {"error": "broken" * broken},
         )
+        return tuple(rollout(reward, played, fields=fields) for reward in rewards)
 
     async def train(self, first: int, last: int) -> None:
         """Run the trainer's loop over these steps, and check every batch."""

@@ -5,8 +5,6 @@ import json
 import math
 import subprocess
 import sys
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -24,55 +22,12 @@ from rl.inference.completion import (
     RequestFailed,
     completion_of,
 )
-from rl.sampling.renderer_chat import render
-from tests.support.engine_faults import (
-    Abort,
-    CutShort,
-    Fault,
-    Hang,
-    Status,
-    TwoVersions,
-    middleware,
-)
+from tests.support.engine_faults import Abort, CutShort, Hang, Status, TwoVersions
 from tests.support.replicas import router_to
-from tests.support.scripted import HI, IM_END, SAMPLER, tiny_model, tiny_renderer
-from tests.support.scripted_vllm import Engine
+from tests.support.scripted import HI, IM_END, SAMPLER, tiny_renderer
+from tests.support.served_engine import PROMPT, SAMPLING, served, serving
 
-PROMPT = render(tiny_renderer(), list(HI))
-SAMPLING = {"temperature": 1.0, "max_tokens": 32, "stop_token_ids": [IM_END]}
 REPO = Path(__file__).parents[3]
-
-
-class VLLM:
-    """A scripted vLLM behind a socket, its version, and the bodies that were posted to it."""
-
-    def __init__(self, folder: Path) -> None:
-        self.socket, self.bodies = folder / "vllm.sock", []
-        self.engine = Engine(tiny_model(folder), 256)
-        self.tally = RequestTally()
-
-    async def generate(self, request: web.Request) -> web.Response:
-        self.bodies.append(await request.json())
-        return await self.engine.generate(request)
-
-    def client(self, timeout: float = 5.0) -> VLLMClient:
-        return VLLMClient(router_to(self.socket), model="policy", timeout=timeout, tally=self.tally)
-
-
-@asynccontextmanager
-async def serving(folder: Path, *faults: Fault) -> AsyncIterator[VLLM]:
-    vllm = VLLM(folder)
-    app = web.Application(middlewares=[middleware(faults)])
-    app.router.add_post("/inference/v1/generate", vllm.generate)
-    app.router.add_post("/tokenize", vllm.engine.tokenize)
-    app.router.add_post("/{path:.*}", vllm.engine.control)
-    runner = web.AppRunner(app, shutdown_timeout=0.1)
-    await runner.setup()
-    await web.UnixSite(runner, str(vllm.socket), backlog=2048).start()  # as uvicorn, so vLLM
-    try:
-        yield vllm
-    finally:
-        await runner.cleanup()
 
 
 @pytest.fixture(autouse=True)
@@ -85,22 +40,24 @@ async def ask(client: VLLMClient, *, n: int = 1, **sampling: Any) -> list[module
         return await group.generate(PROMPT, {**SAMPLING, **sampling}, n=n, version=7)
 
 
-async def test_every_token_has_the_version_of_its_own_span(tmp_path):
-    async with serving(tmp_path, TwoVersions()) as vllm, vllm.client() as client:
+async def test_every_token_has_the_version_of_its_own_span_and_only_a_limit_cuts_off(tmp_path):
+    async with served(tmp_path, TwoVersions()) as vllm, vllm.client() as client:
         vllm.engine._push("7")
         (pushed,) = await ask(client)  # version 7 arrives while it is sampled
-        (whole,) = await ask(client)
+        (whole,), (short,) = await ask(client), await ask(client, max_tokens=1)
     half = len(pushed.token_ids) // 2
     assert half
     assert pushed.versions == [6] * half + [7] * (len(pushed.token_ids) - half)
     assert whole.versions == [7] * len(whole.token_ids)
     assert len(pushed.logprobs) == len(pushed.token_ids)
+    assert (short.cut_off, len(short.token_ids)) == (True, 1)
+    assert (whole.cut_off, whole.token_ids[-1], whole.prompt_ids) == (False, IM_END, PROMPT)
 
 
 LIKELY = [(5, -0.1), (7, math.log(1 - math.exp(-0.1))), (9, -9999.0)]
 
 
-def choice(*likely: list[tuple[int, float]]) -> Choice:
+def choice(*likely: list[tuple[int, float]], **change: Any) -> Choice:
     """Return a choice whose tokens are the first of these (token, logprob) lists."""
     content = [
         {
@@ -109,25 +66,23 @@ def choice(*likely: list[tuple[int, float]]) -> Choice:
         }
         for tokens in likely
     ]
-    span = {"start": 0, "end": len(likely), "version": "3"}
-    return msgspec.json.decode(
-        json.dumps(
-            {
-                "token_ids": [tokens[0][0] for tokens in likely],
-                "logprobs": {"content": content},
-                "finish_reason": "stop",
-                "weight_versions": [span],
-            }
-        ),
-        type=Choice,
-    )
+    made = {"token_ids": [tokens[0][0] for tokens in likely], "logprobs": {"content": content}}
+    made["weight_versions"] = [{"start": 0, "end": len(likely), "version": "3"}]
+    text = json.dumps(made | {"finish_reason": "stop", **change})
+    return msgspec.json.decode(text, type=Choice)
 
 
-def test_the_kept_tokens_are_those_that_vllm_did_not_mask():
+def test_the_kept_tokens_are_those_that_vllm_did_not_mask_and_a_part_of_them_ends_the_run():
     found = completion_of(choice(LIKELY, [(4, 0.0), (5, -9999.0)]), [1], returns_kept=True)
     assert found.kept == [[5, 7], [4]]
     assert found.token_ids == [5, 4]
     assert completion_of(choice(LIKELY), [1]).kept == ()
+    # 1e-4 of the probability may be missing, because float32 logprobs do not add up to 1.
+    almost, part = ([(5, math.log(p)), (7, math.log(0.3))] for p in (0.69995, 0.6998))
+    assert completion_of(choice(almost), [1], returns_kept=True).kept == [[5, 7]]
+    message = "more tokens than the 2 that it returned, which have only 0.999800 of the probability"
+    with pytest.raises(GenerationError, match=f"{message}.*or lower sampler.top_k"):
+        completion_of(choice(part), [1], returns_kept=True)
 
 
 @pytest.mark.parametrize(
@@ -142,21 +97,12 @@ def test_the_kept_tokens_are_those_that_vllm_did_not_mask():
     ],
 )
 def test_a_completion_needs_a_logprob_and_a_version_of_each_token(change, said):
-    changed = msgspec.structs.replace(choice(LIKELY, LIKELY), **change)
+    changed = choice(LIKELY, LIKELY, **change)
     if "stop_reason" in change:
         assert completion_of(changed, [1]).stop == said
     else:
         with pytest.raises(AttemptFailed, match=said):
             completion_of(changed, [1])
-
-
-def test_a_set_of_which_vllm_returns_only_a_part_ends_the_run():
-    # 1e-4 of the probability may be missing, because float32 logprobs do not add up to 1.
-    almost, part = ([(5, math.log(p)), (7, math.log(0.3))] for p in (0.69995, 0.6998))
-    assert completion_of(choice(almost), [1], returns_kept=True).kept == [[5, 7]]
-    message = "more tokens than the 2 that it returned, which have only 0.999800 of the probability"
-    with pytest.raises(GenerationError, match=f"{message}.*or lower sampler.top_k"):
-        completion_of(choice(part), [1], returns_kept=True)
 
 
 async def test_a_limited_sampler_asks_for_the_kept_tokens(tmp_path):
@@ -168,7 +114,7 @@ async def test_a_limited_sampler_asks_for_the_kept_tokens(tmp_path):
     assert sampling(top_k=2) == 20  # in bfloat16, more than 2 * top_k logits may be equal
     assert sampling(top_k=20, presence_penalty=0.5) is None
     assert sampling(top_k=20, allow_biased_ratio=True) is None
-    async with serving(tmp_path) as vllm, vllm.client() as client:
+    async with served(tmp_path) as vllm, vllm.client() as client:
         await ask(client)
         with pytest.raises(GenerationError, match="more tokens than the 0 that it returned"):
             await ask(client, logprobs=40)
@@ -176,7 +122,7 @@ async def test_a_limited_sampler_asks_for_the_kept_tokens(tmp_path):
 
 
 async def test_the_prefix_cache_is_salted_with_the_version(tmp_path):
-    async with serving(tmp_path) as vllm, vllm.client() as client:
+    async with served(tmp_path) as vllm, vllm.client() as client:
         with client.group() as group:
             for version in (7, 8):
                 await group.generate(PROMPT, SAMPLING, n=2, version=version)
@@ -189,14 +135,6 @@ async def test_the_prefix_cache_is_salted_with_the_version(tmp_path):
     assert [body["sampling_params"]["n"] for body in vllm.bodies] == [2, 2]
 
 
-async def test_a_completion_is_cut_off_only_by_a_limit(tmp_path):
-    async with serving(tmp_path) as vllm, vllm.client() as client:
-        (short,), (whole,) = await ask(client, max_tokens=1), await ask(client)
-    assert (short.cut_off, len(short.token_ids)) == (True, 1)
-    assert (whole.cut_off, whole.token_ids[-1]) == (False, IM_END)
-    assert whole.prompt_ids == PROMPT
-
-
 @pytest.mark.parametrize(
     "fault",
     [Status(status=500, times=2), Status(status=429), CutShort(times=2), Abort(), Abort(times=3)],
@@ -204,7 +142,7 @@ async def test_a_completion_is_cut_off_only_by_a_limit(tmp_path):
 async def test_a_passing_failure_is_retried_and_counted(fault, tmp_path, monkeypatch):
     sleep, delays = asyncio.sleep, []
     monkeypatch.setattr(asyncio, "sleep", lambda s: delays.append(s) or sleep(0))
-    async with serving(tmp_path, fault) as vllm, vllm.client() as client:
+    async with served(tmp_path, fault) as vllm, vllm.client() as client:
         completions = await ask(client, n=2)
     assert [c.token_ids[-1] for c in completions] == [IM_END] * 2  # whole ones
     assert vllm.tally == RequestTally(num_retried=fault.times)
@@ -222,7 +160,7 @@ async def test_a_passing_failure_is_retried_and_counted(fault, tmp_path, monkeyp
     ],
 )
 async def test_a_lasting_failure_is_an_error_of_one_request(fault, retried, sentence, tmp_path):
-    async with serving(tmp_path, fault) as vllm, vllm.client(timeout=0.2) as client:
+    async with served(tmp_path, fault) as vllm, vllm.client(timeout=0.2) as client:
         with pytest.raises(RequestFailed, match=sentence):
             await ask(client)
     assert vllm.tally == RequestTally(num_retried=retried, num_failed_in_a_row=1)
@@ -230,7 +168,7 @@ async def test_a_lasting_failure_is_an_error_of_one_request(fault, retried, sent
 
 async def test_32_failures_in_a_row_end_the_run(tmp_path):
     faults = Status(status=404, times=31), Status(status=404, at=32, times=32)
-    async with serving(tmp_path, *faults) as vllm, vllm.client() as client:
+    async with served(tmp_path, *faults) as vllm, vllm.client() as client:
         for answered in (True, False):
             for _ in range(31):
                 with pytest.raises(RequestFailed):
@@ -248,18 +186,13 @@ async def test_a_malformed_answer_is_an_error_of_one_request(tmp_path):
     async def nonsense(request: web.Request) -> web.Response:
         return web.Response(text=next(answers))
 
-    runner = web.AppRunner(app := web.Application())
-    app.router.add_post("/{path:.*}", nonsense)
-    await runner.setup()
-    await web.UnixSite(runner, str(tmp_path / "vllm.sock")).start()
-    router = router_to(tmp_path / "vllm.sock")
-    async with VLLMClient(router, model="policy", timeout=5) as client:
+    client = VLLMClient(router_to(tmp_path / "s"), model="policy", timeout=5)
+    async with serving({"/{path:.*}": nonsense}, tmp_path / "s"), client:
         for _ in range(5):
             with pytest.raises(RequestFailed, match="has an unexpected form"):
                 await ask(client)
         with client.group() as group, pytest.raises(RequestFailed, match="has an unexpected form"):
             await group.tokenize(list(HI), None)
-    await runner.cleanup()
 
 
 MANY = """
@@ -288,21 +221,16 @@ asyncio.run(main())
 
 @pytest.mark.parametrize(("soft", "hard", "raised"), [(64, 64, 64), (64, 1000, 1000)])
 async def test_requests_beyond_the_limit_of_open_files_wait(soft, hard, raised, tmp_path):
-    async with serving(tmp_path, Hang(seconds=0.02, times=9999)) as vllm:
-        arguments = [str(vllm.socket), str(soft), str(hard), json.dumps(PROMPT)]
-        done = await asyncio.to_thread(
-            subprocess.run,
-            [sys.executable, "-c", MANY, *arguments, json.dumps(SAMPLING)],
-            cwd=REPO,
-            capture_output=True,
-            text=True,
-            check=False,
-        )
+    async with served(tmp_path, Hang(seconds=0.02, times=9999)) as vllm:
+        given = [soft, hard, json.dumps(PROMPT), json.dumps(SAMPLING)]
+        command = [sys.executable, "-c", MANY, str(vllm.socket), *map(str, given)]
+        options = {"cwd": REPO, "capture_output": True, "text": True, "check": False}
+        done = await asyncio.to_thread(subprocess.run, command, **options)
     assert done.stdout.split() == ["300", "0", str(raised)], done.stderr[-2000:]
 
 
 async def test_given_tokens_are_scored_with_weights_of_one_version(tmp_path):
-    async with serving(tmp_path) as vllm, vllm.client() as client:
+    async with served(tmp_path) as vllm, vllm.client() as client:
         vllm.engine._version = "8"  # a push that the rollouts process does not know yet
         with client.group() as group:
             logprobs, version = await group.score(PROMPT, 2, version=7)

@@ -8,11 +8,9 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from itertools import pairwise
 from pathlib import Path
-from threading import Thread
+from typing import Any
 
 import pytest
 from aiohttp import web
@@ -35,8 +33,10 @@ from tests.support.composing import composed
 from tests.support.replicas import replica_at
 from tests.support.scripted import tiny_model
 from tests.support.scripted_vllm import Engine, asking_for
+from tests.support.served_engine import serving
 
-OURS = {"_target_": "rl.inference.server.VLLMServer"}
+OURS = "rl.inference.server.VLLMServer"
+CONTROLLED = ("/init_weight_transfer_engine", "/inference/v1/generate")
 
 
 def external(*urls: str, variable: str | None = None) -> ExternalServers:
@@ -46,32 +46,25 @@ def external(*urls: str, variable: str | None = None) -> ExternalServers:
 def test_each_url_is_a_replica_with_the_key_of_the_variable(monkeypatch):
     monkeypatch.setenv("MY_KEY", "secret")
     first, second = external("http://a:1", "unix:/s", variable="MY_KEY").servers()
-    assert (first.name, first.address, first.key) == (
-        "inference0",
-        Address(host="a", port=1),
-        "secret",
-    )
+    assert (first.name, first.address) == ("inference0", Address(host="a", port=1))
     assert (second.name, second.address) == ("inference1", Address(path=Path("/s")))
     assert external("http://a:1").servers()[0].name == "inference"
+    assert first.key == "secret"
     assert "secret" not in repr(first)
 
 
-ONCE = "write at least one URL, and each once"
-REFUSED = [
-    *((url, "write http://host:port") for url in ("a:1", "https://a:1", "http://a", "unix:s", "")),
-    *[("http://a:1/v1", "write http://host:port"), (None, ONCE)],
-]
-
-
-@pytest.mark.parametrize(("url", "said"), REFUSED)
-def test_wrong_urls_of_servers_are_refused(url, said):
+@pytest.mark.parametrize(
+    ("urls", "said"),
+    [
+        *(([url], "write http://host:port") for url in ("a:1", "https://a:1", "http://a")),
+        *(([url], "write http://host:port") for url in ("unix:s", "", "http://a:1/v1")),
+        ([], "write at least one URL, and each once"),
+        (["http://a:1", "http://a:1/"], "write at least one URL, and each once"),
+    ],
+)
+def test_wrong_urls_and_a_missing_key_are_refused_before_anything_starts(urls, said, monkeypatch):
     with pytest.raises(ValueError, match=said):
-        external(*([] if url is None else [url]))
-
-
-def test_a_repeated_server_or_a_missing_key_is_refused_before_anything_starts(monkeypatch):
-    with pytest.raises(ValueError, match=ONCE):
-        external("http://a:1", "http://a:1/")
+        external(*urls)
     monkeypatch.delenv("MY_KEY", raising=False)
     with pytest.raises(ValueError, match="=MY_KEY names a variable that is not set: export it"):
         external("http://a:1", variable="MY_KEY")
@@ -94,69 +87,46 @@ def test_the_other_processes_know_the_servers_without_the_variable(tmp_path, mon
     Endpoint(Address(host="b", port=1), 2).write(folder, "inference1")
     (replica,) = started_replicas(folder, run.inference)
     assert (replica.name, replica.incarnation, replica.key) == ("inference1", 2, "secret")
-    (ours,) = started_replicas(folder, run.inference.of({**run.inference, **OURS}))
+    (ours,) = started_replicas(folder, run.inference.of({**run.inference, "_target_": OURS}))
     assert ours.key == folder.private.read_key() is not None
 
 
-@contextmanager
-def served(socket: Path, app: web.Application) -> Iterator[None]:
-    """Serve the application at a socket, in a thread."""
-    loop, runner = asyncio.new_event_loop(), web.AppRunner(app)
-    loop.run_until_complete(runner.setup())
-    loop.run_until_complete(web.UnixSite(runner, str(socket)).start())
-    thread = Thread(target=loop.run_forever)
-    thread.start()
-    try:
-        yield
-    finally:
-        loop.call_soon_threadsafe(loop.stop)
-        thread.join()
-        loop.run_until_complete(runner.cleanup())
-        loop.close()
+def text(content: str) -> Any:
+    async def answer(request: web.Request) -> web.Response:
+        return web.Response(text=content, content_type="application/json")
+
+    return answer
 
 
-def vllm(model: Path, **routes: str) -> web.Application:
-    """Return the routes that a usable server must have; `routes` replace answers by texts."""
-    engine, app = Engine(model, 256), web.Application()
-
-    def text(content: str):
-        async def answer(request: web.Request) -> web.Response:
-            return web.Response(text=content, content_type="application/json")
-
-        return answer
-
-    app.router.add_get("/health", text(""))
-    said = {name: text(content) for name, content in routes.items()}
-    app.router.add_get("/v1/models", said.get("models", engine.models))
-    app.router.add_post("/tokenize", said.get("tokenize", engine.tokenize))
-    for path in ("/inference/v1/generate", "/init_weight_transfer_engine"):
-        if path not in routes.get("without", ""):
-            app.router.add_post(path, engine.control)
-    return app
+def models(**fields: object) -> dict[str, str]:
+    return {"/v1/models": json.dumps({"data": [fields]})}
 
 
 @pytest.mark.parametrize(
-    ("routes", "sentence"),
+    ("changes", "key", "sentence"),
     [
-        ({}, None),
-        ({"models": json.dumps({"data": [{"id": "policy", "max_model_len": 64}]})}, None),
-        ({"models": json.dumps({"data": [{"id": "llama"}]})}, "serves llama, but no model"),
-        ({"models": json.dumps({"data": [{"id": "policy", "max_model_len": 9}]})},
-         "accepts 9 tokens, fewer than max_seq_len=64"),
-        ({"models": "[]"}, "cannot be used as a vLLM"),
-        ({"without": "/init_weight_transfer_engine"}, "has no route /init_weight_transfer_engine"),
-        ({"without": "/inference/v1/generate"}, "has no route /inference/v1/generate"),
-        ({"tokenize": json.dumps({"tokens": [1, 2]})}, "has another tokenizer than"),
-        ("key", "refuses the key: set inference.api_key_variable to the variable"),
+        ({}, None, None),
+        (models(id="policy", max_model_len=64), None, None),
+        (models(id="llama"), None, "serves llama, but no model"),
+        (models(id="policy", max_model_len=9), None, "9 tokens, fewer than max_seq_len=64"),
+        ({"/v1/models": "[]"}, None, "cannot be used as a vLLM"),
+        *(({route: None}, None, f"has no route {route}") for route in CONTROLLED),
+        ({"/tokenize": '{"tokens": [1, 2]}'}, None, "has another tokenizer than"),
+        ({}, "theirs", "refuses the key: set inference.api_key_variable to the variable"),
     ],
-)  # fmt: skip
-def test_the_answers_of_a_server_show_whether_it_can_be_used(routes, sentence, tmp_path):
+)
+async def test_the_answers_of_a_server_show_whether_it_can_be_used(
+    changes, key, sentence, tmp_path
+):
     model = tiny_model(tmp_path)
-    app = vllm(model, **({} if routes == "key" else routes))
-    if routes == "key":
-        app.middlewares.append(asking_for("theirs"))
-    with served(tmp_path / "s", app):
-        problem = why_unusable(replica_at(tmp_path / "s"), model, 64)
+    engine = Engine(model, 256)
+    routes = {"/health": text(""), "/v1/models": engine.models, "/tokenize": engine.tokenize}
+    routes |= dict.fromkeys(CONTROLLED, engine.control)
+    routes |= {path: content and text(content) for path, content in changes.items()}
+    present = {path: answer for path, answer in routes.items() if answer}
+    async with serving(present, tmp_path / "s", *([asking_for(key)] if key else [])):
+        replica = replica_at(tmp_path / "s")
+        problem = await asyncio.to_thread(why_unusable, replica, model, 64)
     assert (problem is None) if sentence is None else (sentence in str(problem))
 
 
@@ -173,14 +143,13 @@ def test_serve_external_starts_the_same_vllm_behind_the_guard(tmp_path, monkeypa
     folder.set_model(model)
     command, env = server_command(folder, Address(host="10.0.0.7", port=8000))
     flags = dict(pairwise(command))
-    assert (flags["--host"], flags["--port"]) == ("10.0.0.7", "8000")
-    assert flags["--middleware"] == GUARD
-    assert flags["--served-model-name"] == "policy"
+    where = {"--host": "10.0.0.7", "--port": "8000", "--middleware": GUARD}
+    plain = {"--served-model-name": "policy", "--seed": "5", "--max-model-len": "96"}
+    plain |= {"--dtype": "bfloat16", "--hf-overrides": '{"head_dtype": "float32"}'}
+    plain |= {"--max-logprobs": "60", "--max-lora-rank": "16", "--lora-target-modules": "q_proj"}
+    assert flags == flags | where | plain
     assert "--load-format" not in flags  # because the folder has weights
     assert env["VLLM_SERVER_DEV_MODE"] == "1"
-    assert (flags["--seed"], flags["--max-model-len"], flags["--dtype"]) == ("5", "96", "bfloat16")
-    assert (flags["--hf-overrides"], flags["--max-logprobs"]) == ('{"head_dtype": "float32"}', "60")
-    assert (flags["--max-lora-rank"], flags["--lora-target-modules"]) == ("16", "q_proj")
     monkeypatch.setenv("MY_KEY", "secret")
     with pytest.raises(ValueError, match=r"with inference\.api_key_variable=MY_KEY"):
         required_key(folder)
@@ -241,7 +210,7 @@ async def test_the_guard_passes_only_requests_with_the_key(
     sent = []
 
     async def app(scope, receive, send):
-        sent.append({"status": 200})
+        await send({"status": 200})
 
     async def send(message):
         sent.append(message)

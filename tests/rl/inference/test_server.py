@@ -11,8 +11,6 @@ import pytest
 from rl.config.schema import Run
 from rl.config.transport import VLLM_RANKS
 from rl.inference import server as module
-from rl.inference.key_guard import GUARD, KEY_FILE
-from rl.inference.replica import Replica
 from rl.inference.routes import VLLMRoutes, is_healthy, wait_until_healthy
 from rl.inference.server import (
     ServedPolicy,
@@ -25,37 +23,28 @@ from rl.inference.server import (
 )
 from rl.runtime.failure import RunFailed
 from rl.runtime.folder import RunFolder
-from rl.runtime.network import Address
 from rl.sampling.renderer_chat import render
 from tests.support.composing import composed
 from tests.support.replicas import replica_at
 from tests.support.scripted import tiny_model, tiny_renderer
 from tests.support.scripted_vllm import ScriptedVLLM
 
-ONE = {
-    "replicas": 1,
-    "listen": "unix",
-    "startup_timeout": 1.0,
-    "devices": None,
-    "tensor_parallel_size": 1,
-    "cpu_kv_cache_gib": 1,
-}
-
+ONE = {"replicas": 1, "listen": "unix", "startup_timeout": 1.0, "devices": None}
+ONE |= {"tensor_parallel_size": 1, "cpu_kv_cache_gib": 1}
 POLICY = ServedPolicy(dtype="float32", max_seq_len=256, seed=0)
 
 
-def server(folder: Path, *faults: dict, startup_timeout: float = 30.0) -> ScriptedVLLM:
+def server(folder: Path, *faults: dict) -> ScriptedVLLM:
     (folder / "faults.json").write_text(json.dumps(faults))
     args = {"faults": str(folder / "faults.json")}
-    return ScriptedVLLM(**{**ONE, "startup_timeout": startup_timeout, "args": args})
+    return ScriptedVLLM(**{**ONE, "startup_timeout": 30.0, "args": args})
 
 
-def served(folder: Path, *faults: dict, startup_timeout: float = 30.0):
+def served(folder: Path, *faults: dict, model: Path | None = None):
     run_folder = RunFolder(folder / "run")
     run_folder.path.mkdir()
-    run_folder.set_model(tiny_model(folder))
-    vllm = server(folder, *faults, startup_timeout=startup_timeout)
-    return run_vllm(vllm, run_folder, POLICY)
+    run_folder.set_model(model or tiny_model(folder))
+    return run_vllm(server(folder, *faults), run_folder, POLICY)
 
 
 def test_vllm_serves_while_the_block_runs_and_leaves_no_socket(tmp_path):
@@ -72,7 +61,7 @@ def test_vllm_serves_while_the_block_runs_and_leaves_no_socket(tmp_path):
     assert not (tmp_path / "run" / "sockets").exists()
 
 
-def test_the_end_of_vllm_is_reported_instead_of_the_error_of_the_block(tmp_path):
+def test_the_end_of_vllm_is_reported_and_not_the_error_of_the_block(tmp_path):
     fault = {"fault": "Exit", "path": "/update_weight_version", "status": 3}
     ended = r"vLLM ended with status 3\. The end of .*inference\.log"
     with pytest.raises(RunFailed, match=ended), served(tmp_path, fault) as vllm:
@@ -96,14 +85,9 @@ def test_an_error_of_the_block_passes_while_vllm_runs(tmp_path):
 
 
 def test_a_failed_start_quotes_the_log(tmp_path):
-    run_folder = RunFolder(tmp_path / "run")
-    run_folder.path.mkdir()
-    run_folder.set_model(tmp_path / "nowhere")
     began = time.monotonic()
-    with (
-        pytest.raises(RunFailed, match=r"ended with status 1\. (?s:.*)No such file"),
-        run_vllm(server(tmp_path), run_folder, POLICY),
-    ):
+    failed = pytest.raises(RunFailed, match=r"ended with status 1\. (?s:.*)No such file")
+    with failed, served(tmp_path, model=tmp_path / "nowhere"):
         pass
     assert time.monotonic() - began < 25  # before the deadline
 
@@ -118,10 +102,7 @@ def test_waiting_for_vllm_ends_at_the_deadline(tmp_path):
     ("fault", "sentence"),
     [
         ({"fault": "Status", "status": 500}, r"vLLM refused `resume`: .*scripted.*; see logs/"),
-        (
-            {"fault": "Hang", "seconds": 9},
-            r"did not answer `resume` within my\.knob=0\.2 s: raise my\.knob",
-        ),
+        ({"fault": "Hang", "seconds": 9}, r"`resume` within my\.knob=0\.2 s: raise my\.knob"),
         (
             {"fault": "CutShort"},
             r"cannot be reached for `resume` \(RemoteProtocolError: .* in logs/",
@@ -145,11 +126,11 @@ def test_the_limits_of_an_adapter_are_the_smallest_that_fit(rank, limit, tmp_pat
 
 
 def environment(folder: Path, place=None, *, max_seq_len=256, dtype="float32", **knobs):
-    run_folder = RunFolder(folder)
-    run_folder.set_model(tiny_model(folder))
+    RunFolder(folder).set_model(tiny_model(folder))
     server = VLLMServer(**{**ONE, "args": {}, **knobs})
     policy = replace(POLICY, max_seq_len=max_seq_len, dtype=dtype)
-    return vllm_command(server, run_folder, only_replica(run_folder), policy, place)[1]
+    replica = only_replica(RunFolder(folder))
+    return vllm_command(server, RunFolder(folder), replica, policy, place)[1]
 
 
 def test_threads_follow_the_place_and_not_the_machine_that_starts_it(tmp_path, monkeypatch):
@@ -182,19 +163,6 @@ def test_the_cache_on_a_cpu_holds_a_row_by_default(dtype, num_bytes, tmp_path):
         longer = environment(tmp_path, max_seq_len=num_tokens, **size)
         assert longer["VLLM_CPU_KVCACHE_SPACE"] == gib
     assert environment(tmp_path, cpu_kv_cache_gib=7)["VLLM_CPU_KVCACHE_SPACE"] == "7"
-
-
-def test_no_command_and_no_variable_holds_the_key(tmp_path):
-    folder = RunFolder(tmp_path)
-    folder.set_model(tiny_model(tmp_path))
-    folder.private.make()
-    folder.private.make_key()
-    replica = Replica("inference", Address(host="h", port=1), key=folder.private.read_key())
-    command, env = vllm_command(VLLMServer(**ONE, args={}), folder, replica, POLICY)
-    assert replica.key
-    assert replica.key not in " ".join([*command, *env.values()])
-    assert env[KEY_FILE] == str(folder.private.key)
-    assert GUARD in command
 
 
 def test_each_replica_and_each_restart_of_it_samples_with_its_own_seed(tmp_path):

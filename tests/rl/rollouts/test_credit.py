@@ -1,61 +1,47 @@
-"""Credits of rollouts worked by hand: truncation, shaping, GDPO.
+"""Credits of rollouts worked by hand: truncation, shaping, GDPO, advantages of single tokens.
 
 Completion lengths are in tokens; z-scores have no epsilon here.
 """
 
 import json
 import math
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
-from envs.episode import Example, StopReason
+from envs.episode import StopReason
 from losses.advantages import group_mean, group_zscore, none
 from losses.aggregation import constant_length, prompt_mean, sequence_mean, token_mean
 from rl.inference.client import RequestTally
-from rl.records import Credit, Group, Rollout, TrainingRow
+from rl.records import Credit
 from rl.rollouts import truncation
 from rl.rollouts.batch_metrics import batch_metrics
 from rl.rollouts.compared import compared_columns
 from rl.rollouts.credit import GroupCredit, RewardShaping
 from rl.rollouts.difficulty_buffer import DifficultyBuffer
 from rl.rollouts.plan import rollout_fields, weighted_rows
-from rl.rollouts.service import RolloutService
+from rl.rollouts.service import RolloutService, trained_line
+from rl.runtime.failure import RunFailed
+from rl.runtime.files import json_line
 from rl.runtime.folder import RunFolder
 from tests.support.composing import chosen, learned
+from tests.support.rollouts import EXAMPLE, group, group_credit, rollout
 
 zscore = partial(group_zscore, epsilon=0.0)
 soft = partial(truncation.penalty, limit=10, start=0.5, weight=2.0)
-SUMMED = RewardShaping(normalise_each=False, length_penalty=0.0)
-EACH = RewardShaping(normalise_each=True, length_penalty=0.0)
 CUT = (StopReason.MAX_TOKENS, StopReason.CONTEXT)
 ROOT3 = math.sqrt(3)
 
 
-EXAMPLE = Example(0, "e", [])
+def credits(rollouts, advantage=group_mean, **options):
+    return group_credit(advantage, **options)(EXAMPLE, rollouts)
 
 
-def weights_of(weights):
-    return lambda example: weights
-
-
-def row(length: int, prompt: int = 1, turn: int = 0) -> TrainingRow:
-    versions = np.array([-1] * prompt + [0] * length, np.int32)
-    logprobs = np.zeros(len(versions), np.float32)
-    turns = np.where(versions >= 0, turn, -1).astype(np.int32)
-    return TrainingRow(versions + 2, versions >= 0, logprobs, versions, turns)
-
-
-def rollout(reward, stop=StopReason.STOP, lengths=(1,), **rewards: float) -> Rollout:
-    rows = tuple(row(n, turn=turn) for turn, n in enumerate(lengths))
-    return Rollout(rows, [], reward, rewards, stop, len(rows), 0.0)
-
-
-def group(index: int, rollouts, credits) -> Group:
-    return Group(index, Example(index, "e", []), 0, tuple(rollouts), tuple(credits))
+def advantages(rollouts, advantage=zscore, **options):
+    return [credit.advantages[0] for credit in credits(rollouts, advantage, **options)]
 
 
 @pytest.mark.parametrize("stop", StopReason)
@@ -72,7 +58,7 @@ def group(index: int, rollouts, credits) -> Group:
 )
 def test_truncation_changes_only_rollouts_that_a_token_limit_cut_off(mode, cut_off, reward, stop):
     expected = cut_off(reward) if stop in CUT else Credit(reward, trains=True)
-    assert getattr(truncation, mode)(rollout(reward, stop)) == expected
+    assert getattr(truncation, mode)(rollout(reward, stop=stop)) == expected
 
 
 @pytest.mark.parametrize("stop", StopReason)
@@ -89,10 +75,10 @@ def test_truncation_changes_only_rollouts_that_a_token_limit_cut_off(mode, cut_o
     ],
 )
 def test_the_soft_limit_depends_only_on_the_longest_turn(lengths, reward, stop):
-    found = soft(rollout(0.75, stop, lengths))
+    found = soft(rollout(0.75, lengths=lengths, stop=stop))
     assert found.reward == pytest.approx(reward, abs=1e-12)
     assert found.trains
-    assert soft(rollout(None, stop, lengths)) == Credit(None)
+    assert soft(rollout(None, lengths=lengths, stop=stop)) == Credit(None)
 
 
 @pytest.mark.parametrize(
@@ -107,43 +93,29 @@ def test_the_limit_of_the_penalty_is_the_token_limit_of_a_turn_by_default(own, r
 
 
 def test_the_length_penalty_applies_after_truncation():
-    shaping = RewardShaping(normalise_each=False, length_penalty=0.1)
-    made = GroupCredit(truncation.zero_reward, shaping, group_mean, weights_of({}))(
-        EXAMPLE,
-        [
-            rollout(1.0, lengths=(2, 3)),
-            rollout(1.0, StopReason.MAX_TOKENS, lengths=(4,)),
-            rollout(None, StopReason.ENV_ERROR, lengths=(7,)),
-        ],
-    )
-    assert [credit.reward for credit in made] == [0.5, pytest.approx(-0.4), None]
-    assert [credit.advantages for credit in made] == [
-        (pytest.approx(0.45),),
-        (pytest.approx(-0.45),),
-        (0.0,),
+    rollouts = [
+        rollout(1.0, lengths=(2, 3)),
+        rollout(1.0, lengths=(4,), stop=CUT[0]),
+        rollout(None, lengths=(7,), stop=StopReason.ENV_ERROR),
     ]
+    made = credits(rollouts, cut=truncation.zero_reward, length_penalty=0.1)
+    found = [number for c in made for number in (c.reward, *c.advantages)]
+    assert found == pytest.approx([0.5, 0.45, -0.4, -0.45, None, 0.0])
     assert [credit.trains for credit in made] == [True, True, False]
 
 
 def test_masked_rollouts_stay_in_the_baseline_and_dropped_ones_do_not():
-    rollouts = [rollout(1.0), rollout(0.0), rollout(-4.0, StopReason.CONTEXT)]
-    masked = GroupCredit(truncation.mask, SUMMED, group_mean, weights_of({}))(EXAMPLE, rollouts)
-    dropped = GroupCredit(truncation.drop, SUMMED, group_mean, weights_of({}))(EXAMPLE, rollouts)
-    assert masked == (
+    rollouts = [rollout(1.0), rollout(0.0), rollout(-4.0, stop=CUT[1])]
+    assert credits(rollouts, cut=truncation.mask) == (
         Credit(1.0, (2.0,), turn_rewards=(1.0,)),
         Credit(0.0, (1.0,), turn_rewards=(0.0,)),
         Credit(-4.0, (-3.0,), trains=False, turn_rewards=(-4.0,)),
     )
-    assert dropped == (
+    assert credits(rollouts, cut=truncation.drop) == (
         Credit(1.0, (0.5,), turn_rewards=(1.0,)),
         Credit(0.0, (-0.5,), turn_rewards=(0.0,)),
         Credit(None, (0.0,), trains=False),
     )
-
-
-def advantages(shaping, weights, *rollouts, truncated=truncation.keep, advantage=zscore):
-    made = GroupCredit(truncated, shaping, advantage, weights_of(weights))(EXAMPLE, rollouts)
-    return [credit.advantages[0] for credit in made]
 
 
 PAIRS = [(0.0, 100.0), (0.0, 300.0), (3.0, 200.0)]
@@ -172,7 +144,7 @@ BY_HAND = {
     ),
     "a dropped rollout counts in no reward": (
         {"a": 1.0},
-        [rollout(0.0, a=0.0), rollout(2.0, a=2.0), rollout(9.0, StopReason.CONTEXT, a=9.0)],
+        [rollout(0.0, a=0.0), rollout(2.0, a=2.0), rollout(9.0, stop=CUT[1], a=9.0)],
         [-1 / math.sqrt(2), 1 / math.sqrt(2), 0.0],
     ),
 }
@@ -180,22 +152,18 @@ BY_HAND = {
 
 @pytest.mark.parametrize(("weights", "rollouts", "expected"), BY_HAND.values(), ids=BY_HAND)
 def test_each_reward_is_normalised_by_itself(weights, rollouts, expected):
-    found = advantages(EACH, weights, *rollouts, truncated=truncation.drop)
+    found = advantages(rollouts, weights=weights, cut=truncation.drop, normalise_each=True)
     assert found == pytest.approx(expected, abs=1e-12)
-
-
-def test_the_summed_reward_is_not_normalised_by_parts():
-    rollouts = [rollout(a + b / 2, a=a, b=b) for a, b in PAIRS]
-    summed = advantages(SUMMED, {"a": 1.0, "b": 0.5}, *rollouts, advantage=group_mean)
-    assert summed == pytest.approx([50 - 101, 150 - 101, 103 - 101], abs=1e-12)
 
 
 def test_a_reward_that_truncation_zeroes_is_zero_in_each_named_reward():
     # a: 0, 3, 0 and not 0, 3, 9; b: 0, 0, 0 and not 0, 0, 1.
-    played = [(0.0, 0.0, StopReason.STOP), (3.0, 0.0, StopReason.STOP), (9.0, 1.0, CUT[1])]
-    rollouts = [rollout(2 * a + b, stop, a=a, b=b) for a, b, stop in played]
-    weights = {"a": 2.0, "b": 1.0}
-    found = advantages(EACH, weights, *rollouts, truncated=truncation.zero_reward)
+    rollouts = [
+        rollout(2 * a + b, stop=StopReason(stop), a=a, b=b)
+        for a, b, stop in ((0.0, 0.0, "stop"), (3.0, 0.0, "stop"), (9.0, 1.0, "context"))
+    ]
+    each = {"weights": {"a": 2.0, "b": 1.0}, "normalise_each": True}
+    found = advantages(rollouts, cut=truncation.zero_reward, **each)
     assert found == pytest.approx([-2 / ROOT3, 4 / ROOT3, -2 / ROOT3], abs=1e-12)
 
 
@@ -204,134 +172,111 @@ def test_a_penalty_keeps_its_size_beside_normalised_rewards(size):
     # z-scores of a: -1, -1, 2 over sqrt(3). Lengths of 1, 2 and 6 tokens, 3 on average.
     rollouts = [rollout(a, lengths=(n,), a=a) for a, n in ((0.0, 1), (0.0, 2), (3.0, 6))]
     expected = [-1 / ROOT3 + 2 * size, -1 / ROOT3 + size, 2 / ROOT3 - 3 * size]
-    shaping = RewardShaping(normalise_each=True, length_penalty=size)
-    assert advantages(shaping, {"a": 1.0}, *rollouts) == pytest.approx(expected, abs=1e-12)
+    each = {"weights": {"a": 1.0}, "normalise_each": True}
+    assert advantages(rollouts, length_penalty=size, **each) == pytest.approx(expected, abs=1e-12)
     # The soft limit subtracts 0, 0 and `size` / 5: 6 tokens of 10, from 5 on.
-    limit = partial(soft, weight=size)
-    found = advantages(EACH, {"a": 1.0}, *rollouts, truncated=limit)
     lost = size / 15
     expected = [-1 / ROOT3 + lost, -1 / ROOT3 + lost, 2 / ROOT3 - 2 * lost]
-    assert found == pytest.approx(expected, abs=1e-12)
+    limited = advantages(rollouts, cut=partial(soft, weight=size), **each)
+    assert limited == pytest.approx(expected, abs=1e-12)
 
 
 def test_a_reward_that_is_not_finite_counts_as_0_if_truncation_scores_the_rollout():
-    rollouts = [rollout(1.0, a=1.0), rollout(math.nan, CUT[0], a=math.nan), rollout(4.0, a=4.0)]
+    rollouts = [
+        rollout(1.0, a=1.0),
+        rollout(math.nan, stop=CUT[0], a=math.nan),
+        rollout(4.0, a=4.0),
+    ]
+    each = {"weights": {"a": 1.0}, "normalise_each": True}
     found = advantages(
-        *(EACH, {"a": 1.0}, *rollouts),
-        truncated=lambda r: Credit(0.0 if r.stop_reason in CUT else r.reward),
-        advantage=group_mean,
+        *(rollouts, group_mean),
+        cut=lambda r: Credit(0.0 if r.stop_reason in CUT else r.reward),
+        **each,
     )
     assert found == pytest.approx([1 - 5 / 3, 0 - 5 / 3, 4 - 5 / 3])
 
 
-def test_a_penalty_is_not_compared_if_the_advantage_compares_nothing():
-    shaping = RewardShaping(normalise_each=True, length_penalty=0.5)
-    rollouts = [rollout(a, lengths=(n,), a=a) for a, n in ((1.0, 1), (3.0, 2))]
-    made = GroupCredit(truncation.keep, shaping, none, weights_of({"a": 2.0}), compares=False)
-    assert [c.advantages for c in made(EXAMPLE, rollouts)] == [(1.5,), (5.0,)]
-
-
 @pytest.mark.parametrize(
-    ("shaping", "compares", "rollouts", "columns"),
+    ("each", "compares", "rollouts", "columns"),
     [
         # The sums are equal, and each named reward differs: both rollouts have an advantage.
         (
-            EACH,
-            True,
-            [rollout(2.0, a=2.0, b=0.0), rollout(2.0, a=1.0, b=1.0)],
+            *(True, True, [rollout(2.0, a=2.0, b=0.0), rollout(2.0, a=1.0, b=1.0)]),
             [[4, 2], [0, 1], [0, 0]],
         ),
-        (SUMMED, True, [rollout(1.0, a=1.0), rollout(1.0, a=0.5), rollout(None)], [[1, 1]]),
-        (SUMMED, False, [rollout(1.0), rollout(1.0)], None),
-        (SUMMED, True, [rollout(None)], [[]]),
+        (False, True, [rollout(1.0, a=1.0), rollout(1.0, a=0.5), rollout(None)], [[1, 1]]),
+        (False, False, [rollout(1.0), rollout(1.0)], None),
+        (False, True, [rollout(None)], [[]]),
     ],
 )
-def test_a_group_has_the_numbers_that_its_advantage_compared(shaping, compares, rollouts, columns):
-    weights = weights_of({"a": 2.0, "b": 1.0})
-    made = GroupCredit(truncation.keep, shaping, group_mean, weights, compares=compares)
-    played = group(0, rollouts, made(EXAMPLE, rollouts))
+def test_a_group_has_the_numbers_that_its_advantage_compared(each, compares, rollouts, columns):
+    options = {"normalise_each": each, "compares": compares, "weights": {"a": 2.0, "b": 1.0}}
+    played = group(rollouts, credits(rollouts, **options))
     assert compared_columns(played) == columns
-    buffer = DifficultyBuffer(
-        min_spread=1e-6, min_reward_variance=None, min_reward=None, max_reward=None
-    )
+    bounds = dict.fromkeys(("min_reward_variance", "min_reward", "max_reward"))
     flat = columns is not None and all(len(set(column)) < 2 for column in columns)
     unscored = all(rollout.reward is None for rollout in rollouts)
-    assert buffer.why_useless(played) == (
-        "unscorable" if unscored else "zero_spread" if flat else ""
-    )
+    why = "unscorable" if unscored else "zero_spread" if flat else ""
+    assert DifficultyBuffer(min_spread=1e-6, **bounds).why_useless(played) == why
     share = batch_metrics([played], 0)["rollout/zero_spread"]
     assert math.isnan(share) if unscored or columns is None else share == flat
 
 
-def test_groups_whose_penalties_differ_have_a_spread():
-    shaping = RewardShaping(normalise_each=True, length_penalty=0.5)
+def test_groups_whose_penalties_differ_have_a_spread_if_the_advantage_compares_them():
     rollouts = [rollout(1.0, lengths=(n,), a=1.0) for n in (1, 3)]
-    made = GroupCredit(truncation.keep, shaping, zscore, weights_of({"a": 1.0}))(EXAMPLE, rollouts)
-    assert compared_columns(group(0, rollouts, made)) == [[1, 1], [-0.5, -1.5]]
+    each = {"weights": {"a": 1.0}, "normalise_each": True, "length_penalty": 0.5}
+    made = credits(rollouts, zscore, **each)
+    assert compared_columns(group(rollouts, made)) == [[1, 1], [-0.5, -1.5]]
     assert [c.advantages for c in made] == [(0.5,), (-0.5,)]
-
-
-def test_a_role_without_a_score_never_trains():
-    rollouts = [replace(rollout(None), role="user"), rollout(None)]
-    make = GroupCredit(truncation.keep, SUMMED, group_mean, weights_of({}), needs_score=False)
-    assert [credit.trains for credit in make(EXAMPLE, rollouts)] == [False, True]
+    rollouts = [rollout(a, lengths=(n,), a=a) for a, n in ((1.0, 1), (3.0, 2))]
+    each = {"weights": {"a": 2.0}, "normalise_each": True, "length_penalty": 0.5}
+    assert advantages(rollouts, none, compares=False, **each) == [1.5, 5.0]
 
 
 @pytest.mark.parametrize("needs_score", [True, False])
 def test_a_rollout_without_a_score_trains_only_if_the_loss_reads_no_advantages(needs_score):
-    rollouts = [rollout(1.0, lengths=(2,)), rollout(None, StopReason.TIMEOUT, lengths=(98,))]
-    weights = weights_of({})
-    credit = GroupCredit(truncation.keep, SUMMED, group_mean, weights, needs_score=needs_score)
-    made = group(0, rollouts, credit(EXAMPLE, rollouts))
+    rollouts = [
+        rollout(1.0, lengths=(2,)),
+        rollout(None, lengths=(98,), stop=StopReason.TIMEOUT),
+        rollout(None, fields={"role": "user"}),  # a role without a score never trains
+    ]
+    made = group(rollouts, credits(rollouts, needs_score=needs_score))
     rows = weighted_rows([made], token_mean)
     assert [r.rollout_id for r in rows] == ([0] if needs_score else [0, 1])
     assert rows[0].token_weights[-1] == np.float32(1 / 2 if needs_score else 1 / 100)
-    assert rollout_fields([made])["lengths"].tolist() == [2, 0 if needs_score else 98]
-
-
-@pytest.mark.parametrize(
-    ("reads", "trains"), [(["advantages", "logprobs"], False), (["logprobs", "ref_logprobs"], True)]
-)
-def test_the_loss_of_a_run_decides_whether_rollouts_without_a_score_train(reads, trains):
-    run = SimpleNamespace(
-        truncation=chosen("truncation", "keep"),
-        reward=chosen("reward", "default"),
-        advantage=chosen("advantage", "group_mean"),
-        learned=learned(loss_reads=reads, advantage_compares=True),
-    )
-    (credit,) = GroupCredit.of(run, weights_of({}))(EXAMPLE, [rollout(None)])
-    assert (credit.trains, credit.advantages) == (trains, (0.0,))
+    assert rollout_fields([made])["lengths"].tolist() == [2, 0 if needs_score else 98, 0]
 
 
 @pytest.mark.parametrize(
     ("facts", "expected"),
     [
-        ({}, (False, False, False)),
-        ({"advantage_by_turn": True}, (True, False, False)),
-        ({"advantage_by_token": True}, (False, True, False)),
-        ({"advantage_compares": True}, (False, False, True)),
+        ({}, (False, False, False, False)),
+        ({"advantage_by_turn": True}, (True, False, False, False)),
+        ({"advantage_by_token": True}, (False, True, False, False)),
+        ({"advantage_compares": True}, (False, False, True, False)),
+        ({"loss_reads": ["advantages", "logprobs"]}, (False, False, False, True)),
+        ({"loss_reads": ["logprobs", "ref_logprobs"]}, (False, False, False, False)),
     ],
 )
-def test_the_credits_of_a_run_have_the_facts_of_its_advantage(facts, expected):
+def test_the_credits_of_a_run_have_the_facts_of_its_advantage_and_loss(facts, expected):
     nodes = {"truncation": "keep", "reward": "default", "advantage": "group_mean"}
     run = SimpleNamespace(**{k: chosen(k, v) for k, v in nodes.items()}, learned=learned(**facts))
-    made = GroupCredit.of(run, weights_of({}))
-    assert (made.per_turn, made.per_token, made.compares) == expected
+    made = GroupCredit.of(run, lambda example: {})
+    assert (made.per_turn, made.per_token, made.compares, made.needs_score) == expected
 
 
 # Completions of 2 and (3), 4 and 5, (6) tokens; those in brackets do not train.
 GROUPS = [
     group(
-        0,
         [rollout(1.0, lengths=(2,)), rollout(0.0, lengths=(3,))],
         [Credit(1.0, (0.5,)), Credit(0.0, (-0.5,), trains=False)],
     ),
     group(
-        1,
         [rollout(2.0, lengths=(4,)), rollout(None, lengths=(5,))],
         [Credit(1.5, (7.0,)), Credit(None, (0.0,))],
+        index=1,
     ),
-    group(2, [rollout(1.0, lengths=(6,))], [Credit(None, (0.0,), trains=False)]),
+    group([rollout(1.0, lengths=(6,))], [Credit(None, (0.0,), trains=False)], index=2),
 ]
 
 
@@ -352,34 +297,27 @@ def test_a_rollout_that_does_not_train_leaves_rows_and_denominators(aggregation,
     assert [set(r.advantages[r.completion_mask]) for r in rows] == [{0.5}, {7.0}, {0.0}]
     found = [set(r.token_weights[r.completion_mask]) for r in rows]
     assert found == [{np.float32(weight)} for weight in weights]
-
-
-def test_the_trainer_gets_the_shaped_rewards_and_their_groups():
     told = rollout_fields(GROUPS)
-    np.testing.assert_array_equal(
-        told["rewards"], np.array([1, 0, 1.5, np.nan, np.nan], np.float32)
-    )
+    rewards = np.array([1, 0, 1.5, np.nan, np.nan], np.float32)  # the shaped ones
+    np.testing.assert_array_equal(told["rewards"], rewards)
     assert told["group_ids"].tolist() == [0, 0, 1, 1, 2]
     assert told["lengths"].tolist() == [2, 0, 4, 5, 0]  # of what trains
 
 
 async def test_the_rollouts_file_has_the_shaped_reward_and_whether_it_trained(tmp_path):
-    run = SimpleNamespace(
-        aggregation=chosen("aggregation", "token_mean"),
-        record=chosen("record", "none"),
-        batch_credit=chosen("batch_credit", "none"),
-        learned=learned(),
-    )
+    nodes = {"aggregation": "token_mean", "record": "none", "batch_credit": "none"}
+    run = SimpleNamespace(**{k: chosen(k, v) for k, v in nodes.items()}, learned=learned())
     dispatcher = SimpleNamespace(on_rejected=None)
     service = RolloutService(run, RunFolder(tmp_path), dispatcher, None, RequestTally())
     dispatcher.on_rejected(GROUPS[0])
     service._write_rollouts(3, GROUPS[:2])
     service._write_rollouts(4, [])
     assert RunFolder(tmp_path).rollouts_of(4).read_text() == ""  # each rejected group once
-    lines = RunFolder(tmp_path).rollouts_of(3).read_text().splitlines()
-    assert {tuple(json.loads(line)["versions"]) for line in lines} == {(0,)}
+    written = RunFolder(tmp_path).rollouts_of(3).read_text().splitlines()
+    lines = [json.loads(line) for line in written]
+    assert [line["versions"] for line in lines] == [[0]] * 6
     keys = ("group", "reward", "shaped_reward", "advantage", "tokens", "used")
-    assert [tuple(json.loads(line)[key] for key in keys) for line in lines] == [
+    assert [tuple(line[key] for key in keys) for line in lines] == [
         (0, 1.0, 1.0, 0.5, 2, True),
         (0, 0.0, 0.0, -0.5, 3, False),  # masked
         (1, 2.0, 1.5, 7.0, 4, True),
@@ -387,3 +325,98 @@ async def test_the_rollouts_file_has_the_shaped_reward_and_whether_it_trained(tm
         (0, 1.0, 1.0, 0.5, 2, False),  # rejected
         (0, 0.0, 0.0, -0.5, 3, False),
     ]
+
+
+PAIR = [rollout(1.0, lengths=(2, 1), exact=1.0), rollout(None, lengths=(4,))]
+
+
+def test_an_advantage_sees_the_example_the_rollouts_and_all_rewards():
+    seen = []
+    credits(PAIR, lambda group: seen.append(group) or [0.0, 0.0], weights={"exact": 1.0})
+    # By name, the reward that truncation took is 0.
+    zeroed = [rollout(1.0, stop=CUT[0], exact=1.0), rollout(0.5, exact=0.5)]
+    each = {"normalise_each": True, "weights": {"exact": 1.0}, "cut": truncation.zero_reward}
+    credits(zeroed, lambda group: seen.append(group) or [0.0, 0.0], **each)
+    whole, by_name = seen
+    assert whole.example is EXAMPLE
+    assert (whole.rollouts, whole.rewards, whole.lengths) == (PAIR, [1.0, None], [3, 4])
+    assert whole.turn_rewards == [(0.0, 1.0), None]
+    assert whole.named_rewards == [{"exact": 1.0}, {}]
+    assert by_name.rewards == [0.0, 0.5]
+
+
+@dataclass(frozen=True, kw_only=True)
+class HalfOfTheBest(RewardShaping):
+    """Subtract half of the best reward of the group."""
+
+    def penalties(self, group):
+        best = max(reward for reward in group.rewards if reward is not None)
+        return [best / 2 for _ in group.rewards]
+
+
+def test_penalties_see_the_group_after_truncation_and_lower_the_rewards():
+    shaping = HalfOfTheBest(normalise_each=False, length_penalty=0.0)
+    rollouts = [rollout(3.0), rollout(8.0, stop=CUT[0]), rollout(None)]
+    options = {"shaping": shaping, "cut": truncation.zero_reward}
+    made = credits(rollouts, lambda group: [r or 0.0 for r in group.rewards], **options)
+    assert [c.reward for c in made] == [1.5, -1.5, None]
+    assert [c.advantages for c in made] == [(1.5,), (-1.5,), (0.0,)]
+
+
+def by_token(group):
+    return [
+        [] if reward is None else [reward + i for i in range(length)]
+        for reward, length in zip(group.rewards, group.lengths, strict=True)
+    ]
+
+
+def test_each_token_gets_its_own_number_in_every_row_of_its_rollout():
+    made = credits(PAIR, by_token, per_token=True, needs_score=False)
+    rows = weighted_rows([group(PAIR, made)], token_mean)
+    found = [r.advantages[r.completion_mask].tolist() for r in rows]
+    assert found == [[1.0, 2.0], [3.0], [0.0] * 4]  # two rows of the first rollout
+    assert all(not r.advantages[~r.completion_mask].any() for r in rows)
+    line = json.loads(json_line(trained_line(group(PAIR, made), PAIR[0], made[0], True)))
+    assert line["advantage"] == 2.0  # the mean of its tokens
+    # A single token, and a rollout without tokens.
+    rollouts = [rollout(1.0, lengths=(1,)), rollout(0.5, lengths=())]
+    made = credits(rollouts, by_token, per_token=True)
+    assert [c.advantages for c in made] == [(1.0,), ()]
+    (row,) = weighted_rows([group(rollouts, made)], token_mean)
+    assert row.advantages[row.completion_mask].tolist() == [1.0]
+    assert trained_line(group(rollouts, made), rollouts[1], made[1], True)
+
+
+@pytest.mark.parametrize(
+    ("rewards", "numbers", "columns"),
+    [
+        ((1.0, 1.0), (0.5, -0.5), [[0.5, -0.5], [0.5, -0.5]]),  # compared something else
+        ((1.0, 0.0), (0.0, 0.0), [[0.0, 0.0], [0.0, 0.0]]),  # nothing to learn
+        ((1.0, 0.0), (0.5, -0.5), [[1.0, 0.0]]),
+        ((1.0, 1.0), (0.0, 0.0), [[1.0, 1.0]]),
+        ((0.1 + 0.2, 0.3), (0.0, 0.0), [[0.1 + 0.2, 0.3]]),  # equal up to rounding
+        # Advantages by token: the least and the greatest of each rollout.
+        ((1.0, 0.0), ((1.0, 2.0), (0.0, 2.0)), [[1.0, 0.0], [2.0, 2.0]]),
+    ],
+)
+def test_a_group_teaches_if_its_advantages_are_not_zero(rewards, numbers, columns):
+    rollouts = [rollout(reward, lengths=(2,)) for reward in rewards]
+    by_token = isinstance(numbers[0], tuple)
+    made = credits(rollouts, lambda group: numbers, per_token=by_token)
+    assert compared_columns(group(rollouts, made)) == columns
+
+
+@pytest.mark.parametrize(
+    ("numbers", "options", "said"),
+    [
+        ([1.0], {}, "returned 1 numbers for a group of 2 rollouts"),
+        (
+            *([[1.0], []], {"per_token": True}),
+            "returned 1 numbers for a rollout of 3 tokens: return one for each token of each",
+        ),
+        ([[1.0], []], {"per_turn": True}, "returned 1 numbers for a rollout of 2 turns"),
+    ],
+)
+def test_a_wrong_number_of_advantages_ends_the_run(numbers, options, said):
+    with pytest.raises(RunFailed, match=said):
+        credits(PAIR, lambda group: numbers, **options)

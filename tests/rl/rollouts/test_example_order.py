@@ -2,6 +2,7 @@
 
 import json
 from collections import Counter
+from random import Random
 
 import pytest
 
@@ -10,6 +11,7 @@ from envs.protocol import Pool
 from rl.rollouts.difficulty_order import DifficultyOrder
 from rl.rollouts.example_order import ExampleOrder, SequentialOrder, ShuffledOrder
 from tests.support.orders import begun
+from tests.support.rollouts import graded
 
 KNOBS = {
     **{"easy_threshold": 0.8, "hard_threshold": 0.2},
@@ -40,16 +42,13 @@ def make(request):
     return lambda given, seed=0: begun(ORDERS[request.param](), given, seed)
 
 
-def test_no_example_repeats_before_the_rest_of_its_pool(make):
+def test_pools_are_drawn_by_weight_and_no_example_repeats_before_the_rest_of_its_pool(make):
     drawn = places(make(pools(3, 7, weights=(1.0, 2.0))), 210)
     for pool, size in enumerate((3, 7)):
         own = [position for n, position in drawn if n == pool]
         whole = len(own) - len(own) % size
         parts = [own[i : i + size] for i in range(0, whole, size)]
         assert all(sorted(part) == list(range(size)) for part in parts)
-
-
-def test_the_environments_of_a_mixture_are_drawn_by_weight(make):
     drawn = Counter(pool for pool, _ in places(make(pools(5, 5, 5, weights=(1, 2, 5))), 8000))
     # Three standard deviations of a binomial: 3 sqrt(8000 p (1 - p)) <= 130.
     assert [drawn[n] for n in range(3)] == pytest.approx([1000, 2000, 5000], abs=130)
@@ -61,7 +60,6 @@ def test_a_resumed_order_continues_at_the_same_place(make, cut):
     whole, before, after = make(given), make(given), make(given)
     expected = places(whole, 50)
     assert places(before, cut) == expected[:cut]
-
     after.load(json.loads(json.dumps(before.state())))
     assert places(after, 50 - cut, cut) == expected[cut:]
     assert after.state() == whole.state()
@@ -80,22 +78,17 @@ def test_an_environment_without_examples_is_refused(make, given):
         make(given)
 
 
-def test_the_shuffled_order_is_that_of_earlier_versions():
+def test_the_shuffled_order_is_that_of_earlier_versions_and_depends_only_on_seed_and_index():
     """These numbers were recorded with an earlier version, whose runs can be resumed."""
     order = begun(ShuffledOrder(), pools(6), 0)
-    assert [position for _, position in places(order, 14)] == [
-        *(0, 1, 4, 5, 3, 2),
-        *(5, 3, 1, 2, 0, 4),
-        *(1, 0),
-    ]
+    numbers = [position for _, position in places(order, 14)]
+    assert numbers == [0, 1, 4, 5, 3, 2, 5, 3, 1, 2, 0, 4, 1, 0]
     mixture = begun(ShuffledOrder(), pools(5, 3, weights=(1.0, 2.0)), 7)
     assert places(mixture, 14) == [
         *((0, 3), (0, 1), (1, 0), (0, 4), (1, 2), (1, 1), (0, 2)),
         *((1, 0), (0, 0), (1, 2), (0, 3), (0, 2), (1, 1), (1, 2)),
     ]
 
-
-def test_the_shuffled_order_depends_only_on_seed_and_index():
     def drawn(indices):
         order = begun(ShuffledOrder(), pools(10), 0)
         return {index: order.next(index) for index in indices}
@@ -106,7 +99,6 @@ def test_the_shuffled_order_depends_only_on_seed_and_index():
 def test_sequential_is_the_order_of_the_data_pass_after_pass():
     order = begun(SequentialOrder(), pools(3), 5)
     assert [position for _, position in places(order, 8)] == [0, 1, 2, 0, 1, 2, 0, 1]
-
     mixture = places(begun(SequentialOrder(), pools(2, 3), 5), 40)
     for pool, size in enumerate((2, 3)):
         own = [position for n, position in mixture if n == pool]
@@ -115,15 +107,132 @@ def test_sequential_is_the_order_of_the_data_pass_after_pass():
 
 
 def test_an_order_that_observes_groups_needs_a_state():
-    class Forgetful(ExampleOrder):
-        def observe(self, place, group): ...
-
-        def state(self):
-            return {}
-
-    class Whole(Forgetful):
-        def load(self, state): ...
-
+    methods = {"observe": lambda *_: None, "state": lambda _: {}}
     with pytest.raises(ValueError, match="Forgetful observes groups, but a resumed run would lose"):
-        Forgetful()
-    assert Whole().metrics() == {}
+        type("Forgetful", (ExampleOrder,), methods)()
+    whole = type("Whole", (ExampleOrder,), {**methods, "load": lambda *_: None})()
+    assert whole.metrics() == {}
+
+
+LEVELS = ("easy", "normal", "hard")
+
+
+def difficulty(given, seed=0, **knobs):
+    return begun(DifficultyOrder(**{**KNOBS, **knobs}), given, seed)
+
+
+def level_of(order: DifficultyOrder, place: tuple[int, int]) -> str:
+    """Return the level of an example in the state of a checkpoint."""
+    levels = order.state()["played"][place[0]]
+    return next((level for level in LEVELS if place[1] in levels[level]), "unplayed")
+
+
+@pytest.mark.parametrize(
+    ("rewards", "level"),
+    [
+        ((1.0, 1.0), "easy"),
+        ((0.6, 1.0), "easy"),  # the threshold itself
+        ((0.5, 1.0), "normal"),
+        ((0.0, 1.0), "normal"),
+        ((0.0, 0.5), "normal"),  # 0.25
+        ((0.0, 0.4), "hard"),  # 0.2, the threshold itself
+        ((0.0, 0.0), "hard"),
+        ((1.0, None), "easy"),  # the mean of the scored rollouts
+        ((0.0,), "hard"),  # a group of one
+        ((None, None), "normal"),  # an unscorable group changes nothing
+    ],
+)
+def test_the_mean_reward_of_a_group_decides_the_level_of_its_example(rewards, level):
+    order = difficulty(pools(5))
+    place = order.next(0)
+    order.observe(place, graded(rewards))
+    assert level_of(order, place) == level
+
+
+def naive(given, seed: int, count: int, **weights: float) -> list[tuple[int, int]]:
+    """Return the places that DifficultyOrder draws, from the levels and last draws alone."""
+    chances = {level: {**KNOBS, **weights}[f"{level}_weight"] for level in LEVELS}
+    levels, drawn = {}, {}  # by place; an unplayed example is normal and has a negative draw
+    for pool, examples in enumerate(given):
+        shuffled = list(range(len(examples.examples)))
+        Random(f"{seed}:{pool}").shuffle(shuffled)
+        for i, position in enumerate(shuffled):
+            levels[pool, position], drawn[pool, position] = "normal", i - len(shuffled)
+    places = []
+    for index in range(count):
+        rng = Random(f"{seed}:{index}")
+        (pool,) = rng.choices(range(len(given)), [examples.weight for examples in given])
+        own = [place for place in levels if place[0] == pool]
+        filled = [level for level in LEVELS if level in {levels[place] for place in own}]
+        shares = [chances[level] for level in filled]
+        (level,) = rng.choices(filled, shares if any(shares) else None)
+        place = min((p for p in own if levels[p] == level), key=drawn.__getitem__)
+        drawn[place] = index
+        reward = reward_of(place, index)
+        if reward is not None:
+            levels[place] = "easy" if reward >= 0.8 else "hard" if reward <= 0.2 else "normal"
+        places.append(place)
+    return places
+
+
+WEIGHTS = [
+    {},
+    {"easy_weight": 1.0, "normal_weight": 5.0, "hard_weight": 3.0},
+    {"easy_weight": 0.0, "hard_weight": 0.0},
+    {"normal_weight": 0.0, "hard_weight": 0.0},
+]
+
+
+@pytest.mark.parametrize("weights", WEIGHTS)
+@pytest.mark.parametrize("seed", [0, 4])
+def test_the_order_draws_what_the_naive_model_draws(seed, weights):
+    given = pools(12, 5, weights=(2.0, 1.0))
+    assert continued(difficulty(given, seed, **weights), 0, 400) == naive(
+        given, seed, 400, **weights
+    )
+
+
+def test_the_metrics_are_the_shares_of_the_levels_and_the_number_of_played_examples():
+    order = difficulty(pools(20), easy_weight=0.5, normal_weight=0.5)
+    for place in places(order, 8):
+        order.observe(place, graded([1.0]))
+    expected = {"easy": 0.4, "normal": 0.6, "hard": 0.0, "seen": 8.0}
+    assert order.metrics() == expected
+    order.pools[0].examples.append(Example(20, "e0", []))  # no rollout has played the added example
+    assert order.metrics() == expected
+
+
+def reward_of(place: tuple[int, int], index: int) -> float | None:
+    return Random(f"{place}:{index // 7}").choice([None, 0.0, 0.1, 0.2, 0.5, 0.8, 0.9, 1.0])
+
+
+def continued(order: DifficultyOrder, first: int, last: int) -> list[tuple[int, int]]:
+    """Draw and observe groups."""
+    drawn = []
+    for index in range(first, last):
+        drawn.append(order.next(index))
+        order.observe(drawn[-1], graded([reward_of(drawn[-1], index)]))
+    return drawn
+
+
+@pytest.mark.parametrize("cut", [0, 1, 13, 60, 200])
+def test_a_resumed_order_that_observes_groups_continues_as_if_it_had_not_stopped(cut):
+    given = pools(40, 15, weights=(2.0, 1.0))
+    whole, before, after = (difficulty(given, 4) for _ in range(3))
+    expected = continued(whole, 0, 300)
+    assert continued(before, 0, cut) == expected[:cut]
+    after.load(json.loads(json.dumps(before.state())))
+    assert after.metrics() == before.metrics()
+    assert continued(after, cut, 300) == expected[cut:]
+    assert after.state() == whole.state()
+
+
+def test_a_checkpoint_holds_only_played_examples_and_one_of_other_examples_is_refused():
+    order = difficulty(pools(1000))
+    places(order, 5)
+    (levels,) = order.state()["played"]
+    counts = {level: len(positions) for level, positions in levels.items()}
+    assert counts == {"easy": 0, "normal": 5, "hard": 0}
+    state = difficulty(pools(4)).state()
+    with pytest.raises(ValueError, match=r"pools had \[4\] examples at the checkpoint, but have"):
+        difficulty(pools(5)).load(state)

@@ -60,21 +60,18 @@ def test_credits():
     cases |= {"tokens": rich_groups(PER_TOKEN)}
     whiten = component(chosen("batch_credit", "whiten"))
     cases |= {"whitened": apply_batch_credit(cases["keep"], whiten)}
-    golden("rollouts/credits", {
+    found = {
         name: [[*group.credits, compared_columns(group)] for group in groups]
         for name, groups in cases.items()
-    })  # fmt: skip
+    }
+    golden("rollouts/credits", found)
 
 
 def test_metrics_lines_and_token_files_of_a_batch(tmp_path):
     """Metrics with and without other sources, lines of rollouts/*.jsonl, and the token record."""
-    some = {
-        "new": MASKED,
-        "one environment": MASKED[:1],
-        "one role": MASKED[1:2],
-        "failed": MASKED[3:],
-    }
-    some |= {"sources": [*MASKED[:2], *other_sources()], "demonstration": other_sources()[1:]}
+    some = {"new": MASKED, "one environment": MASKED[:1], "one role": MASKED[1:2]}
+    some |= {"failed": MASKED[3:], "sources": [*MASKED[:2], *other_sources()]}
+    some |= {"demonstration": other_sources()[1:]}
     found: dict[str, Any] = {name: batch_metrics(groups, 6) for name, groups in some.items()}
     found["lines"] = [
         {"id": id, **trained_line(group, rollout, credit, group.index != 1)}
@@ -108,10 +105,10 @@ def test_plans_of_a_batch():
     for ranks, budget, shared, groups in product((1, 3), (24, 48), (True, False), (True, False)):
         for name, batch in {"rich": EVERYTHING, "nested": nested}.items():
             try:
+                options = {"shares_prefixes": shared, "whole_groups": groups, **how}
                 shares = plan_batch(
-                    batch, MEAN, ranks=ranks, tokens_per_micro_batch=budget, **how,
-                    shares_prefixes=shared, whole_groups=groups,
-                )  # fmt: skip
+                    batch, MEAN, ranks=ranks, tokens_per_micro_batch=budget, **options
+                )
                 rows = [
                     [[*m.rollout_ids, *m.token_ids.shape] for m in s.micro_batches] for s in shares
                 ]

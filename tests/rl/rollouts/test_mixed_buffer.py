@@ -10,10 +10,10 @@ import msgspec
 import numpy as np
 import pytest
 
-from envs.episode import Example, StopReason
+from envs.episode import Example
 from losses.aggregation import token_mean
 from losses.groups import Source
-from rl.records import Credit, Group, RankBatch, Rollout
+from rl.records import Group, RankBatch
 from rl.rollouts import __main__ as main
 from rl.rollouts.batch_metrics import batch_metrics
 from rl.rollouts.dispatcher import DispatcherState
@@ -23,8 +23,9 @@ from rl.rollouts.service import trained_line
 from rl.sampling.demonstrations import DemonstrationSampler
 from rl.wire import pack, unpack
 from tests.support.composing import composed
+from tests.support.rollouts import graded, rollout, row
 from tests.support.scripted import ScriptedEnv, tiny_model
-from tests.support.world import ROW, World
+from tests.support.world import World
 
 SHOWN = DemonstrationSampler(max_staleness=0, corruption_rate=0.0)
 
@@ -34,19 +35,12 @@ def buffer(**options) -> MixedBuffer:
     return MixedBuffer(**{**plain, "demonstrations": SHOWN, **options})
 
 
-def rollout(reward: float | None, version: int, source: Source = Source.POLICY) -> Rollout:
-    row = replace(ROW, token_versions=np.array([version], np.int32))
-    return Rollout((row,), [], reward, {}, StopReason.STOP, 1, 0.0, source=source)
-
-
 def group(index: int, version: int, rewards=(1.0, 0.0), advantages=(0.5, -0.5)) -> Group:
-    rollouts = tuple(rollout(reward, version) for reward in rewards)
-    credits = tuple(Credit(r, (a,)) for r, a in zip(rewards, advantages, strict=True))
-    return Group(index, Example(0, "e", [], {"secret": object()}), version, rollouts, credits)
+    made = graded(rewards, advantages, index, version)
+    return replace(made, example=Example(0, "e", [], {"secret": object()}))
 
 
-def ids(groups: list[Group] | None) -> list[str]:
-    assert groups is not None
+def ids(groups: list[Group]) -> list[str]:
     return [group.rollout_ids[0] for group in groups]
 
 
@@ -64,6 +58,13 @@ def test_batches_by_hand():
     assert mixed.metrics() == {"stored": 3, "expired": 0}
     assert ids(mixed.draw(5, 2, 2, ()))[1] == "000002.0@5"  # versions 0 and 1 are too old
     assert mixed.metrics() == {"stored": 2, "expired": 2}
+    # The oldest groups leave a full store.
+    mixed = buffer(capacity=2)
+    for step in range(4):
+        mixed.add(group(step, step))
+        mixed.draw(step, 2, 0, ())
+    mixed.add(group(4, 4))
+    assert ids(mixed.draw(4, 2, 0, ()))[1] in ("000002.0@4", "000003.0@4")
 
 
 def test_a_batch_that_no_step_trains_changes_nothing_of_what_is_stored():
@@ -77,17 +78,26 @@ def test_a_batch_that_no_step_trains_changes_nothing_of_what_is_stored():
     assert mixed.state() != before
     mixed.undo_draw()
     assert mixed.state() == before
+    # A demonstration that cannot be made.
+    mixed = buffer(replay_share=0.3, demonstration_share=0.3)
+    mixed.add(group(0, 0))
+    before = mixed.state()
+
+    def demonstrate(seed, example):
+        raise ValueError("the data set has ended")
+
+    mixed.demonstrate = demonstrate
+    with pytest.raises(ValueError, match="has ended"):
+        mixed.draw(0, 3, 0, ())
+    assert mixed.state()["stored"] == before["stored"]
 
 
 def test_a_replayed_group_keeps_rewards_advantages_and_tokens():
-    mixed = buffer()
-    first = group(0, 0)
+    mixed, first = buffer(), group(0, 0)
     mixed.add(first)
     mixed.draw(0, 2, 0, ())
     mixed.add(group(1, 1))
-    drawn = mixed.draw(1, 2, 0, ())
-    assert drawn is not None
-    again = drawn[1]
+    again = mixed.draw(1, 2, 0, ())[1]
     assert (again.index, again.version, again.credits) == (0, 0, first.credits)
     assert again.rewards == first.rewards
     assert all(a.rows is b.rows for a, b in zip(again.rollouts, first.rollouts, strict=True))
@@ -112,15 +122,6 @@ def test_which_groups_are_stored(options, rewards, advantages, changes, stored):
     assert mixed.metrics()["stored"] == stored
 
 
-def test_the_oldest_groups_leave_a_full_store():
-    mixed = buffer(capacity=2)
-    for step in range(4):
-        mixed.add(group(step, step))
-        mixed.draw(step, 2, 0, ())
-    mixed.add(group(4, 4))
-    assert ids(mixed.draw(4, 2, 0, ()))[1] in ("000002.0@4", "000003.0@4")
-
-
 @pytest.mark.parametrize(
     ("replay", "shown", "count", "new"),
     [
@@ -135,57 +136,35 @@ def test_the_oldest_groups_leave_a_full_store():
 )
 def test_shares_are_rounded_to_groups_and_leave_some_to_new_rollouts(replay, shown, count, new):
     mixed = buffer(replay_share=replay, demonstration_share=shown)
-    if new is not None:
+    if new is None:
+        with pytest.raises(ValueError, match=f"leave no new groups in a batch of {count} groups"):
+            mixed.num_new(count)
+    else:
         assert mixed.num_new(count) == new
-        return
-    with pytest.raises(ValueError, match=f"leave no new groups in a batch of {count} groups"):
-        mixed.num_new(count)
 
 
-def with_demonstrations() -> list[Group]:
-    """Return a batch of step 1: a new group, a replayed group and a group of demonstrations."""
+SHOWN_ROW = row(-1, 0, version=-1)
+
+
+def test_the_sources_of_a_batch_in_its_credits_lines_plan_and_metrics():
     mixed = buffer(replay_share=0.3, demonstration_share=0.3)
-    shown = (rollout(1.0, -1, Source.DEMONSTRATION),) * 2
+    shown = (rollout(1.0, SHOWN_ROW, fields={"source": Source.DEMONSTRATION}),) * 2
     seeds = {"demonstration 0": shown, "demonstration 3": shown}
     mixed.demonstrate = lambda seed, example: seeds.pop(seed)
+    batch = []
     for step in (0, 1):
         mixed.add(group(step, step, (1.0, step / 2)))
-        drawn = mixed.draw(step, 3, 0, ())
-        assert drawn is not None
-    return drawn
-
-
-def test_demonstrations_have_no_reward_no_version_and_ids_of_their_own():
-    batch = with_demonstrations()
+        batch = mixed.draw(step, 3, 0, ())
     assert ids(batch) == ["000001.0", "000000.0@1", "-00004.0"]
     shown = batch[2]
     assert (shown.example.env, shown.version) == ("e", 1)
     assert [(c.reward, c.advantages, c.trains) for c in shown.credits] == [(None, (0.0,), True)] * 2
-
-
-def test_several_demonstrations_of_a_batch_differ_and_have_the_environments_of_new_groups():
-    mixed, asked = buffer(replay_share=0.0, demonstration_share=0.5), []
-    mixed.demonstrate = lambda *given: asked.append(given) or (rollout(1.0, -1),)
-    examples = [Example(0, env, []) for env in "ab"]
-    for index, example in enumerate(examples):
-        mixed.add(replace(group(index, 2), example=example))
-    drawn = mixed.draw(2, 4, 0, ())
-    assert asked == [("demonstration 8", examples[0]), ("demonstration 9", examples[1])]
-    assert [(g.index, g.example.env) for g in drawn[2:]] == [(-9, "a"), (-10, "b")]
-
-
-def test_the_lines_of_added_rollouts_name_their_source():
-    lines = [
-        trained_line(group, group.rollouts[0], group.credits[0], used=True)
-        for group in with_demonstrations()
-    ]
+    lines = [trained_line(g, g.rollouts[0], g.credits[0], used=True) for g in batch]
     assert [line.get("source") for line in lines] == [None, "replay", "demonstration"]
     assert [line["versions"] for line in lines] == [[1], [0], []]
-
-
-def test_the_loss_sees_the_source_and_the_staleness_of_each_token():
+    # The loss sees the source and the staleness of each token.
     shares = {"step": 1, "ranks": 2, "tokens_per_micro_batch": 8, "metrics": {}}
-    batches = plan_batch(with_demonstrations(), token_mean, **shares)
+    batches = plan_batch(batch, token_mean, **shares)
     found = Counter()
     for share in batches:
         for micro in unpack(pack(share), RankBatch).micro_batches:
@@ -194,10 +173,7 @@ def test_the_loss_sees_the_source_and_the_staleness_of_each_token():
             found.update(zip(micro.source[mask].tolist(), versions, strict=True))
             np.testing.assert_allclose(micro.token_weights[mask], 1 / 6)  # one denominator
     assert found == {(Source.POLICY, 1): 2, (Source.REPLAY, 0): 2, (Source.DEMONSTRATION, -1): 2}
-
-
-def test_rewards_and_lengths_of_a_batch_are_those_of_new_rollouts():
-    batch = with_demonstrations()
+    # Rewards and lengths are those of new rollouts.
     metrics = batch_metrics(batch, 1)
     assert metrics["train/reward"] == 0.75
     assert metrics["train/tokens"] == 2
@@ -211,6 +187,17 @@ def test_rewards_and_lengths_of_a_batch_are_those_of_new_rollouts():
         name: alone[name] for name in alone if name.startswith("staleness/")
     }
     assert not any(name.startswith("source/") for name in alone)
+
+
+def test_several_demonstrations_of_a_batch_differ_and_have_the_environments_of_new_groups():
+    mixed, asked = buffer(replay_share=0.0, demonstration_share=0.5), []
+    mixed.demonstrate = lambda *given: asked.append(given) or (rollout(1.0, SHOWN_ROW),)
+    examples = [Example(0, env, []) for env in "ab"]
+    for index, example in enumerate(examples):
+        mixed.add(replace(group(index, 2), example=example))
+    drawn = mixed.draw(2, 4, 0, ())
+    assert asked == [("demonstration 8", examples[0]), ("demonstration 9", examples[1])]
+    assert [(g.index, g.example.env) for g in drawn[2:]] == [(-9, "a"), (-10, "b")]
 
 
 @pytest.mark.parametrize("max_staleness", [0, 1, 4])
@@ -268,17 +255,3 @@ def test_demonstrations_have_the_chat_format_of_the_rollouts(tmp_path, thinks):
     made = main._buffer(run, SimpleNamespace(initial_model=lambda: folder), env)
     (shown,) = made.demonstrate("0", Example(0, env.name, []))
     assert (b"\n\n\n\nyo" in bytes(t for t in shown.rows[0].token_ids if t < 256)) is not thinks
-
-
-def test_a_demonstration_that_cannot_be_made_changes_nothing_of_what_is_stored():
-    mixed = buffer(replay_share=0.3, demonstration_share=0.3)
-    mixed.add(group(0, 0))
-    before = mixed.state()
-
-    def demonstrate(seed, example):
-        raise ValueError("the data set has ended")
-
-    mixed.demonstrate = demonstrate
-    with pytest.raises(ValueError, match="has ended"):
-        mixed.draw(0, 3, 0, ())
-    assert mixed.state()["stored"] == before["stored"]

@@ -1,4 +1,4 @@
-"""The service answers every rank alike, and its errors end the process that caused them."""
+"""The service answers every rank alike, records tokens, and ends the process after an error."""
 
 import asyncio
 import json
@@ -8,15 +8,15 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from envs.episode import Example, StopReason
 from envs.messages import assistant
 from rl.evaluation.periodic import Evaluator, PeriodicEvaluation
 from rl.inference.client import RequestTally
-from rl.records import Credit, Group, RankBatch, Rollout, TrainingRow
+from rl.records import Group, RankBatch
 from rl.rollouts.buffer import FifoBuffer
 from rl.rollouts.dispatcher import DispatcherState
 from rl.rollouts.listening import open_server
 from rl.rollouts.mixed_buffer import MixedBuffer
+from rl.rollouts.sampled_tokens import TokenRecord
 from rl.rollouts.service import RolloutService
 from rl.runtime.endpoint import Endpoint
 from rl.runtime.failure import RunFailed, first_failure
@@ -26,21 +26,15 @@ from rl.runtime.token_files import read_rows
 from rl.trainer.rollouts_link import RolloutsLink
 from rl.wire import HEADER, Answer, Call, NoMoreBatches, pack, unpack
 from tests.support.composing import chosen, learned
+from tests.support.forked_groups import forked_groups
+from tests.support.rollouts import graded
 
 TOKEN_MEAN = {"_target_": "losses.aggregation.token_mean"}
+WRONG = {"_target_": "losses.advantages.group_mean"}  # as an aggregation
 
 
 def group(*rewards: float) -> Group:
-    """A group of rollouts of two tokens."""
-    row = TrainingRow(
-        np.array([1, 2], np.int32),
-        np.array([False, True]),
-        np.zeros(2, np.float32),
-        np.array([-1, 0], np.int32),
-        np.array([-1, 0], np.int32),
-    )
-    rollouts = tuple(Rollout((row,), [], r, {}, StopReason.STOP, 1, 0.0) for r in rewards)
-    return Group(0, Example(0, "e", []), 0, rollouts, tuple(Credit(r, (r,)) for r in rewards))
+    return graded(rewards, rewards)
 
 
 class Dispatcher:
@@ -75,54 +69,33 @@ class Dispatcher:
 def service(
     folder, groups, aggregation=TOKEN_MEAN, tally=None, record="none", **facts
 ) -> RolloutService:
+    nodes = {"batch_credit": "none", "loss": "cispo", "record": record}
     run = SimpleNamespace(
-        batch_credit=chosen("batch_credit", "none"),
-        loss=chosen("loss", "cispo"),
+        **{key: chosen(key, name) for key, name in nodes.items()},
         aggregation=aggregation,
-        record=chosen("record", record),
         learned=learned(**facts),
         trainer=SimpleNamespace(ranks=2, tokens_per_micro_batch=64, wait_timeout=5.0),
     )
-    run_folder = RunFolder(folder)
-    dispatcher = Dispatcher(groups)
+    run_folder, tally = RunFolder(folder), tally or RequestTally()
     status = Status(run_folder, "rollouts")
-    return RolloutService(run, run_folder, dispatcher, status, tally or RequestTally())
+    return RolloutService(run, run_folder, Dispatcher(groups), status, tally)
 
 
 async def asked(served: RolloutService, *calls: Call) -> list[Answer]:
-    """Return the answers to a rank; raise the error that ends the process."""
-    reporting = asyncio.ensure_future(served.watch())
-    answers = asyncio.gather(*(served._answer(call) for call in calls))
-    done, _ = await asyncio.wait(
-        [reporting, answers], timeout=10, return_when=asyncio.FIRST_COMPLETED
-    )
-    is_reported = reporting in done
-    for task in (reporting, answers):
-        task.cancel()
-    # Retrieve both results. Otherwise the garbage collector logs an error within another test.
-    reported, answered = await asyncio.gather(reporting, answers, return_exceptions=True)
-    assert done, "there is no answer and no error"
-    if is_reported and isinstance(reported, BaseException):
-        raise reported
-    if isinstance(answered, BaseException):
-        raise answered
-    return answered
+    async with asyncio.timeout(10):
+        return await asyncio.gather(*(served._answer(call) for call in calls))
 
 
-async def test_each_rank_gets_its_share_of_one_plan(tmp_path):
-    calls = [Call(what="next_batch", rank=rank, step=0) for rank in (0, 1)]
-    answers = await asked(service(tmp_path, [group(1.0, 2.0)]), *calls)
-    first, second = (unpack(answer.value, RankBatch) for answer in answers)
-    assert first.micro_batches[0].rollout_ids.tolist() == [0]
-    assert second.micro_batches[0].rollout_ids.tolist() == [1]
+def next_batch(step: int = 0, *, ranks: tuple[int, ...] = (0,)) -> list[Call]:
+    return [Call(what="next_batch", rank=rank, step=step) for rank in ranks]
 
 
 async def test_a_loss_of_whole_groups_gets_them_and_an_aggregation_by_turn_gets_turns(tmp_path):
     turn_mean = chosen("aggregation", "turn_mean")
     served = service(tmp_path, [group(1.0, 2.0)], turn_mean, aggregation_takes_turns=True)
     served._run.loss = {"_target_": "tests.rl.learner.test_batch_losses.Ranked"}
-    calls = [Call(what="next_batch", rank=rank, step=0) for rank in (0, 1)]
-    batches = [unpack(answer.value, RankBatch) for answer in await asked(served, *calls)]
+    answers = await asked(served, *next_batch(ranks=(0, 1)))
+    batches = [unpack(answer.value, RankBatch) for answer in answers]
     assert [b.micro_batches[0].rollout_ids.tolist() for b in batches] == [[0, 1], [-1]]
     assert batches[0].micro_batches[0].token_weights[:, 1].tolist() == [0.5, 0.5]
 
@@ -157,13 +130,9 @@ async def test_a_version_is_published_once_and_the_first_is_that_of_the_checkpoi
 async def test_the_plan_counts_distinct_tokens_if_the_trainer_computes_only_these(
     tmp_path, shares, num_micro_batches
 ):
-    made = group(*range(1, 9))  # rollouts of equal tokens
-    length = len(made.rollouts[0].rows[0].token_ids)
-    served = service(tmp_path, [made])
-    served._run.trainer.ranks = 1
-    served._run.trainer.tokens_per_micro_batch = 4 * length
-    call = Call(what="next_batch", step=0, shares_prefixes=shares)
-    (answer,) = await asked(served, call)
+    served = service(tmp_path, [group(*range(1, 9))])  # rollouts of two equal tokens
+    served._run.trainer.ranks, served._run.trainer.tokens_per_micro_batch = 1, 4 * 2
+    (answer,) = await asked(served, Call(what="next_batch", step=0, shares_prefixes=shares))
     assert len(unpack(answer.value, RankBatch).micro_batches) == num_micro_batches
 
 
@@ -182,22 +151,34 @@ async def ended(served: RolloutService, call: Call) -> tuple[Answer, BaseExcepti
     return answer, error
 
 
-@pytest.mark.parametrize("rank", [0, 1])
-async def test_the_ranks_save_before_an_error_in_a_plan_ends_this_process(rank, tmp_path):
-    served = service(tmp_path, [group(1.0, 0.0)], {"_target_": "losses.advantages.group_mean"})
-    answer, error = await ended(served, Call(what="next_batch", rank=rank, step=0))
+@pytest.mark.parametrize(("failing", "rank"), [("plan", 0), ("plan", 1), ("file", 0)])
+async def test_the_ranks_save_before_an_error_of_a_batch_ends_this_process(failing, rank, tmp_path):
+    if failing == "file":
+        (tmp_path / "rollouts").write_text("no folder")
+    served = service(tmp_path, [group(1.0, 0.0)], WRONG if failing == "plan" else TOKEN_MEAN)
+    answer, error = await ended(served, *next_batch(ranks=(rank,)))
     assert (answer.over, answer.stopped) == (STOPPED, True)
-    assert isinstance(error, TypeError)
-    assert "positional argument" in first_failure(served._run_folder)["message"]
+    assert isinstance(error, TypeError if failing == "plan" else FileExistsError)
+    said = "positional argument" if failing == "plan" else "File exists"
+    assert said in first_failure(served._run_folder)["message"]
     assert served._dispatcher.returned  # a resumed run plays the groups again
 
 
-async def test_the_ranks_save_before_an_error_of_a_written_batch_ends_this_process(tmp_path):
-    (tmp_path / "rollouts").write_text("no folder")
-    served = service(tmp_path, [group(1.0)])
-    answer, error = await ended(served, Call(what="next_batch", step=0))
-    assert (answer.over, answer.stopped) == (STOPPED, True)
-    assert isinstance(error, FileExistsError)
+@pytest.mark.parametrize("failing", ["dispatcher", "evaluator"])
+async def test_the_ranks_save_before_an_error_of_sampling_ends_this_process(failing, tmp_path):
+    async def fail():
+        raise RunFailed("vLLM is gone")
+
+    served = service(tmp_path, [group(0.0, 1.0)])
+    if failing == "dispatcher":
+        served._dispatcher.run = fail
+    else:
+        served._evaluator = SimpleNamespace(run=fail)
+    await asyncio.wait_for(served.sample(), 5)
+    answer, error = await ended(served, *next_batch())
+    assert answer.over
+    assert isinstance(error, ExceptionGroup)
+    assert first_failure(served._run_folder)["message"] == "vLLM is gone"
 
 
 async def test_a_rank_ends_its_step_if_an_environment_refuses_a_version(tmp_path):
@@ -209,7 +190,7 @@ async def test_a_rank_ends_its_step_if_an_environment_refuses_a_version(tmp_path
     answer, error = await ended(served, Call(what="publish", version=1))
     assert unpack(answer.value, dict) == {}
     assert str(error) == "no version 1"
-    assert (await served._answer(Call(what="next_batch", step=1))).over == STOPPED
+    assert (await served._answer(*next_batch(1))).over == STOPPED
 
 
 @pytest.mark.parametrize("failing", ["the publication", "the evaluation"])
@@ -253,12 +234,11 @@ async def test_if_an_error_cannot_be_reported_the_ranks_save_and_fail(failing, t
         raise RunFailed("vLLM is gone")
 
     (tmp_path / "failures").write_text("no folder, as on a full disk")
-    wrong = {"_target_": "losses.advantages.group_mean"} if failing == "plan" else TOKEN_MEAN
-    served = service(tmp_path, [group(1.0)], wrong)
+    served = service(tmp_path, [group(1.0)], WRONG if failing == "plan" else TOKEN_MEAN)
     if failing == "dispatcher":
         served._dispatcher.run = fail
         await served.sample()
-    calls = [Call(what="next_batch", rank=rank, step=step) for step in (0, 1) for rank in (0, 1)]
+    calls = next_batch(ranks=(0, 1)) + next_batch(1, ranks=(0, 1))
     answers = [await served._answer(call) for call in calls]
     assert not any(answer.stopped for answer in answers)
     (over,) = {answer.over for answer in answers}
@@ -267,14 +247,13 @@ async def test_if_an_error_cannot_be_reported_the_ranks_save_and_fail(failing, t
 
 async def test_a_batch_that_cannot_be_packed_is_returned_and_not_replayed(tmp_path):
     (tmp_path / "rollouts").mkdir()
-    served, batch = service(tmp_path, [group(1.0, 0.0)]), [group(1.0, 0.0)]
+    served = service(tmp_path, [])
     nothing = {"demonstration_share": 0.0, "demonstrations": None}
     mixed = MixedBuffer(replay_share=0.5, capacity=8, max_staleness=3, **nothing)
-    mixed.add(batch[0])
-    served._dispatcher.groups = mixed.draw(0, 2, 0, ())
-    served._dispatcher.buffer = mixed
+    mixed.add(group(1.0, 0.0))
+    served._dispatcher.groups, served._dispatcher.buffer = mixed.draw(0, 2, 0, ()), mixed
     served._dispatcher.order = SimpleNamespace(metrics=lambda: {"odd": object()})
-    answer = await served._answer(Call(what="next_batch", step=0))
+    answer = await served._answer(*next_batch())
     assert (answer.over, answer.stopped) == (STOPPED, True)
     assert served._dispatcher.returned
     assert mixed.metrics()["stored"] == 0
@@ -299,8 +278,7 @@ async def test_a_rank_whose_state_cannot_be_saved_is_disconnected(tmp_path):
 async def test_a_message_that_json_cannot_hold_is_written_as_text(tmp_path):
     odd = group(1.0)
     rollout = replace(odd.rollouts[0], messages=[assistant("x") | {"extra": {1, 2}}])
-    odd = replace(odd, rollouts=(rollout,))
-    await asked(service(tmp_path, [odd]), Call(what="next_batch", step=0))
+    await asked(service(tmp_path, [replace(odd, rollouts=(rollout,))]), *next_batch())
     (line,) = RunFolder(tmp_path).rollouts_of(0).read_text().splitlines()
     assert json.loads(line)["messages"][0]["extra"] == "{1, 2}"
 
@@ -318,7 +296,7 @@ async def test_requests_retried_since_the_last_batch_are_logged_with_this_one(tm
     counted, metrics = [], {}
     for step, retried in enumerate((7, 7, 10)):
         tally.num_retried = retried
-        (answer,) = await asked(served, Call(what="next_batch", step=step))
+        (answer,) = await asked(served, *next_batch(step))
         metrics = unpack(answer.value, RankBatch).metrics
         counted.append(metrics["rollout/retried_requests"])
     assert counted == [2.0, 0.0, 3.0]
@@ -330,7 +308,7 @@ async def test_over_tcp_the_service_answers_only_connections_that_begin_with_the
     folder = RunFolder(tmp_path)
     folder.private.make()
     folder.private.make_key()
-    key, call = folder.private.key.read_bytes(), pack(Call(what="next_batch", step=0))
+    key, call = folder.private.key.read_bytes(), pack(*next_batch())
     question = HEADER.pack(len(call)) + call
     async with open_server(folder, service(tmp_path, [group(1.0)]).serve, "127.0.0.1"):
         address = Endpoint.read(folder, "rollouts").address
@@ -360,13 +338,12 @@ async def test_the_service_closes_while_a_rank_is_connected(tmp_path, monkeypatc
         await asyncio.Event().wait()
 
     monkeypatch.setattr(asyncio.Server, "wait_closed", for_ever)
-    RunFolder(tmp_path).private.make()
-    link = RolloutsLink(RunFolder(tmp_path), rank=0)
-    async with asyncio.timeout(5):
-        served = service(tmp_path, [group(1.0)])
-        async with open_server(RunFolder(tmp_path), served.serve, None):
-            await asyncio.to_thread(link.connect, 5.0)
-            assert (await asyncio.to_thread(link.next_batch, 0, 5.0)).step == 0
+    folder, served = RunFolder(tmp_path), service(tmp_path, [group(1.0)])
+    folder.private.make()
+    link = RolloutsLink(folder, rank=0)
+    async with asyncio.timeout(5), open_server(folder, served.serve, None):
+        await asyncio.to_thread(link.connect, 5.0)
+        assert (await asyncio.to_thread(link.next_batch, 0, 5.0)).step == 0
 
 
 async def test_every_rank_stops_before_the_same_batch(tmp_path):
@@ -374,47 +351,23 @@ async def test_every_rank_stops_before_the_same_batch(tmp_path):
     router = SimpleNamespace(end=waiting.set)  # requests that wait for a restart of vLLM fail
     served._replicas = SimpleNamespace(router=router, metrics=lambda: asyncio.sleep(0, {}))
     reporting = asyncio.ensure_future(served.watch())
-    (one,) = await asked(served, Call(what="next_batch", rank=0, step=0))
+    (one,) = await asked(served, *next_batch())
     served._run_folder.stop_request.touch()
     async with asyncio.timeout(5):
         while not isinstance(served._dispatcher.groups, NoMoreBatches):
             await asyncio.sleep(0.02)
-    (other,) = await asked(served, Call(what="next_batch", rank=1, step=0))
-    ends = await asked(served, *(Call(what="next_batch", rank=r, step=1) for r in range(2)))
+    (other,) = await asked(served, *next_batch(ranks=(1,)))
+    ends = await asked(served, *next_batch(1, ranks=(0, 1)))
     await asyncio.wait_for(waiting.wait(), 5)
     reporting.cancel()
     assert (one.over, other.over) == ("", "")
     assert [(end.over, end.stopped) for end in ends] == [("stopped, as asked", True)] * 2
 
 
-@pytest.mark.parametrize("failing", ["dispatcher", "evaluator"])
-async def test_the_ranks_can_save_before_an_error_ends_this_process(failing, tmp_path):
-    async def fail():
-        raise RunFailed("vLLM is gone")
-
-    served = service(tmp_path, [group(0.0, 1.0)])
-    if failing == "dispatcher":
-        served._dispatcher.run = fail
-    else:
-        served._evaluator = SimpleNamespace(run=fail)
-    served._num_connections = 1
-    reporting = asyncio.ensure_future(served.watch())
-    await asyncio.wait_for(served.sample(), 5)
-    (end,) = await asked(served, Call(what="next_batch", rank=0, step=0))
-    assert end.over
-    assert first_failure(served._run_folder)["message"] == "vLLM is gone"
-    await asyncio.sleep(0.3)
-    assert not reporting.done()  # the rank saves and asks for the state of this process
-    served._num_connections = 0  # it has closed its connection
-    with pytest.raises(ExceptionGroup):
-        await asyncio.wait_for(reporting, 5)
-
-
 @pytest.mark.parametrize("record", ["none", "all"])
 async def test_the_whole_batch_is_recorded_once_when_the_ranks_ask_for_it(record, tmp_path):
     served = service(tmp_path, [group(1.0, 2.0)], record=record)
-    batches = [Call(what="next_batch", rank=rank, step=0) for rank in (0, 1)]
-    await asked(served, *batches)
+    await asked(served, *next_batch(ranks=(0, 1)))
     file = RunFolder(tmp_path).tokens_of(0, "rollouts")
     assert file.is_file() == (record == "all")
     before = file.stat().st_mtime_ns if record == "all" else 0
@@ -422,3 +375,83 @@ async def test_the_whole_batch_is_recorded_once_when_the_ranks_ask_for_it(record
     assert [unpack(answer.value, list) for answer in answers] == [["000000.0", "000000.1"]] * 2
     assert len(read_rows(RunFolder(tmp_path), 0)) == 2
     assert record == "none" or file.stat().st_mtime_ns == before
+
+
+def test_none_all_or_a_few_groups_are_chosen_and_the_trainer_is_told_which():
+    groups = forked_groups(num_groups=6)
+    rejected = [groups.pop()]
+    assert TokenRecord(num_groups=0).choose(groups, rejected, 0) == []
+    assert TokenRecord(num_groups=None).choose(groups, rejected, 0) == [*groups, *rejected]
+    few = TokenRecord(num_groups=2)
+    drawn = [tuple(g.index for g in few.choose(groups, rejected, step)) for step in range(40)]
+    assert {len(set(each)) for each in drawn} == {2}
+    assert {index for each in drawn for index in each} == {0, 1, 2, 3, 4}
+    assert drawn == [tuple(g.index for g in few.choose(groups, [], step)) for step in range(40)]
+    assert len(TokenRecord(num_groups=99).choose(groups, rejected, 0)) == 5
+    groups = forked_groups(num_groups=2)
+    record = TokenRecord(num_groups=None)
+    assert record.ids(groups, []) == ()
+    # A batch of which nothing is recorded, for all that is belongs to a rejected group.
+    assert record.ids(groups[:1], groups[1:]) == ("",) * 3
+    assert record.ids(groups, groups[1:]) == ("", "", "", "000001.0", "000001.1", "000001.2")
+
+
+async def test_both_files_of_the_rollouts_process_name_the_same_rollouts(tmp_path):
+    groups = forked_groups(num_groups=3)
+    served = service(tmp_path, groups[:2], record="all")
+    served._dispatcher.on_rejected(groups[2])
+    answers = await asked(served, *next_batch(4, ranks=(0, 1)))
+    batches = [unpack(answer.value, RankBatch) for answer in answers]
+    written = RunFolder(tmp_path).rollouts_of(4).read_text().splitlines()
+    lines = [json.loads(line) for line in written]
+    assert [line["id"] for line in lines] == [f"00000{g}.{i}" for g in range(3) for i in range(3)]
+    rows = read_rows(RunFolder(tmp_path), 4)
+    ids = [(line["id"], row) for line in lines for row in range(line["num_rows"])]
+    assert [(row.id, row.row) for row in rows] == ids
+    played = [row for g in groups for rollout in g.rollouts for row in rollout.rows]
+    for row, sequence in zip(rows, played, strict=True):
+        names = {"token_ids": "token_ids", "mask": "completion_mask"}
+        names |= {"version": "token_versions", "turns": "turns"}
+        for name, attribute in names.items():
+            np.testing.assert_array_equal(row.columns[name], getattr(sequence, attribute))
+        mu = np.where(sequence.completion_mask, sequence.rollout_logprobs, np.nan)
+        np.testing.assert_array_equal(row.columns["mu"], mu)
+    # Both ranks know all ids, for either may have any row.
+    assert {batch.record_ids for batch in batches} == {tuple(x["id"] for x in lines[:6])}
+
+
+@pytest.mark.parametrize(("record", "recorded"), [("none", 0), ("sample", 2)])
+async def test_who_records_nothing_pays_nothing_and_a_sample_is_of_the_batch(
+    tmp_path, record, recorded
+):
+    groups = forked_groups(num_groups=4)
+    served = service(tmp_path, groups[:3], record=record)
+    served._dispatcher.on_rejected(groups[3])
+    (answer,) = await asked(served, *next_batch())
+    ids = unpack(answer.value, RankBatch).record_ids
+    assert len([id for id in ids if id]) == 3 * recorded
+    assert RunFolder(tmp_path).tokens.exists() == bool(recorded)
+    assert {row.id for row in read_rows(RunFolder(tmp_path), 0)} == set(filter(None, ids))
+
+
+async def test_a_disk_that_takes_no_tokens_does_not_hold_up_the_batch(tmp_path, caplog):
+    (tmp_path / "tokens").write_text("no folder")
+    served = service(tmp_path, forked_groups(num_groups=1), record="all")
+    (answer,) = await asked(served, *next_batch())
+    assert unpack(answer.value, RankBatch).micro_batches
+    assert "tokens are not recorded" in caplog.text
+
+
+async def test_text_that_no_policy_sampled_has_no_version_and_no_mu(tmp_path):
+    (group,) = forked_groups(num_groups=1)
+    unsampled = [
+        replace(one, rows=tuple(replace(r, token_versions=0 * r.turns - 1) for r in one.rows))
+        for one in group.rollouts
+    ]
+    served = service(tmp_path, [replace(group, rollouts=tuple(unsampled))], record="all")
+    await asked(served, *next_batch(7))
+    lines = RunFolder(tmp_path).rollouts_of(7).read_text().splitlines()
+    assert [json.loads(line)["versions"] for line in lines] == [[]] * 3
+    for row in read_rows(RunFolder(tmp_path), 7):
+        assert row.columns["mask"].any()
+        assert np.isnan(row.columns["mu"]).all()

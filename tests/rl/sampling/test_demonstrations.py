@@ -1,5 +1,9 @@
-"""A demonstration has the tokens of a rollout in which the policy answered like the expert."""
+"""A demonstration has the tokens of a rollout in which the policy answered like the expert.
 
+Demonstrations of files are learned without an end if their last turn was cut off.
+"""
+
+import json
 from functools import partial
 from itertools import islice, repeat
 from random import Random
@@ -8,11 +12,20 @@ import numpy as np
 import pytest
 
 from envs.episode import StopReason
+from envs.messages import assistant, tool_call, user
 from envs.protocol import Environment
 from envs.reverse_text import ReverseText
 from rl.model.tokenizer import load_renderer
 from rl.sampling.demonstrations import DemonstrationSampler, tokenize
-from tests.support.scripted import tiny_model, tiny_renderer, tiny_tokenizer
+from rl.sampling.transcripts import TranscriptSampler, read_conversations
+from tests.support.scripted import (
+    IM_END,
+    ScriptedEnv,
+    tiny_model,
+    tiny_renderer,
+    tiny_tokenizer,
+    trained,
+)
 
 RENDERER, TOKENIZER = tiny_renderer(), tiny_tokenizer()
 SAMPLER = DemonstrationSampler(max_staleness=4, corruption_rate=0.0)
@@ -20,41 +33,26 @@ SIZES = {"min_length": 3, "max_length": 8, "num_train": 50, "num_eval": 50}
 ENV = ReverseText(**SIZES, reward_weights={"exact": 1.0})
 
 
-def test_the_mask_covers_the_answer_and_its_stop_token():
+def test_a_group_has_reward_1_no_versions_and_trains_answers_with_their_stop_tokens():
+    assert (SAMPLER.uses_vllm, SAMPLER.seeded, SAMPLER.temperature) == (False, False, 1.0)
     group = SAMPLER.group(ENV, RENDERER, Random(5), 8, 256)
     assert len({rollout.messages[0]["content"] for rollout in group}) == 8  # all fresh
     for rollout in group:
+        assert (rollout.reward, rollout.turns, rollout.stop_reason) == (1.0, 1, StopReason.STOP)
         (row,) = rollout.rows
         prompt = RENDERER.render_ids(rollout.messages[:1], add_generation_prompt=True)
         assert row.token_ids[: len(prompt)].tolist() == prompt
         assert not row.completion_mask[: len(prompt)].any()
         assert row.completion_mask[len(prompt) :].all()
-        said = TOKENIZER.decode(row.token_ids[row.completion_mask])
+        said = TOKENIZER.decode(trained(row))
         assert said == rollout.messages[1]["content"] + "<|im_end|>"
-
-
-def test_a_group_has_reward_1_and_no_versions():
-    assert (SAMPLER.uses_vllm, SAMPLER.seeded, SAMPLER.temperature) == (False, False, 1.0)
-    group = SAMPLER.group(ENV, RENDERER, Random(5), 4, 256)
-    assert len(group) == 4
-    for rollout in group:
-        assert (rollout.reward, rollout.turns, rollout.stop_reason) == (1.0, 1, StopReason.STOP)
-        (row,) = rollout.rows
-        np.testing.assert_array_equal(row.token_versions, np.full(len(row.token_ids), -1))
-        np.testing.assert_array_equal(row.rollout_logprobs, np.zeros(len(row.token_ids)))
+        assert row.token_versions.tolist() == [-1] * row.length
+        assert row.rollout_logprobs.tolist() == [0] * row.length
         dtypes = (row.token_ids.dtype, row.completion_mask.dtype, row.rollout_logprobs.dtype)
         assert (*dtypes, row.token_versions.dtype) == (np.int32, np.bool_, np.float32, np.int32)
 
 
-def test_a_group_depends_on_its_rng_alone():
-    first, again, other = (
-        [r.messages for r in SAMPLER.group(ENV, RENDERER, Random(seed), 4, 256)]
-        for seed in (1, 1, 2)
-    )
-    assert first == again != other
-
-
-def test_demonstrations_that_end_are_reported_with_their_environment():
+def test_demonstrations_that_end_or_are_missing_are_reported_with_their_environment():
     class Two(ReverseText):
         def demonstrations(self, rng):
             return islice(super().demonstrations(rng), 2)
@@ -63,18 +61,17 @@ def test_demonstrations_that_end_are_reported_with_their_environment():
     assert len(SAMPLER.group(env, RENDERER, Random(5), 2, 256)) == 2
     with pytest.raises(ValueError, match=r"environment 'reverse-text' ended, but .* needs 3: let"):
         SAMPLER.group(env, RENDERER, Random(5), 3, 256)
+    with pytest.raises(ValueError, match="no scripted expert"):
+        SAMPLER.group(Environment(), RENDERER, Random(0), 2, 256)
 
 
 CALL = {"type": "function", "function": {"name": "add", "arguments": {"a": 1}}}
 CALLED = '<tool_call>\n{"name": "add", "arguments": {"a": 1}}\n</tool_call><|im_end|>'
 MANY_TURNS = [
     {"role": "system", "content": "Übung"},
-    {"role": "user", "content": "one"},
-    {"role": "assistant", "content": "eno"},
-    {"role": "user", "content": "add"},
+    *(user("one"), assistant("eno"), user("add")),
     {"role": "assistant", "content": "", "tool_calls": [CALL]},
-    {"role": "tool", "content": "2"},
-    {"role": "assistant", "content": "zwei 🙂"},
+    *({"role": "tool", "content": "2"}, assistant("zwei 🙂")),
 ]
 
 
@@ -87,6 +84,10 @@ def spans(row):
 
 def test_every_turn_of_a_long_conversation_is_trained_in_one_row():
     (row,) = tokenize(RENDERER, MANY_TURNS, 1000)
+    tokenize(RENDERER, MANY_TURNS, row.length)
+    said = f"has {row.length} tokens, but max_seq_len={row.length - 1}"
+    with pytest.raises(ValueError, match=said):
+        tokenize(RENDERER, MANY_TURNS, row.length - 1)
     assert spans(row) == ["eno<|im_end|>", CALLED, "zwei 🙂<|im_end|>"]
     assert list(dict.fromkeys(row.turns[row.completion_mask])) == [0, 1, 2]
     assert set(row.turns[~row.completion_mask]) == {-1}
@@ -103,7 +104,7 @@ def told(conversations):
 
 @pytest.mark.parametrize("count", [99, 100])
 def test_a_hundred_conversations_in_a_row_that_are_too_long_end_the_run(count):
-    short, long = ([{"role": "user", "content": "a"}, said("b" * n)] for n in (1, 99))
+    short, long = ([user("a"), assistant("b" * n)] for n in (1, 99))
     group = partial(SAMPLER.group, told([*[long] * count, short] * 2), RENDERER, Random(0), 2)
     if count < 100:
         assert [rollout.messages for rollout in group(64)] == [short] * 2
@@ -116,25 +117,12 @@ def test_thinking_is_trained_and_a_format_that_drops_it_from_history_forks(tmp_p
     folder = tiny_model(tmp_path)
     (folder / "chat_template.jinja").write_text("{{ '<think>' }}")  # a model that thinks
     thinker = load_renderer(folder, "qwen3")
-    messages = [
-        {"role": "user", "content": "a"},
-        {"role": "assistant", "content": "b", "reasoning_content": "hm"},
-        {"role": "user", "content": "c"},
-        {"role": "assistant", "content": "d"},
-    ]
+    thought = assistant("b") | {"reasoning_content": "hm"}
+    messages = [user("a"), thought, user("c"), assistant("d")]
     rows = tokenize(thinker, messages, 1000)
-    said = [spans(row) for row in rows]
-    assert said == [["<think>\nhm\n</think>\n\nb<|im_end|>"], ["d<|im_end|>"]]
+    assert list(map(spans, rows)) == [["<think>\nhm\n</think>\n\nb<|im_end|>"], ["d<|im_end|>"]]
     assert "hm" not in TOKENIZER.decode(rows[1].token_ids)
     assert [set(row.turns[row.completion_mask]) for row in rows] == [{0}, {1}]
-
-
-def test_a_conversation_longer_than_a_row_is_refused_with_both_lengths():
-    (row,) = tokenize(RENDERER, MANY_TURNS, 1000)
-    length = len(row.token_ids)
-    tokenize(RENDERER, MANY_TURNS, length)
-    with pytest.raises(ValueError, match=f"has {length} tokens, but max_seq_len={length - 1}"):
-        tokenize(RENDERER, MANY_TURNS, length - 1)
 
 
 @pytest.mark.parametrize(
@@ -150,43 +138,127 @@ def test_an_incomplete_conversation_is_refused(messages, message):
         tokenize(RENDERER, messages, 1000)
 
 
-def test_an_environment_without_an_expert_is_refused():
-    with pytest.raises(ValueError, match="no scripted expert"):
-        SAMPLER.group(Environment(), RENDERER, Random(0), 2, 256)
-
-
-class Saying(Environment):
-    """The expert always gives the same answers."""
-
-    def __init__(self, *turns):
-        self.turns = turns
-
-    def demonstrations(self, rng):
-        while True:
-            yield [{"role": "user", "content": "ab"}, *({**turn} for turn in self.turns)]
-
-
-def said(content):
-    return {"role": "assistant", "content": content}
-
-
-def contents(env, rate, count=200):
-    told = DemonstrationSampler(max_staleness=0, corruption_rate=rate).conversations(env, Random(1))
-    return [[message["content"] for message in next(told)] for _ in range(count)]
+def contents(rate, *answers, count=200):
+    """Return the texts of conversations whose expert always gives these answers."""
+    told = [user("ab"), *map(assistant, answers)]
+    env = type("Telling", (Environment,), {"demonstrations": lambda *_: repeat(told)})()
+    sampler = DemonstrationSampler(max_staleness=0, corruption_rate=rate)
+    found = islice(sampler.conversations(env, Random(1)), count)
+    return [[message["content"] for message in messages] for messages in found]
 
 
 def test_a_corruption_swaps_two_letters_of_the_last_turn():
-    told = contents(Saying(said("kept"), said("abbc")), rate=1.0)
-    assert {tuple(one[:-1]) for one in told} == {("ab", "kept")}
-    assert {one[-1] for one in told} == {"babc", "abcb"}  # never the two that are alike
+    found = contents(1.0, "kept", "abbc")
+    assert {tuple(one[:-1]) for one in found} == {("ab", "kept")}
+    assert {one[-1] for one in found} == {"babc", "abcb"}  # never the two that are alike
 
 
 @pytest.mark.parametrize(("rate", "low", "high"), [(0.0, 0, 0), (0.6, 0.5, 0.7), (1.0, 1, 1)])
 def test_the_corruption_rate_is_the_share_of_corrupted_conversations(rate, low, high):
-    told = contents(Saying(said("abc")), rate)
-    assert low <= sum(one[-1] != "abc" for one in told) / len(told) <= high
+    found = contents(rate, "abc")
+    assert low <= sum(one[-1] != "abc" for one in found) / len(found) <= high
 
 
 @pytest.mark.parametrize("content", [None, "", "a", "aaa"])
 def test_an_answer_without_two_different_letters_is_not_corrupted(content):
-    assert {tuple(one) for one in contents(Saying(said(content)), rate=1.0)} == {("ab", content)}
+    assert {tuple(one) for one in contents(1.0, content)} == {("ab", content)}
+
+
+def written(folder, *lines) -> str:
+    path = folder / "rollouts.jsonl"
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    return str(path)
+
+
+def line(last, reason="stop", reward=1.0):
+    return {"messages": [user("hi"), last], "reward": reward, "stop_reason": reason}
+
+
+def from_file(path, min_reward=None) -> TranscriptSampler:
+    return TranscriptSampler(path=str(path), min_reward=min_reward, max_staleness=0)
+
+
+def drawn_from(path, env=None, min_reward=None) -> set[str]:
+    """Return the last texts of 30 conversations."""
+    found = from_file(path, min_reward).conversations(env or ScriptedEnv(), Random(0))
+    return {messages[-1]["content"] for messages in islice(found, 30)}
+
+
+@pytest.mark.parametrize(
+    ("reason", "ended"),
+    [("stop", True), ("max_turns", True), ("max_tokens", False), ("context", False)],
+)
+def test_only_a_turn_that_the_policy_ended_is_learned_with_its_end(tmp_path, reason, ended):
+    sampler = from_file(written(tmp_path, line(assistant("good"), reason)))
+    (rollout,) = sampler.group(ScriptedEnv(), RENDERER, Random(0), 1, 256)
+    (row,) = rollout.rows
+    assert trained(row) == [*b"good", *([IM_END] if ended else [])]
+    assert rollout.stop_reason is (StopReason.STOP if ended else StopReason.MAX_TOKENS)
+
+
+def test_a_conversation_longer_than_a_row_is_left_out_unless_all_are(tmp_path, caplog):
+    sampler = from_file(written(tmp_path, line(assistant("short")), line(assistant("x" * 300))))
+    group = sampler.group(ScriptedEnv(), RENDERER, Random(0), 16, 256)
+    assert {rollout.messages[-1]["content"] for rollout in group} == {"short"}
+    assert len(group) == 16
+    said = {record.getMessage() for record in caplog.records}
+    assert said == {"demonstrations longer than max_seq_len=256 are skipped"}
+    with pytest.raises(ValueError, match=r"but max_seq_len=4: set model"):
+        sampler.group(ScriptedEnv(), RENDERER, Random(0), 16, 4)
+
+
+def test_a_thought_or_a_call_that_was_cut_off_is_left_out(tmp_path):
+    thought = {"role": "assistant", "content": "", "reasoning_content": "hm"}
+    cut = line(tool_call("look", content="so"), "context")
+    path = written(tmp_path, line(thought, "max_tokens"), cut, line(thought))
+    assert read_conversations(path, None) == [("", [user("hi"), thought])]
+
+
+def test_lines_below_min_reward_or_without_one_are_left_out(tmp_path):
+    lines = [line(assistant(str(r)), "stop", r) for r in (0.0, 0.5, 1.0, None)]
+    path = written(tmp_path, *lines)
+    kept = read_conversations(path, 0.5)
+    assert [messages[-1]["content"] for _, messages in kept] == ["0.5", "1.0"]
+    assert len(read_conversations(path, None)) == 4
+    assert len(read_conversations(path, 0.6)) == 1
+    assert drawn_from(path, min_reward=0.5) == {"0.5", "1.0"}
+    with pytest.raises(ValueError, match=r"a reward of at least sampler.min_reward=2.0: correct"):
+        from_file(path, 2.0)
+
+
+def test_files_below_the_home_folder_are_read_in_the_order_of_their_names(tmp_path, monkeypatch):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    for name in "cab":
+        (tmp_path / name).mkdir()
+        written(tmp_path / name, line(assistant(name)))
+    found = read_conversations("~/*/rollouts.jsonl", None)
+    assert [messages[-1]["content"] for _, messages in found] == ["a", "b", "c"]
+
+
+@pytest.mark.parametrize("odd", [{"prompt": "hi"}, {"messages": "hi"}, {"messages": {"a": 1}}])
+def test_a_line_that_is_no_conversation_is_named(tmp_path, odd):
+    path = written(tmp_path, line(assistant("good")), odd)
+    said = r"rollouts.jsonl, line 2: write a JSON object with `messages`"
+    with pytest.raises(ValueError, match=said):
+        read_conversations(path, None)
+
+
+def test_a_separator_of_unicode_within_a_text_ends_no_line(tmp_path):
+    text = "one\u2028two\x85three"
+    path = tmp_path / "rollouts.jsonl"
+    path.write_text(json.dumps(line(assistant(text)), ensure_ascii=False) + "\n")
+    assert drawn_from(path) == {text}
+
+
+def test_an_environment_of_a_mixture_is_shown_its_own_lines_and_those_of_nobody(tmp_path):
+    named = [{**line(assistant(name)), "env": name} for name in ("scripted", "words")]
+    env = ScriptedEnv()
+    env.name = "words"
+
+    def drawn(*lines):
+        (folder := tmp_path / f"{len(lines)}").mkdir()  # each path is read once
+        return drawn_from(written(folder, *lines), env)
+
+    assert drawn(*named) == {"words"}
+    assert drawn(*named, line(assistant("any"))) == {"words", "any"}
+    assert drawn(named[0]) == {"scripted"}  # of another name's run: all that there is

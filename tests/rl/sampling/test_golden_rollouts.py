@@ -4,12 +4,10 @@ import re
 from dataclasses import replace
 
 from envs.episode import Example
-from rl.inference.live_version import LiveVersion
 from rl.sampling.player import Player
-from rl.sampling.renderer_chat import RendererChat
 from tests.support import scripted
 from tests.support.golden import golden
-from tests.support.scripted import PREFIX, SAMPLER, ScriptedEnv, scoring, tiny_renderer
+from tests.support.scripted import PREFIX, SAMPLER, ScriptedEnv, scoring
 from tests.support.virtual_time import run_virtually
 
 EXAMPLE = Example(3, "scripted", list(scripted.HI))
@@ -36,7 +34,7 @@ SCENES = {
 def played(env, answers, *, n=1, max_seq_len=256, seed=None, **options):
     """Return rollouts of version 6, without their time, and what vLLM was asked."""
     client, sampler = scripted.ScriptedClient(*answers), replace(SAMPLER, **options)
-    chat = RendererChat(sampler, tiny_renderer(), client, max_seq_len, LiveVersion(7))
+    chat = scripted.chat_of(client, sampler, max_seq_len)
     rollouts = run_virtually(Player(sampler, env, chat, seed=seed).play_group_at(2, EXAMPLE, n, 6))
     asked = [[len(ids), *rest] for ids, *rest in client.requests]
     errors = [re.sub(r":\d+\)", ")", each.error) for each in rollouts]  # without line numbers

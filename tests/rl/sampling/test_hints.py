@@ -8,20 +8,26 @@ import numpy as np
 import pytest
 
 from envs.episode import Example, StopReason
-from envs.protocol import Environment, Pool
+from envs.messages import user
+from envs.protocol import Pool
 from losses.aggregation import token_mean
-from rl.inference.live_version import LiveVersion
 from rl.records import Credit, Group, MicroBatch, Rollout
 from rl.rollouts import __main__ as main
 from rl.rollouts.plan import plan, weighted_rows
-from rl.sampling.player import Player
 from rl.sampling.renderer_chat import RendererChat, render
 from rl.sampling.strategies import HintWhenAllFail
 from rl.sampling.strategy import Independent
-from tests.support.scripted import HI, IM_END, SAMPLER, ScriptedClient, ScriptedEnv, tiny_renderer
-from tests.support.virtual_time import run_virtually
+from tests.support.scripted import (
+    HI,
+    IM_END,
+    ScriptedClient,
+    ScriptedEnv,
+    play,
+    tiny_renderer,
+    trained,
+)
 
-HINTED = ({"role": "user", "content": "hi\n\nSay good."},)
+HINTED = (user("hi\n\nSay good."),)
 EXAMPLE = Example(id=3, env="scripted", messages=list(HI), info={"hint": "Say good."})
 
 
@@ -35,19 +41,20 @@ class Counting(RendererChat):
         return await super().first_prompt(messages, tools)
 
 
-def played(
-    env: Environment, *answers: str, group_size: int = 1, hinted: bool = True
-) -> tuple[tuple[Rollout, ...], list]:
+def played(env, *answers: str, size: int = 1, hinted: bool = True, **options):
     """Return rollouts of EXAMPLE and the opened conversations."""
-    chat = Counting(SAMPLER, tiny_renderer(), ScriptedClient(*answers), 256, LiveVersion(7))
     Counting.opened = []
-    names = frozenset({env.name} if hinted else ())
-    player = Player(SAMPLER, env, chat, hinted_envs=names)
-    return run_virtually(player.play_group(0, EXAMPLE, group_size)), chat.opened
+    options |= {"hinted": hinted, "info": EXAMPLE.info, "kind": Counting}
+    return play(env, ScriptedClient(*answers), size, **options), Counting.opened
 
 
 def rendered(*messages) -> list[int]:
     return render(tiny_renderer(), list(messages))
+
+
+def prompts(rollout: Rollout) -> list[list[int]]:
+    """Return the hinted prompt of each row."""
+    return [row.hinted_prompt.tolist() for row in rollout.rows]
 
 
 def micro_batch(*rollouts: Rollout, envs: tuple[str, ...] = ("scripted",)) -> MicroBatch:
@@ -58,57 +65,44 @@ def micro_batch(*rollouts: Rollout, envs: tuple[str, ...] = ("scripted",)) -> Mi
     rows = weighted_rows(groups, token_mean)
     (share,) = plan(rows, step=0, ranks=1, tokens_per_micro_batch=10_000, metrics={})
     (micro,) = share.micro_batches
+    if micro.hinted_mask is not None:  # the hinted prompts are followed by the same tokens
+        chosen = micro.token_ids[micro.completion_mask].tolist()
+        assert micro.hinted_token_ids[micro.hinted_mask].tolist() == chosen
     return micro
 
 
-def test_the_rollouts_of_a_group_share_one_hinted_prompt():
-    rollouts, opened = played(ScriptedEnv(), "good", "bad", group_size=2)
+def test_a_group_shares_one_hinted_prompt_and_the_same_turns_and_replies_follow_it():
+    rollouts, opened = played(ScriptedEnv(), "good", "bad", size=2)
     assert opened == [list(HI), list(HINTED)]
     for rollout in rollouts:
+        assert prompts(rollout) == [rendered(*HINTED)]
         (row,) = rollout.rows
-        assert row.hinted_prompt is not None
-        assert row.hinted_prompt.tolist() == rendered(*HINTED)
         assert row.hinted_prompt.dtype == np.int32
         assert row.token_ids.tolist()[: len(rendered(*HI))] == rendered(*HI)  # without a hint
-
-
-def test_the_same_turns_and_replies_follow_the_hinted_prompt():
     ((rollout,), opened) = played(ScriptedEnv(("more", "again"), 5), "one", "two", "good")
-    micro = micro_batch(rollout)
     assert len(opened) == 2
     (row,) = rollout.rows
     after = row.token_ids.tolist()[len(rendered(*HI)) :]
-    assert micro.hinted_token_ids is not None
-    assert micro.hinted_mask is not None
-    assert micro.hinted_token_ids[0].tolist() == [*rendered(*HINTED), *after]
-    chosen = micro.token_ids[micro.completion_mask]
-    assert chosen.tolist() == [*b"one", IM_END, *b"two", IM_END, *b"good", IM_END]
-    assert micro.hinted_token_ids[micro.hinted_mask].tolist() == chosen.tolist()
+    assert micro_batch(rollout).hinted_token_ids[0].tolist() == [*rendered(*HINTED), *after]
+    assert trained(row) == [*b"one", IM_END, *b"two", IM_END, *b"good", IM_END]
 
 
 class Rewriting(ScriptedEnv):
     """Reply with an assistant message, so that the whole conversation is rendered again."""
 
     async def reply(self, episode, message):
-        if episode.turns > 1:
-            return None
-        return [{"role": "assistant", "content": "x"}, {"role": "user", "content": "go"}]
+        return [{"role": "assistant", "content": "x"}, user("go")] if episode.turns == 1 else None
 
 
 def test_a_fork_begins_with_a_hinted_prompt():
     thought = "<think>\nhm\n</think>\n\nyes"  # the format drops it from history
     ((rollout,), _) = played(Rewriting(max_turns=3), thought, "good")
-    first, second = rollout.rows
-    assert first.hinted_prompt is not None
-    assert second.hinted_prompt is not None
-    assert first.hinted_prompt.tolist() == rendered(*HINTED)
     history = rollout.messages[1:4]  # the policy's turn and the reply
-    assert second.hinted_prompt.tolist() == rendered(*HINTED, *history)
-    assert second.token_ids.tolist()[: -len(b"good") - 1] == rendered(*HI, *history)
-    micro = micro_batch(rollout)
-    assert micro.hinted_token_ids is not None
-    chosen = micro.token_ids[micro.completion_mask]
-    assert micro.hinted_token_ids[micro.hinted_mask].tolist() == chosen.tolist()
+    assert prompts(rollout) == [rendered(*HINTED), rendered(*HINTED, *history)]
+    first, second = rollout.rows
+    assert trained(first) == [*thought.encode(), IM_END]
+    assert second.token_ids.tolist() == [*rendered(*HI, *history), *b"good", IM_END]
+    assert micro_batch(rollout).hinted_token_ids is not None
 
 
 class Holding(ScriptedEnv):
@@ -117,32 +111,24 @@ class Holding(ScriptedEnv):
     holds_conversation = True
 
     async def play(self, episode, speak):
-        spoken = await speak(list(episode.example.messages), None)
-        await speak(
-            [*episode.example.messages, spoken.message, {"role": "user", "content": "more"}], None
-        )
+        spoken = await speak(list(HI), None)
+        await speak([*HI, spoken.message, user("more")], None)
 
 
-def test_an_environment_that_holds_the_conversation_has_hints_too():
+def telling(hint) -> ScriptedEnv:
+    """Return an environment with this `teacher_messages`."""
+    return type("Mine", (ScriptedEnv,), {"teacher_messages": hint})()
+
+
+def test_an_environment_may_hold_the_conversation_and_may_choose_what_the_teacher_sees():
     ((rollout,), _) = played(Holding(), "one", "good")
-    (row,) = rollout.rows
-    assert row.hinted_prompt is not None
-    assert row.hinted_prompt.tolist() == rendered(*HINTED)
+    assert prompts(rollout) == [rendered(*HINTED)]
 
-
-class Whispering(ScriptedEnv):
-    """Choose what the teacher sees."""
-
-    def teacher_messages(self, example, messages, episode=None, group=()):
+    def whisper(self, example, messages, *_):
         return [{"role": "system", "content": f"It is {example.id}."}, *messages]
 
-
-def test_an_environment_may_choose_what_the_teacher_sees():
-    ((rollout,), _) = played(Whispering(), "good")
-    (row,) = rollout.rows
-    assert row.hinted_prompt is not None
-    system = {"role": "system", "content": "It is 3."}
-    assert row.hinted_prompt.tolist() == rendered(system, *HI)
+    ((rollout,), _) = played(telling(whisper), "good")
+    assert prompts(rollout) == [rendered({"role": "system", "content": "It is 3."}, *HI)]
 
 
 class Sharing(ScriptedEnv):
@@ -153,26 +139,26 @@ class Sharing(ScriptedEnv):
             return messages  # every example has a hint once it is played
         siblings = [e.text for e in group if e is not episode and e.reward == 2.0]
         hint = f"Right: {siblings[0]}" if siblings else f"Not {episode.text}: {episode.reward}"
-        return [*messages, {"role": "user", "content": hint}]
+        return [*messages, user(hint)]
 
 
 def hints_of(rollouts: tuple[Rollout, ...], *hints: str) -> None:
     """Assert the hint of each rollout's row."""
-    for rollout, hint in zip(rollouts, hints, strict=True):
-        (row,) = rollout.rows
-        assert row.hinted_prompt is not None
-        hinted = (*HI, {"role": "user", "content": hint})
-        assert row.hinted_prompt.tolist() == rendered(*hinted)
+    assert [prompts(rollout) for rollout in rollouts] == [
+        [rendered(*HI, user(hint))] for hint in hints
+    ]
 
 
 def test_a_hint_may_be_made_of_the_finished_episode_and_its_siblings():
-    rollouts, opened = played(Sharing(), "bad", "good", "worse", "good", group_size=4)
+    rollouts, opened = played(Sharing(), "bad", "good", "worse", "good", size=4)
     hints_of(rollouts, *["Right: good"] * 4)
     assert len(opened) == 2  # equal hints are rendered once
-    rollouts, _ = played(Sharing(), "bad", "good", "worse", group_size=3)
+    rollouts, _ = played(Sharing(), "bad", "good", "worse", size=3)
     hints_of(rollouts, "Right: good", "Not good: 2.0", "Right: good")
-    rollouts, _ = played(Sharing(), "bad", "worse", group_size=2)
+    rollouts, _ = played(Sharing(), "bad", "worse", size=2)
     hints_of(rollouts, "Not bad: 0.0", "Not worse: 0.0")
+    rollouts, _ = played(Ranking(), "bad", "good", size=2)
+    hints_of(rollouts, "Right: good", "Not good: 2.0")
 
 
 class Ranking(Sharing):
@@ -185,74 +171,46 @@ class Ranking(Sharing):
         return [{"good": float(episode.text == "good")} for episode in episodes]
 
 
-def test_a_hint_sees_the_rewards_of_score_group():
-    rollouts, _ = played(Ranking(), "bad", "good", group_size=2)
-    hints_of(rollouts, "Right: good", "Not good: 2.0")
+ONE_LIST = telling(lambda *_: TOLD)  # the same list for every attempt
+TOLD = [*HINTED]
 
 
-class Fixed(ScriptedEnv):
-    """Return the same list for every attempt."""
-
-    told = [{"role": "user", "content": "hi\n\nSay good."}]  # noqa: RUF012 the test needs one list
-
-    def teacher_messages(self, example, messages, episode=None, group=()):
-        return self.told
-
-
-@pytest.mark.parametrize("env", [ScriptedEnv(), Fixed()])
+@pytest.mark.parametrize("env", [ScriptedEnv(), ONE_LIST])
 @pytest.mark.parametrize("sees", [True, False])
 def test_the_teacher_of_an_attempt_with_a_hint_reads_the_hint_once(env, sees):
-    chat = RendererChat(SAMPLER, tiny_renderer(), ScriptedClient("bad"), 256, LiveVersion(7))
     strategy = HintWhenAllFail(num_hinted=2, failed_reward=0.0)
-    names = frozenset({env.name} if sees else ())
-    player = Player(SAMPLER, env, chat, strategy=strategy, hinted_envs=names)
-    plain, *hinted = run_virtually(player.play_group(0, EXAMPLE, 3))
+    (plain, *hinted), _ = played(env, "bad", size=3, hinted=sees, strategy=strategy)
     micro = micro_batch(plain, *hinted, envs=(env.name,) * 3)
     for rollout in hinted:
         assert [m["content"] for m in rollout.messages] == ["hi\n\nSay good.", "bad"]
         assert rollout.rows[0].token_ids.tolist()[: len(rendered(*HINTED))] == rendered(*HINTED)
     if sees:
-        assert micro.hinted_token_ids is not None
         assert micro.hinted_token_ids.tolist() == [micro.hinted_token_ids[0].tolist()] * 3
 
 
-class Unhelpful(ScriptedEnv):
-    """Fail to make a hint of a bad answer."""
-
-    def teacher_messages(self, example, messages, episode=None, group=()):
-        return [*messages, {"role": "user", "content": {"good": "yes"}[episode.text]}]
-
-
 def test_a_hint_that_fails_costs_only_its_rollout():
-    (bad, good), _ = played(Unhelpful(), "bad", "good", group_size=2)
+    def unhelpful(self, example, messages, episode, *_):
+        return [*messages, user({"good": "yes"}[episode.text])]
+
+    (bad, good), _ = played(telling(unhelpful), "bad", "good", size=2)
     assert (bad.rows, bad.reward, bad.stop_reason) == ((), None, StopReason.ENV_ERROR)
     assert "teacher_messages raised KeyError: 'bad'" in bad.error
     assert good.reward == 2.0
     hints_of((good,), "yes")
 
 
-def test_no_hint_is_rendered_if_no_reference_sees_hints():
+def test_without_hints_no_hint_is_rendered_and_rows_keep_their_prompt_in_a_mixed_micro_batch():
     ((rollout,), opened) = played(ScriptedEnv(), "good", hinted=False)
     assert opened == [list(HI)]
     assert rollout.rows[0].hinted_prompt is None
     micro = micro_batch(rollout)
-    assert micro.hinted_token_ids is None
-    assert micro.hinted_mask is None
-
-
-def test_rows_without_a_hint_keep_their_prompt_in_a_mixed_micro_batch():
-    ((hinted,), _), ((plain,), _) = (
-        played(ScriptedEnv(), "good"),
-        played(ScriptedEnv(), "longer than that", hinted=False),
-    )
+    assert (micro.hinted_token_ids, micro.hinted_mask) == (None, None)
+    (hinted,), _ = played(ScriptedEnv(), "good")
+    (plain,), _ = played(ScriptedEnv(), "longer than that", hinted=False)
     micro = micro_batch(hinted, plain, envs=("words", "maths"))
     assert micro.envs == ("maths", "words")  # the longest first
-    assert micro.hinted_token_ids is not None
-    assert micro.hinted_mask is not None
-    length = plain.rows[0].token_ids.size
-    assert micro.hinted_token_ids[0, :length].tolist() == plain.rows[0].token_ids.tolist()
-    chosen = micro.token_ids[micro.completion_mask]
-    assert micro.hinted_token_ids[micro.hinted_mask].tolist() == chosen.tolist()
+    ids = plain.rows[0].token_ids.tolist()
+    assert micro.hinted_token_ids[0, : len(ids)].tolist() == ids
 
 
 def test_an_example_without_a_hint_is_refused_before_the_first_rollout(monkeypatch):
@@ -260,14 +218,16 @@ def test_an_example_without_a_hint_is_refused_before_the_first_rollout(monkeypat
     run: Any = SimpleNamespace(plain=dict)
     without = replace(EXAMPLE, id=4, info={"hint": " "})
     other = [Pool(1.0, []), Pool(1.0, [replace(without, env="other")])]
-    assert main._hinted_envs(run, ScriptedEnv(), other, Independent()) == frozenset()
-    assert main._hinted_envs(run, ScriptedEnv(), [Pool(1.0, [EXAMPLE])], Independent()) == {
-        "scripted"
-    }
+
+    def hinted_envs(pools, strategy):
+        return main._hinted_envs(run, ScriptedEnv(), pools, strategy)
+
+    assert hinted_envs(other, Independent()) == frozenset()
+    shown = HintWhenAllFail(num_hinted=1, failed_reward=0.0)
+    for strategy in (Independent(), shown):
+        assert hinted_envs([Pool(1.0, [EXAMPLE])], strategy) == {"scripted"}
     with pytest.raises(ValueError, match="example 4 of env 'scripted' has no hint") as caught:
-        main._hinted_envs(run, ScriptedEnv(), [Pool(1.0, [EXAMPLE, without])], Independent())
+        hinted_envs([Pool(1.0, [EXAMPLE, without])], Independent())
     assert str(caught.value).endswith("reference.sees_hint=false and strategy=independent")
-    strategy = HintWhenAllFail(num_hinted=1, failed_reward=0.0)
-    assert main._hinted_envs(run, ScriptedEnv(), [Pool(1.0, [EXAMPLE])], strategy) == {"scripted"}
     with pytest.raises(ValueError, match="example 4 of env 'scripted' has no hint"):
-        main._hinted_envs(run, ScriptedEnv(), other, strategy)  # no reference sees it
+        hinted_envs(other, shown)  # no reference sees it

@@ -1,44 +1,28 @@
 """Episodes that the messages client plays against a scripted server."""
 
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 
 from envs.episode import Example, StopReason
 from envs.protocol import Environment
 from rl.inference.completion import GenerationError
-from rl.inference.live_version import LiveVersion
-from rl.inference.router import Router
-from rl.sampling.chat import ChatSettings, checked_call
+from rl.sampling.chat import checked_call
 from rl.sampling.messages_chat import MessagesClient
 from rl.sampling.player import Player
 from tests.support.answers import Answers
 from tests.support.answers import completion as said
-from tests.support.scripted import SAMPLER, ScriptedEnv
+from tests.support.scripted import SAMPLER, ScriptedEnv, chat_settings
 
-SETTING = ChatSettings(
-    sampler=SAMPLER,
-    max_seq_len=256,
-    is_multi_turn=False,
-    version=LiveVersion(0),
-    router=Router(),
-    served_as="",
-    model=Path(),
-    renderer="auto",
-)
 HI = Example(id=0, env="scripted", messages=[{"role": "user", "content": "hi"}])
-
-
-def client(url: str) -> MessagesClient:
-    return MessagesClient(url=url, model="them", api_key_variable="THEIR_KEY", max_retries=2)
 
 
 async def play(server: Answers, env: Environment, n: int = 1, seed: int | None = None, **changes):
     sampler = replace(SAMPLER, **changes)
-    setting = replace(SETTING, sampler=sampler)
     with server.serving() as url:
-        async with client(url).connect(setting) as chat:
+        key = "THEIR_KEY"
+        client = MessagesClient(url=url, model="them", api_key_variable=key, max_retries=2)
+        async with client.connect(chat_settings(sampler=sampler, is_multi_turn=False)) as chat:
             return await Player(sampler, env, chat, seed=seed).play_group(0, HI, n)
 
 
@@ -64,23 +48,16 @@ async def test_an_episode_in_words_is_scored_and_its_tokens_are_counted(monkeypa
     assert (first.reward, second.reward) == (2.0, 2.0)
     assert (first.num_completion, first.rows) == (7, ())
     assert [h["Authorization"] for h in server.headers] == ["Bearer secret"] * 2
-    assert server.bodies[0] == {
-        "model": "them",
-        "messages": HI.messages,
-        "max_tokens": 32,
-        "temperature": 0.5,  # and no parameter that only vLLM knows
-    }
+    plain = {"model": "them", "messages": HI.messages, "max_tokens": 32, "temperature": 0.5}
+    assert server.bodies[0] == plain  # and no parameter that only vLLM knows
 
 
-async def test_the_server_gets_stop_texts_and_seeds():
+async def test_the_server_gets_stop_texts_and_seeds_and_not_too_many_requests_at_once():
     server = Answers((200, said("good")))
     (rollout, _) = await play(server, ScriptedEnv(), 2, seed=5, stop=["</a>"])
     assert rollout.messages[-1]["content"] == "good"  # it has cut the text already
     assert [body["stop"] for body in server.bodies] == [["</a>"]] * 2
     assert len({body["seed"] for body in server.bodies}) == 2
-
-
-async def test_no_more_requests_than_the_sampler_allows_are_open():
     server = Answers((200, said("good")), seconds=0.1)
     rollouts = await play(server, ScriptedEnv(), 6, max_concurrent=2)
     assert (len(rollouts), server.most_at_once <= 2) == (6, True)
@@ -103,16 +80,13 @@ async def test_the_arguments_of_a_tool_are_sent_as_text_and_thinking_is_not_sent
     assert again[2:] == results
 
 
-async def test_an_answer_that_was_cut_off_and_a_full_context_have_different_stop_reasons():
+async def test_a_cut_off_answer_a_full_context_and_an_unusable_server_end_differently():
     cut = {**said("goo")["choices"][0], "finish_reason": "length"}
     (rollout,) = await play(Answers((200, {"choices": [cut]})), ScriptedEnv())
     assert rollout.stop_reason is StopReason.MAX_TOKENS
     full = "This model's maximum context length is 16 tokens"
     (rollout,) = await play(Answers((400, full)), ScriptedEnv())
     assert rollout.stop_reason is StopReason.CONTEXT
-
-
-async def test_a_server_that_cannot_be_used_ends_the_group():
     with pytest.raises(GenerationError, match=r"client\.url=.*404: .*client\.model=them"):
         await play(Answers((404, "no model")), ScriptedEnv())
 

@@ -4,6 +4,7 @@ import asyncio
 import json
 import logging
 import re
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
@@ -11,234 +12,116 @@ import pytest
 
 from envs.episode import Example, StopReason
 from rl.inference.completion import GenerationError, RequestFailed
-from rl.inference.live_version import LiveVersion
 from rl.sampling.clock import CompletionSlots
 from rl.sampling.player import Player
 from rl.sampling.renderer_chat import RendererChat
-from rl.sampling.rewarding import with_rewards
 from tests.support.scripted import (
     HI,
     SAMPLER,
     ScriptedClient,
     ScriptedEnv,
+    chat_of,
     play,
     scoring,
-    tiny_renderer,
 )
 from tests.support.virtual_time import run_virtually
 
 FAILED = RequestFailed("vLLM answered 500 to /inference/v1/generate")
 
 
-class Timed(ScriptedEnv):
-    """Take `seconds` to score each answer except "good"."""
-
-    def __init__(self, seconds: float, **options) -> None:
-        super().__init__(**options)
-        self.seconds = seconds
-
-    async def score(self, episode):
-        await asyncio.sleep(0 if episode.text == "good" else self.seconds)
-        return await super().score(episode)
-
-
-def test_a_slow_environment_costs_one_rollout_and_keeps_its_tokens():
-    hung, fine = play(Timed(1e9), ScriptedClient("bad", "good"), 2)
-
-    assert (hung.stop_reason, hung.reward) == (StopReason.TIMEOUT, None)
-    assert "sampler.rollout_timeout=60 s" in hung.error
-    assert hung.rows[0].num_completion == 4
-    assert (fine.stop_reason, fine.reward) == (StopReason.STOP, 2.0)
-
-
 @pytest.mark.parametrize("max_turns", [1, 2])
-@pytest.mark.parametrize(("answering", "scoring"), [(61, 0), (50, 20)])
-def test_the_time_of_the_server_counts_towards_the_timeout(max_turns, answering, scoring):
-    env = Timed(scoring, max_turns=max_turns)
+@pytest.mark.parametrize(("answering", "seconds"), [(61, 0), (50, 20)])
+def test_the_time_of_the_server_counts_towards_the_timeout(max_turns, answering, seconds):
+    async def score(self, episode):
+        await asyncio.sleep(seconds)
+        return {"good": 1.0}
+
+    env = type("Mine", (ScriptedEnv,), {"score": score})(max_turns=max_turns)
     rollouts = play(env, ScriptedClient("bad", seconds=answering), 2)
     assert [rollout.stop_reason for rollout in rollouts] == [StopReason.TIMEOUT] * 2
 
 
-class Raising(ScriptedEnv):
-    """Raise within a library if the policy's answer is "bad"."""
-
-    def __init__(self, method: str) -> None:
-        super().__init__()
-        self.method = method
-
-    async def reply(self, episode, message):
-        if self.method == "reply" and episode.text == "bad":
-            json.loads("\n\nno json")  # line of reply
-        return await super().reply(episode, message)
-
-    async def score(self, episode):
-        if self.method == "score" and episode.text == "bad":
-            json.loads("\n\nno json")  # line of score
-        return await super().score(episode)
-
-
 @pytest.mark.parametrize("method", ["reply", "score"])
 def test_an_error_of_an_environment_costs_one_rollout_and_names_the_line(method):
-    broken, fine = play(Raising(method), ScriptedClient("bad", "good"), 2)
+    async def fail(self, episode, *message):
+        if episode.text == "bad":
+            json.loads("\n\nno json")  # within a library, called in this line
+        return await getattr(ScriptedEnv, method)(self, episode, *message)
 
+    env = type("Raising", (ScriptedEnv,), {method: fail})()
+    broken, fine = play(env, ScriptedClient("bad", "good"), 2)
     assert (fine.stop_reason, fine.reward, fine.error) == (StopReason.STOP, 2.0, "")
     assert (broken.stop_reason, broken.reward) == (StopReason.ENV_ERROR, None)
     assert broken.rows[0].num_completion == 4
     source = Path(__file__).read_text().splitlines()
-    line = next(i for i, text in enumerate(source, 1) if text.endswith(f"# line of {method}"))
+    line = next(i for i, text in enumerate(source, 1) if text.endswith("in this line"))
     error = rf"Raising\.{method} raised JSONDecodeError: .+ \(test_player_failures\.py:{line}\)"
     assert re.fullmatch(error, broken.error)  # . is no line break
 
 
-def failing_with(error: BaseException):
-    def fail(*_):
+def raising(error: BaseException):
+    def score(*_):
         raise error
 
-    return fail
+    return scoring(score)
 
 
 def replying(reply) -> ScriptedEnv:
     """Return an environment of several turns with this reply."""
-    env = type("Mine", (ScriptedEnv,), {"reply": lambda *_: reply})
-    return env(max_turns=3)
+    return type("Mine", (ScriptedEnv,), {"reply": lambda *_: reply})(max_turns=3)
 
 
-class Holding(ScriptedEnv):
-    """Hold the conversation, and fail after a turn."""
+def holding(play) -> ScriptedEnv:
+    """Return an environment that holds the conversation."""
+    return type("Holding", (ScriptedEnv,), {"holds_conversation": True, "play": play})()
 
-    holds_conversation = True
 
-    async def play(self, episode, speak):
-        await speak(list(HI), None)
-        raise KeyError("lost")
+async def _lose(self, episode, speak):
+    await speak(list(HI), None)
+    raise KeyError("lost")
+
+
+async def _swallow(self, episode, speak):
+    with suppress(Exception):
+        await speak(episode.messages, None)
 
 
 @pytest.mark.parametrize(
     ("env", "error"),
     [
-        (
-            scoring(failing_with(OSError("a\n\n  b"))),
-            "Mine.score raised OSError: a b (test_player_",
-        ),
-        (
-            scoring(failing_with(OSError("x" * 301))),
-            f"Mine.score raised OSError: {'x' * 300} (test_player_",
-        ),
-        (scoring(failing_with(asyncio.CancelledError("x"))), "Mine.score raised CancelledError: x"),
-        (scoring(failing_with(TimeoutError("own"))), "Mine.score raised TimeoutError: own ("),
+        (raising(OSError("a\n\n  b")), "Mine.score raised OSError: a b (test_player_"),
+        (raising(OSError("x" * 301)), f"Mine.score raised OSError: {'x' * 300} (test_player_"),
+        (raising(asyncio.CancelledError("x")), "Mine.score raised CancelledError: x"),
+        (raising(TimeoutError("own")), "Mine.score raised TimeoutError: own ("),
         (scoring(lambda *_: None), "Mine.score raised AttributeError: "),
         (scoring(lambda *_: {"good": "much"}), "Mine.score raised ValueError: "),
         (replying([{"content": "no role"}]), "Mine.reply raised "),
         (replying(5), "Mine.reply raised "),
-        (Holding(), "Holding.play raised KeyError: 'lost'"),
+        (holding(_lose), "Holding.play raised KeyError: 'lost'"),
     ],
 )
 def test_every_error_of_an_environment_is_named(env, error, caplog):
     with caplog.at_level(logging.WARNING):
         rollouts = play(env, ScriptedClient("good"), 2)
-
     for rollout in rollouts:
         assert (rollout.stop_reason, rollout.reward) == (StopReason.ENV_ERROR, None)
         assert rollout.error.startswith(error)
     assert caplog.text.count(f"scripted: {error}") == 1  # at once, and only once
 
 
-@pytest.mark.parametrize("value", [float("nan"), float("inf")])
-def test_a_reward_that_is_not_finite_makes_the_rollout_unscorable(value):
-    def score(self, episode):
-        return {"good": value if episode.text == "bad" else 1.0, "fine": 1.0}
-
-    broken, fine = play(scoring(score), ScriptedClient("bad", "good"), 2)
-
-    assert (broken.reward, fine.reward, fine.error) == (None, 2.0, "")
-    assert broken.error == "Mine.score (or score_group) returned NaN or infinity for ['good']"
-    assert broken.stop_reason == StopReason.STOP
-
-
-@pytest.mark.parametrize(
-    ("scored", "hint"),
-    [
-        ({"goood": 1.0}, "only 'goood': did you mean 'goood'? "),
-        ({"other": 1.0}, "score_group() returned only 'other': "),
-    ],
-)
-def test_a_weighted_reward_that_score_does_not_return_ends_the_run(scored, hint):
-    with pytest.raises(ValueError, match="names 'good', but score") as caught:
-        play(scoring(lambda *_: scored), ScriptedClient("good"))
-
-    assert hint in str(caught.value)
-
-
-@pytest.mark.parametrize(
-    ("scored", "said"),
-    [
-        ({}, "did not return 'good': return 0.0 where a reward does not apply"),
-        ({"length": 1.0}, "did not return 'good': return 0.0 where a reward does not apply"),
-        (
-            {"good": 1e308},
-            "the weighted sum of {'good': 1e+308} is too large: lower reward_weights",
-        ),
-    ],
-)
-def test_a_rollout_that_lacks_a_weighted_reward_after_the_first_is_unscorable(scored, said):
-    (rollout,) = play(ScriptedEnv(), ScriptedClient("good"))
-    checked = set()
-    assert with_rewards(ScriptedEnv(), rollout, {"good": 1.0}, checked).reward == 2.0
-    strict = type("Strict", (ScriptedEnv,), {"reward_weights": {"good": 2.0, "length": -0.5}})()
-    assert with_rewards(strict, rollout, {"good": 1.0, "length": 2.0}, checked).reward == 1.0
-    unscored = with_rewards(ScriptedEnv(), replace(rollout, reward=None), scored, checked)
-    assert (unscored.reward, unscored.rewards) == (None, scored)
-    assert said in unscored.error
-
-
-def test_an_environment_that_never_returns_a_reward_is_unscorable_from_the_first_rollout():
-    (rollout,) = play(scoring(lambda *_: {}), ScriptedClient("good"))
-    assert rollout.reward is None
-    assert rollout.error.startswith("Mine.score (or score_group) did not return 'good'")
-
-
-def test_a_reward_without_a_weight_may_be_any_number():
-    env = scoring(lambda *_: {"good": 1.0, "off": float("nan"), "log": float("inf")})
-    env.reward_weights = {"good": 2.0, "off": 0.0, "missing": 0.0}
-
-    (rollout,) = play(env, ScriptedClient("good"))
-
-    assert (rollout.reward, rollout.error) == (2.0, "")
-
-
 @pytest.mark.parametrize("max_turns", [1, 2])
 def test_an_example_that_cannot_be_rendered_costs_its_group(max_turns):
     client = ScriptedClient("good")
     rollouts = play(ScriptedEnv(max_turns=max_turns), client, 2, messages=({"content": "no role"},))
-
     assert [rollout.stop_reason for rollout in rollouts] == [StopReason.ENV_ERROR] * 2
     assert all(r.error.startswith("ScriptedEnv.examples (id 3) raised") for r in rollouts)
     assert client.requests == []
 
 
-class Swallowing(ScriptedEnv):
-    """Hold the conversation and catch every error."""
-
-    holds_conversation = True
-
-    async def play(self, episode, speak):
-        try:
-            await speak(episode.messages, None)
-        except Exception:  # noqa: BLE001
-            return
-
-
-ENVS = [ScriptedEnv(), ScriptedEnv(("go on",), 2), Swallowing()]
-
-
-@pytest.mark.parametrize("env", ENVS)
-def test_an_error_of_the_server_ends_the_run(env):
+@pytest.mark.parametrize("env", [ScriptedEnv(), ScriptedEnv(("go on",), 2), holding(_swallow)])
+def test_an_error_of_the_server_ends_the_run_and_a_failed_request_costs_its_rollout(env):
     with pytest.raises(GenerationError, match="answered 500"):
         play(env, ScriptedClient(GenerationError("vLLM answered 500")), 2)
-
-
-@pytest.mark.parametrize("env", ENVS)
-def test_a_failed_request_is_an_engine_error_of_its_rollout(env):
     (rollout,) = play(env, ScriptedClient(FAILED), sampler=replace(SAMPLER, max_retries=1))
     assert (rollout.stop_reason, rollout.reward) == (StopReason.ENGINE_ERROR, None)
     assert (rollout.error, rollout.retries) == (str(FAILED), 1)
@@ -273,31 +156,29 @@ def test_a_rollout_with_an_environment_error_is_played_again(failures, reward, r
 
     client = ScriptedClient("good")
     (rollout,) = play(scoring(score), client, sampler=replace(SAMPLER, max_retries=2))
-
     assert (rollout.reward, rollout.retries, len(client.requests)) == (reward, retries, requests)
     assert rollout.rows[0].num_completion == 5
 
 
 def test_waiting_for_the_limit_of_an_environment_does_not_count_towards_the_timeout():
-    class Narrow(ScriptedEnv):
-        max_concurrent, inside, most = 2, 0, 0
+    inside, most = [], []
 
-        async def score(self, episode):
-            Narrow.inside += 1
-            Narrow.most = max(Narrow.most, Narrow.inside)
-            await asyncio.sleep(50)  # of 60
-            Narrow.inside -= 1
-            return {"good": 1.0}
+    async def score(self, episode):
+        inside.append(episode)
+        most.append(len(inside))
+        await asyncio.sleep(50)  # of 60
+        inside.remove(episode)
+        return {"good": 1.0}
 
-    rollouts = play(Narrow(), ScriptedClient("good"), 12)
-
+    env = scoring(score)
+    env.max_concurrent = 2
+    rollouts = play(env, ScriptedClient("good"), 12)
     assert [rollout.stop_reason for rollout in rollouts] == [StopReason.STOP] * 12
-    assert Narrow.most == 2
+    assert max(most) == 2
 
 
 @pytest.mark.parametrize(("max_turns", "seats", "highest"), [(1, 4, 3), (2, 4, 4), (1, 2, 3)])
 def test_waiting_for_a_seat_in_vllm_does_not_count_towards_the_timeout(max_turns, seats, highest):
-    client = ScriptedClient("good", seconds=50)
     most = [0, 0]
 
     class Counting(RendererChat):
@@ -308,8 +189,7 @@ def test_waiting_for_a_seat_in_vllm_does_not_count_towards_the_timeout(max_turns
             most[0] -= n
             return completions
 
-    slots = CompletionSlots(seats)
-    chat = Counting(SAMPLER, tiny_renderer(), client, 256, LiveVersion(7), slots=slots)
+    chat = chat_of(ScriptedClient("good", seconds=50), kind=Counting, slots=CompletionSlots(seats))
     player = Player(SAMPLER, ScriptedEnv(max_turns=max_turns), chat)
     example = Example(id=3, env="scripted", messages=list(HI))
 
@@ -317,7 +197,6 @@ def test_waiting_for_a_seat_in_vllm_does_not_count_towards_the_timeout(max_turns
         return await asyncio.gather(*(player.play_group(i, example, 3) for i in range(5)))
 
     rollouts = [rollout for group in run_virtually(groups()) for rollout in group]
-
     assert [rollout.stop_reason for rollout in rollouts] == [StopReason.STOP] * 15
     assert most[1] == highest
 
@@ -332,39 +211,28 @@ def test_a_slow_completion_of_many_tokens_costs_only_its_own_rollout():
 
     long = replace(SAMPLER, max_tokens=100)
     slow, fine = play(ScriptedEnv(), Uneven("x" * 99, "good"), 2, sampler=long)
-
     assert (slow.stop_reason, fine.stop_reason) == (StopReason.TIMEOUT, StopReason.STOP)
     assert fine.reward == 2.0
-
-
-def test_two_turns_at_once_are_timed_once():
-    class Twofold(ScriptedEnv):
-        holds_conversation = True
-
-        async def play(self, episode, speak):
-            await asyncio.gather(speak(list(HI), None), speak(list(HI), None))
-            await asyncio.sleep(30)
-
-    for seconds, reason in ((20, StopReason.STOP), (31, StopReason.TIMEOUT)):
-        (rollout,) = play(Twofold(), ScriptedClient("good", seconds=seconds))
-        assert rollout.stop_reason is reason
 
 
 def test_every_episode_is_closed_and_each_error_is_logged(caplog):
     closed = []
 
-    class Closing(Timed):
-        async def score(self, episode):
-            if episode.text == "bad":
-                raise OSError("broken")
-            return await super().score(episode)
+    async def score(self, episode):
+        if episode.text == "bad":
+            raise OSError("broken")
+        await asyncio.sleep(0 if episode.text == "good" else 1e9)
+        return await ScriptedEnv.score(self, episode)
 
-        def close(self, episode):
-            closed.append(episode.text)
-            raise OSError("already closed")
+    def close(self, episode):
+        closed.append(episode.text)
+        raise OSError("already closed")
 
-    rollouts = play(Closing(1e9), ScriptedClient("good", "bad", "hang"), 3)
-
+    env = type("Closing", (ScriptedEnv,), {"score": score, "close": close})()
+    good, bad, hung = play(env, ScriptedClient("good", "bad", "hang"), 3)
     assert sorted(closed) == ["bad", "good", "hang"]
-    assert [r.stop_reason for r in rollouts] == ["stop", "env_error", "timeout"]
+    assert [r.stop_reason for r in (good, bad, hung)] == ["stop", "env_error", "timeout"]
+    assert (hung.reward, hung.rows[0].num_completion) == (None, 5)  # it keeps its tokens
+    assert "sampler.rollout_timeout=60 s" in hung.error
+    assert good.reward == 2.0
     assert [caplog.text.count(said) for said in ("broken", "rollout_timeout=60 s")] == [1, 1]

@@ -5,13 +5,10 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from envs.episode import Example, StopReason
+from envs.episode import StopReason
 from envs.messages import user
 from envs.protocol import Environment
-from rl.inference.live_version import LiveVersion
-from rl.sampling.player import Player
 from rl.sampling.prefix import prefix_of, turns_of
-from rl.sampling.renderer_chat import RendererChat
 from rl.sampling.strategy import Strategy
 from tests.support.scripted import (
     HI,
@@ -20,9 +17,11 @@ from tests.support.scripted import (
     SAMPLER,
     ScriptedClient,
     ScriptedEnv,
-    tiny_renderer,
+    play,
+    scoring,
+    text,
+    trained,
 )
-from tests.support.virtual_time import run_virtually
 
 AT_1 = replace(SAMPLER, temperature=1.0)
 
@@ -51,13 +50,9 @@ class Asking(Strategy):
 
 
 def played(ask, client, env=None, sampler=AT_1, hinted=False, first=0, **info):
-    """Return the rollouts of a strategy, under version 7."""
-    env = env or ScriptedEnv()
-    chat = RendererChat(sampler, tiny_renderer(), client, 256, LiveVersion(7))
-    names = frozenset({env.name} if hinted else ())
-    player = Player(sampler, env, chat, strategy=Asking(ask, first), hinted_envs=names)
-    example = Example(id=3, env=env.name, messages=list(HI), info=info)
-    return run_virtually(player.play_group(0, example, 1))
+    strategy = Asking(ask, first)
+    how = {"sampler": sampler, "strategy": strategy, "hinted": hinted, "info": info}
+    return play(env or ScriptedEnv(), client, **how)
 
 
 def once(**given):
@@ -67,21 +62,33 @@ def once(**given):
     return ask
 
 
+def continued(turn, count, **given):
+    """Play an attempt, and another one that begins with its first `count` tokens of a turn."""
+
+    async def ask(group, play_one):
+        root = await play_one(group.example, seed=0)
+        prefix = prefix_of(root, turn, count)
+        return [root, await play_one(group.example, seed=1, prefix=prefix, **given)]
+
+    return ask
+
+
 def columns(row):
     """Return text, mask, logprob, version and turn of each token after the first prompt."""
-    return [
-        (chr(token) if token < 256 else token, bool(m), float(p), int(v), int(t))
-        for token, m, p, v, t in zip(
-            *(row.token_ids, row.completion_mask, row.rollout_logprobs, row.token_versions),
-            row.turns,
-            strict=True,
-        )
-    ][PREFIX:]
+    names = ("completion_mask", "rollout_logprobs", "token_versions", "turns")
+    characters = [chr(token) if token < 256 else int(token) for token in row.token_ids]
+    values = (getattr(row, name).tolist() for name in names)
+    return list(zip(characters, *values, strict=True))[PREFIX:]
+
+
+def sampled(text, turn=0):
+    """Return the columns of a sampled text and its end."""
+    ids = [*text.encode(), IM_END]
+    return [(chr(i) if i < 256 else i, True, -i / 8, 7, turn) for i in ids]
 
 
 @pytest.mark.parametrize("given", ["go", list(b"go")])
 def test_masked_tokens_are_context_and_trained_ones_have_the_policys_logprobs(given):
-    sampled = [(c, True, -ord(c) / 8, 7, 0) for c in "od"] + [(IM_END, True, -IM_END / 8, 7, 0)]
     table = {
         False: [("g", False, 0.0, -1, 0), ("o", False, 0.0, -1, 0)],
         True: [("g", True, -1.0, 5, 0), ("o", True, -2.0, 5, 0)],
@@ -89,7 +96,7 @@ def test_masked_tokens_are_context_and_trained_ones_have_the_policys_logprobs(gi
     for trains, expected in table.items():
         client = ScoringClient("od")
         (rollout,) = played(once(prefix=given, prefix_trains=trains), client)
-        assert columns(rollout.rows[0]) == expected + sampled
+        assert columns(rollout.rows[0]) == expected + sampled("od")
         assert (rollout.rewards["good"], rollout.messages[-1]["content"]) == (1.0, "good")
         assert rollout.num_completion == (5 if trains else 3)
         ((prompt, sampling, n, _),) = client.requests  # given tokens cost the turn's limit
@@ -108,19 +115,14 @@ def test_a_turn_that_an_environment_begins_is_told_from_the_sampled_rest():
         async def score(self, episode):
             return {"one": float([m["content"] for m in episode.messages[1::2]] == ["ax", "bx"])}
 
-    async def ask(group, play_one):
-        root = await play_one(group.example, seed=0)
-        again = prefix_of(root, 1, 0)  # the second turn is sampled again, with the same begin
-        return [root, await play_one(group.example, seed=1, prefix=again, prefix_trains=True)]
-
-    root, again = played(ask, ScoringClient("x"), Driving())
+    # The second turn is sampled again, with the same begin.
+    root, again = played(continued(1, 0, prefix_trains=True), ScoringClient("x"), Driving())
     assert root.reward == again.reward == 1.0
-    first = [("a", False, 0.0, -1, 0), ("x", True, -15.0, 7, 0), (IM_END, True, -IM_END / 8, 7, 0)]
-    assert columns(root.rows[0])[:3] == first
-    last = [("b", True, -1.0, 5, 1), ("x", True, -15.0, 7, 1), (IM_END, True, -IM_END / 8, 7, 1)]
+    assert columns(root.rows[0])[:3] == [("a", False, 0.0, -1, 0), *sampled("x")]
+    last = [("b", True, -1.0, 5, 1), *sampled("x", 1)]
     assert columns(root.rows[0])[-3:] == columns(again.rows[0])[-3:] == last
     # The branch trains its given tokens, so the one that had no version gets the policy's logprob.
-    assert columns(again.rows[0])[:3] == [("a", True, -1.0, 5, 0), *first[1:]]
+    assert columns(again.rows[0])[:3] == [("a", True, -1.0, 5, 0), *sampled("x")]
 
 
 @pytest.mark.parametrize("trains", [True, False])
@@ -137,16 +139,14 @@ def test_a_branch_keeps_logprobs_and_versions_of_the_attempt_that_sampled_them(t
     root, branch = played(ask, client, ScriptedEnv(replies=("more",), max_turns=2))
     ours, theirs = columns(branch.rows[0]), columns(root.rows[0])
     kept = len(theirs) - 2  # all but "d" and the end of the turn
-    assert theirs[kept - 1][3] == 7
-    assert theirs[kept][3] == 8
+    assert (theirs[kept - 1][3], theirs[kept][3]) == (7, 8)
     if trains:
         assert ours[:kept] == theirs[:kept]
     else:
         assert [c[0] for c in ours[:kept]] == [c[0] for c in theirs[:kept]]
         assert not any(mask or version != -1 for _, mask, _, version, _ in ours[:kept])
-    assert ours[kept:] == [("!", True, -ord("!") / 8, 7, 1), (IM_END, True, -IM_END / 8, 7, 1)]
-    said = [message["content"] for message in branch.messages]
-    assert said == ["hi", "one", "more", "goo!"]
+    assert ours[kept:] == sampled("!", 1)
+    assert [m["content"] for m in branch.messages] == ["hi", "one", "more", "goo!"]
     assert (branch.turns, branch.turn_lengths) == (2, [4, 5] if trains else [0, 2])
     assert len(client.requests) == 3  # complete turns are not sampled
 
@@ -165,31 +165,27 @@ def test_a_branch_keeps_the_tokens_from_which_its_own_were_sampled(trains):
         root = await play_one(group.example, seed=0)
         given = prefix_of(root, 1, 3)
         branch = await play_one(group.example, seed=1, prefix=given, prefix_trains=trains)
-        text = await play_one(group.example, seed=2, prefix="ab")
-        begun = await play_one(group.example, seed=3, prefix=prefix_of(text, 0, 3))
-        assert turns_of(text)[0].kept[:3] == [(), (), [ord("!"), ord("!") + 1]]
-        return [root, branch, text, begun]
+        given = await play_one(group.example, seed=2, prefix="ab")
+        begun = await play_one(group.example, seed=3, prefix=prefix_of(given, 0, 3))
+        assert turns_of(given)[0].kept[:3] == [(), (), [ord("!"), ord("!") + 1]]
+        return [root, branch, given, begun]
 
     env = ScriptedEnv(replies=("more",), max_turns=2)
     for rollout in played(ask, Limited("one", "good", "!"), env):
         (row,) = rollout.rows
-        own = row.token_ids[row.completion_mask]
-        assert row.kept.tolist() == [[token, token + 1] for token in own]
+        assert row.kept.tolist() == [[token, token + 1] for token in trained(row)]
 
 
 def test_if_the_environment_answers_otherwise_later_turns_are_sampled():
+    replies = iter(range(1, 9))
+
     class Fickle(ScriptedEnv):
-        replies_given = 0
-
         async def reply(self, episode, message):
-            Fickle.replies_given += 1
-            return [user(f"reply {Fickle.replies_given}")] if episode.turns == 1 else None
+            text = f"reply {next(replies)}"
+            return [user(text)] if episode.turns == 1 else None
 
-    async def ask(group, play_one):
-        root = await play_one(group.example, seed=0)
-        return [await play_one(group.example, seed=1, prefix=prefix_of(root, 1, 2))]
-
-    (rollout,) = played(ask, ScoringClient("a", "bbb", "c"), Fickle(max_turns=2))
+    client = ScoringClient("a", "bbb", "c")
+    _, rollout = played(continued(1, 2), client, Fickle(max_turns=2))
     assert [m["content"] for m in rollout.messages] == ["hi", "a", "reply 3", "c"]
     assert rollout.turn_lengths == [0, 2]
 
@@ -199,32 +195,18 @@ def test_forked_rows_give_back_each_turn_with_its_own_prompt():
         name, holds_conversation, reward_weights = "changing", True, {"one": 1.0}
 
         async def play(self, episode, speak):
-            for text in ("hi", "ho"):
-                await speak([user(text)], None)
+            for asked in ("hi", "ho"):
+                await speak([user(asked)], None)
 
         async def score(self, episode):
             return {"one": 1.0}
 
-    async def ask(group, play_one):
-        root = await play_one(group.example, seed=0)
-        branch = await play_one(
-            group.example, seed=1, prefix=prefix_of(root, 1, 1), prefix_trains=True
-        )
-        return [root, branch]
-
-    root, branch = played(ask, ScoringClient("one", "two", "x"), Changing())
+    client = ScoringClient("one", "two", "x")
+    root, branch = played(continued(1, 1, prefix_trains=True), client, Changing())
     assert [bytes(t.token_ids[:-1]) for t in turns_of(root)] == [b"one", b"two"]
     assert [bytes(t.token_ids[:-1]) for t in turns_of(branch)] == [b"one", b"tx"]
     assert len(branch.rows) == len(root.rows) == 2
     assert columns(branch.rows[0]) == columns(root.rows[0])
-
-
-def test_a_hinted_prompt_of_the_reference_keeps_masked_tokens():
-    (rollout,) = played(once(prefix="go"), ScoringClient("od"), hinted=True, hint="Say good.")
-    row = rollout.rows[0]
-    assert row.hinted_prompt is not None
-    assert row.hinted_prompt[-2:].tolist() == [*b"go"]
-    assert len(row.hinted_prompt) == PREFIX + 2 + len("\n\nSay good.")
 
 
 def test_an_attempt_with_a_hint_trains_on_the_prompt_that_it_saw():
@@ -236,9 +218,14 @@ def test_an_attempt_with_a_hint_trains_on_the_prompt_that_it_saw():
     rollouts = played(ask, client, hint="Say good.", first=3)
     shown = ["hi", "hi\n\nSay good.", "hi\n\nOr else."]
     assert [rollout.messages[0]["content"] for rollout in rollouts] == shown
-    texts = [bytes(t for t in r.rows[0].token_ids if t < 256).decode() for r in rollouts]
-    assert texts == [f"user\n{text}\nassistant\ngood" for text in shown]
+    texts = [text(r.rows[0].token_ids).decode() for r in rollouts]
+    assert texts == [f"user\n{said}\nassistant\ngood" for said in shown]
     assert [n for _, _, n, _ in client.requests] == [3, 1, 1]  # a hint needs its own request
+    # The hinted prompt of the reference keeps masked tokens.
+    (rollout,) = played(once(prefix="go"), ScoringClient("od"), hinted=True, hint="Say good.")
+    hinted = rollout.rows[0].hinted_prompt
+    assert hinted[-2:].tolist() == [*b"go"]
+    assert len(hinted) == PREFIX + 2 + len("\n\nSay good.")
 
 
 @pytest.mark.parametrize(
@@ -270,16 +257,11 @@ def test_a_prefix_is_continued_by_every_retry():
             raise RuntimeError("broken")
         return {"good": 1.0}
 
-    env = type("Mine", (ScriptedEnv,), {"score": broken})()
-    (rollout,) = played(once(prefix="go"), client, env, sampler=replace(AT_1, max_retries=1))
+    sampler = replace(AT_1, max_retries=1)
+    (rollout,) = played(once(prefix="go"), client, scoring(broken), sampler)
     assert (rollout.retries, rollout.messages[-1]["content"]) == (1, "good")
 
 
 def test_a_prefix_of_an_attempt_that_saw_another_hint_is_refused():
-    async def ask(group, play_one):
-        root = await play_one(group.example, seed=0)
-        given = prefix_of(root, 0, 2)
-        return [root, await play_one(group.example, seed=1, prefix=given, hint="")]
-
     with pytest.raises(ValueError, match="was sampled after a first prompt that differs"):
-        played(ask, ScoringClient("good"), hint="Say good.")
+        played(continued(0, 2, hint=""), ScoringClient("good"), hint="Say good.")

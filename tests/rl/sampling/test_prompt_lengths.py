@@ -7,15 +7,8 @@ import pytest
 from envs.episode import Example
 from envs.messages import user
 from envs.mixture import Mixture
-from rl.inference.live_version import LiveVersion
 from rl.sampling.prompt_lengths import FittingExamples
-from rl.sampling.renderer_chat import RendererChat
-from tests.support.scripted import PREFIX, SAMPLER, ScriptedClient, ScriptedEnv, tiny_renderer
-
-
-def find(word: str) -> str:
-    """Find a word."""
-    return word
+from tests.support.scripted import PREFIX, ScriptedClient, ScriptedEnv, chat_of
 
 
 def examples(*lengths: int, env: str = "scripted") -> list[Example]:
@@ -24,7 +17,7 @@ def examples(*lengths: int, env: str = "scripted") -> list[Example]:
 
 
 def fitting(given, env=None, max_seq_len=100, max_prompt_len=None) -> FittingExamples:
-    chat = RendererChat(SAMPLER, tiny_renderer(), ScriptedClient(), max_seq_len, LiveVersion(7))
+    chat = chat_of(ScriptedClient(), max_seq_len=max_seq_len)
     return FittingExamples(given, env or ScriptedEnv(), chat, max_seq_len, max_prompt_len)
 
 
@@ -56,23 +49,23 @@ def test_a_data_set_without_a_usable_prompt_is_refused_at_the_start(lengths, max
         fitting(examples(*lengths), None, max_seq_len)
 
 
-def test_tool_schemas_count():
+def test_prompts_are_measured_with_the_tools_of_their_own_environment():
+    def find(word: str) -> str:
+        """Find a word."""
+        return word
+
     env = ScriptedEnv()
     env.tools = [find]
     fitting(examples(50), None, 256)
     with pytest.raises(ValueError, match=r"fill model\.max_seq_len=256"):
         fitting(examples(50), env, 256)
-
-
-def test_each_environment_of_a_mixture_is_measured_by_its_own_prompts():
+    # A conversation that its environment holds has no prompt to measure.
     one, two = ScriptedEnv(), ScriptedEnv()
     two.holds_conversation = True
     env = Mixture(envs={"one": one, "two": two}, weights={"one": 1.0, "two": 1.0})
     assert {e.id for e in fitting(examples(50, 300, env="one"), env)} == {0}
     assert {e.id for e in fitting(examples(300, 300, env="two"), env)} == {0, 1}
-
-
-def test_the_rollouts_of_a_prompt_that_cannot_be_rendered_report_the_error():
+    # The rollouts of a prompt that cannot be rendered report the error.
     broken = Example(7, "scripted", [{"content": "no role" * 100}])
     assert fitting([broken])[0] is broken
 

@@ -1,7 +1,4 @@
-"""Each client plays whole conversations over a real socket, as one row or as forks.
-
-The server renders the model's own chat template, as vLLM does, and returns scripted answers.
-"""
+"""Each client plays whole conversations over a socket as one row or as forks, with stop texts."""
 
 import asyncio
 import json
@@ -13,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 import jinja2
-import numpy as np
 import pytest
 from aiohttp import web
 
@@ -21,26 +17,36 @@ from envs.episode import Example
 from rl.inference.client import VLLMClient
 from rl.inference.completion import Completion
 from rl.inference.live_version import LiveVersion
-from rl.model.tokenizer import PlainParser, Tokenizer, load_parser
+from rl.model.tokenizer import PlainParser, Tokenizer, load_parser, load_renderer
 from rl.records import Rollout
 from rl.sampling.chat import ChatSettings
 from rl.sampling.player import Player
-from rl.sampling.renderer_chat import RendererChat, RendererClient
-from rl.sampling.tokens_chat import TokensClient
+from rl.sampling.renderer_chat import RendererClient, tokens_before_stop
+from rl.sampling.tokens_chat import TokensChat, TokensClient
+from tests.support import served_engine
 from tests.support.replicas import router_to
 from tests.support.scripted import (
+    HI,
     IM_END,
+    PREFIX,
     SAMPLER,
     ScriptedClient,
     ScriptedEnv,
+    chat_of,
+    chat_settings,
+    play,
+    text,
     tiny_model,
     tiny_renderer,
     tiny_tokenizer,
+    trained,
 )
+from tests.support.served_engine import GENERATE
+from tests.support.virtual_time import run_virtually
 
 SAID = ("<think>\nfirst\n</think>\n\none", "<think>\nthen\n</think>\n\ntwo", "good")
 PLAIN = ("one", "two", "good")
-HI = Example(id=0, env="scripted", messages=[{"role": "user", "content": "hi"}])
+EXAMPLE = Example(id=0, env="scripted", messages=[{"role": "user", "content": "hi"}])
 # Qwen3's template, too, drops the thinking of an earlier turn before a user message.
 DROPS = (
     "{% for m in messages %}<|im_start|>{{ m.role }}\n"
@@ -93,74 +99,56 @@ def dropping(folder: Path) -> Path:
     return folder
 
 
-def play(server: Server, client: Any, folder: Path, renderer: str = "qwen3") -> Rollout:
-    """Play three turns."""
-    return asyncio.run(_played(server, client, folder, renderer, ScriptedEnv(("b?", "c?"), 3)))
+THREE = ScriptedEnv(("b?", "c?"), 3)  # turns
 
 
-def setting_of(folder: Path, renderer: str, env: ScriptedEnv) -> ChatSettings:
-    return ChatSettings(
-        sampler=SAMPLER,
-        max_seq_len=256,
-        is_multi_turn=env.is_multi_turn,
-        version=LiveVersion(7),
-        router=router_to(folder / "vllm.sock"),
-        served_as="policy",
-        model=folder,
-        renderer=renderer,
-    )
+def setting_of(folder: Path, **changes: Any) -> ChatSettings:
+    return chat_settings(router=router_to(folder / "vllm.sock"), model=folder, **changes)
 
 
-async def _played(server, client, folder, renderer, env) -> Rollout:
-    setting = setting_of(folder, renderer, env)
-    socket = folder / "vllm.sock"
+def played(server: Server, client: Any, folder: Path, env=THREE, **changes) -> Rollout:
+    setting = setting_of(folder, is_multi_turn=env.is_multi_turn, **changes)
 
     async def talk() -> Rollout:
         async with client.connect(setting) as chat:
-            return (await Player(SAMPLER, env, chat).play_group(0, HI, 1))[0]
+            return (await Player(SAMPLER, env, chat).play_group(0, EXAMPLE, 1))[0]
 
-    return await serving(server, socket, talk())
+    return asyncio.run(serving(server, folder / "vllm.sock", talk()))
 
 
 async def serving(server: Server, socket: Path, main: Coroutine[Any, Any, Any]) -> Any:
-    app = web.Application()
-    app.router.add_post("/tokenize", server.tokenize)
-    app.router.add_post("/inference/v1/generate", server.generate)
-    runner = web.AppRunner(app)
-    await runner.setup()
-    await web.UnixSite(runner, str(socket)).start()
-    try:
+    routes = {"/tokenize": server.tokenize, GENERATE: server.generate}
+    async with served_engine.serving(routes, socket):
         return await main
-    finally:
-        await runner.cleanup()
 
 
 def assert_sampled(rollout: Rollout, server: Server) -> None:
     """Assert that exactly the sampled tokens are trained, in order."""
-    masked = [row.token_ids[row.completion_mask].tolist() for row in rollout.rows]
-    assert [*chain.from_iterable(masked)] == [*chain.from_iterable(server.sampled)]
+    found = [*chain.from_iterable(map(trained, rollout.rows))]
+    assert found == [*chain.from_iterable(server.sampled)]
     for row in rollout.rows:
-        assert set(row.token_versions[row.completion_mask]) == {7}
+        assert ((row.token_versions == 7) == row.completion_mask).all()
         assert not row.rollout_logprobs[~row.completion_mask].any()
 
 
-@pytest.mark.parametrize("kind", [RendererClient, TokensClient])
+KINDS = pytest.mark.parametrize("kind", [RendererClient, TokensClient])
+
+
+@KINDS
 def test_three_turns_are_one_row_of_exactly_the_sampled_tokens(kind, model):
     server = Server(model, PLAIN)
-    rollout = play(server, kind(on_rewrite="fork"), model)
+    rollout = played(server, kind(on_rewrite="fork"), model)
     assert (rollout.reward, rollout.turns) == (2.0, 3)
     (row,) = rollout.rows
     assert row.token_ids.tolist() == server.prompts[2] + server.sampled[2]
-    assert row.num_completion == sum(map(len, server.sampled))
-    assert np.array_equal(row.completion_mask, row.token_versions == 7)
     assert_sampled(rollout, server)
 
 
-@pytest.mark.parametrize("kind", [RendererClient, TokensClient])
+@KINDS
 def test_a_template_that_drops_thinking_forks_at_every_turn(kind, model, caplog):
     server = Server(dropping(model), SAID)
     with caplog.at_level(logging.WARNING):
-        rollout = play(server, kind(on_rewrite="fork"), model)
+        rollout = played(server, kind(on_rewrite="fork"), model)
     assert "drops the thinking of earlier turns" in caplog.text
     assert "client.on_rewrite=fork applies. Choices: " in caplog.text
     assert len(rollout.rows) == 3  # two forks
@@ -170,46 +158,44 @@ def test_a_template_that_drops_thinking_forks_at_every_turn(kind, model, caplog)
 
 
 async def test_the_first_group_probes_the_template_of_the_server(model):
-    server, env = Server(dropping(model), PLAIN), ScriptedEnv(("b?", "c?"), 3)
-    setting = setting_of(model, "qwen3", env)
-    async with TokensClient(on_rewrite="fork").connect(setting) as chat:  # vLLM is not up yet
-        player = Player(SAMPLER, env, chat)
-        (rollout,) = await serving(server, model / "vllm.sock", player.play_group(0, HI, 1))
+    server = Server(dropping(model), PLAIN)
+    connected = TokensClient(on_rewrite="fork").connect(setting_of(model))
+    async with connected as chat:  # vLLM is not up yet
+        player = Player(SAMPLER, THREE, chat)
+        (rollout,) = await serving(server, model / "vllm.sock", player.play_group(0, EXAMPLE, 1))
     assert rollout.reward == 2.0
 
 
 def test_on_rewrite_extend_keeps_thinking_in_one_row(model):
     server = Server(dropping(model), SAID)
-    rollout = play(server, RendererClient(on_rewrite="extend"), model)
+    rollout = played(server, RendererClient(on_rewrite="extend"), model)
     (row,) = rollout.rows
     assert row.token_ids.tolist() == server.prompts[2] + server.sampled[2]
     assert_sampled(rollout, server)
 
 
 @pytest.mark.parametrize("holds_conversation", [False, True])
-@pytest.mark.parametrize("kind", [RendererClient, TokensClient])
+@KINDS
 def test_rewriting_can_be_refused_before_the_first_request(kind, holds_conversation, model):
     env = ScriptedEnv(("b?", "c?"), 3)
     env.holds_conversation = holds_conversation
     server = Server(dropping(model), SAID)
     with pytest.raises(ValueError, match=r"client\.on_rewrite=refuse: set it to"):
-        asyncio.run(_played(server, kind(on_rewrite="refuse"), model, "qwen3", env))
+        played(server, kind(on_rewrite="refuse"), model, env)
     assert server.sampled == []
 
 
-@pytest.mark.parametrize("kind", [RendererClient, TokensClient])
+@KINDS
 def test_a_single_turn_rewrites_nothing(kind, model, caplog):
     server = Server(dropping(model), ("good",))
-    env = ScriptedEnv()
-    rollout = asyncio.run(_played(server, kind(on_rewrite="refuse"), model, "qwen3", env))
+    rollout = played(server, kind(on_rewrite="refuse"), model, ScriptedEnv())
     assert rollout.reward == 2.0
     assert caplog.text == ""
 
 
-@pytest.mark.parametrize("kind", [RendererClient, TokensClient])
+@KINDS
 async def test_a_chat_has_as_many_slots_as_all_vllms_together(kind, model):
-    setting = replace(setting_of(model, "qwen3", ScriptedEnv()), num_seqs=3)
-    async with kind(on_rewrite="fork").connect(setting) as chat:
+    async with kind(on_rewrite="fork").connect(setting_of(model, num_seqs=3)) as chat:
         assert chat.slots._number == 3
 
 
@@ -226,23 +212,26 @@ async def test_a_chat_has_as_many_slots_as_all_vllms_together(kind, model):
     ],
 )
 def test_each_tool_call_has_an_id_and_its_mistake(text, expected):
-    chat = RendererChat(SAMPLER, tiny_renderer(), ScriptedClient(), 256, LiveVersion(7))
+    chat = chat_of(ScriptedClient())
     prompt = asyncio.run(chat.first_prompt([{"role": "user", "content": "hi"}], None))
     ids = tiny_tokenizer().encode(text)
     calls = chat.message(prompt, Completion([*ids, IM_END], [], [], cut_off=False))["tool_calls"]
     assert [(call["id"], call.get("error")) for call in calls] == expected
 
 
-def test_an_unknown_format_is_read_as_text(model):
+def test_an_unknown_format_is_read_as_text_and_an_unknown_renderer_is_refused(model):
     path = model / "config.json"
     path.write_text(json.dumps({**json.loads(path.read_text()), "model_type": "alien"}))
     assert isinstance(load_parser(model, "auto"), PlainParser)
     server = Server(dropping(model), SAID)
-    rollout = play(server, TokensClient(on_rewrite="fork"), model, renderer="auto")
+    rollout = played(server, TokensClient(on_rewrite="fork"), model, renderer="auto")
     assert rollout.messages[1]["content"] == SAID[0]  # thinking stays in the text
     assert rollout.reward == 2.0
     assert len(rollout.rows) == 3
     assert_sampled(rollout, server)
+    said = r"model\.renderer=qwen33 does not exist: did you mean 'qwen3'"
+    with pytest.raises(ValueError, match=said):
+        load_parser(model, "qwen33")
 
 
 def test_a_turn_that_the_template_refuses_is_rendered_as_text(model):
@@ -255,16 +244,9 @@ def test_a_turn_that_the_template_refuses_is_rendered_as_text(model):
 
     call = '<tool_call>\n{"name": "look"\n</tool_call>'
     server = Picky(model, (call, "two", "good"))
-    rollout = play(server, TokensClient(on_rewrite="fork"), model)
+    rollout = played(server, TokensClient(on_rewrite="fork"), model)
     assert (rollout.reward, rollout.turns, rollout.error) == (2.0, 3, "")
     assert_sampled(rollout, server)
-
-
-def test_an_unknown_renderer_is_refused(model):
-    with pytest.raises(
-        ValueError, match=r"model\.renderer=qwen33 does not exist: did you mean 'qwen3'"
-    ):
-        load_parser(model, "qwen33")
 
 
 async def test_a_conversation_that_the_template_refuses_is_a_value_error(model):
@@ -280,13 +262,133 @@ async def test_a_conversation_that_the_template_refuses_is_a_value_error(model):
 @pytest.mark.parametrize("options", [{}, {"enable_thinking": False}])
 def test_the_servers_template_gets_the_options_at_every_turn(model, options):
     server = Server(model, ("1", "2", "3"))
-
-    async def played() -> Rollout:
-        env = ScriptedEnv(("b?", "c?"), 3)
-        setting = replace(setting_of(model, "qwen3", env), renderer_options=options)
-        async with TokensClient(on_rewrite="fork").connect(setting) as chat:
-            return (await Player(SAMPLER, env, chat).play_group(0, HI, 1))[0]
-
-    asyncio.run(serving(server, model / "vllm.sock", played()))
+    played(server, TokensClient(on_rewrite="fork"), model, renderer_options=options)
     assert len(server.options) >= 3
     assert server.options == [options] * len(server.options)
+
+
+WIKI = Path(__file__).parents[3] / "models" / "tiny-wiki"
+STOPPING = replace(SAMPLER, stop=["</a>", "!"])
+
+
+class StoppingClient(ScriptedClient):
+    """End an answer with the token that completes a stop text, as vLLM does."""
+
+    async def generate(self, prompt_ids, sampling, *, n, version):
+        answers = await super().generate(prompt_ids, sampling, n=n, version=version)
+        return [self._stopped(answer, sampling.get("stop", [])) for answer in answers]
+
+    def _stopped(self, answer: Completion, stops: list[str]) -> Completion:
+        said = text(answer.token_ids).decode()
+        ends = [(said.index(stop) + len(stop), stop) for stop in stops if stop in said]
+        if not ends:
+            return answer
+        end, stop = min(ends)
+        columns = ("token_ids", "logprobs", "versions")
+        cut = {name: getattr(answer, name)[:end] for name in columns}
+        return replace(answer, **cut, cut_off=False, stop=stop)
+
+
+def test_several_turns_are_one_row_with_the_stop_texts():
+    client = StoppingClient("one</a>x", "two!x", "good</a>")
+    env = ScriptedEnv(replies=("again", "again"), max_turns=3)
+    (rollout,) = play(env, client, sampler=STOPPING)
+    assert (rollout.stop_reason, rollout.reward) == ("stop", 2.0)
+    (row,) = rollout.rows
+    said = [m["content"] for m in rollout.messages if m["role"] == "assistant"]
+    assert said == ["one", "two", "good"]
+    whole = bytes(token if token < 256 else ord("|") for token in row.token_ids.tolist()).decode()
+    assert "one</a>|\n|user\nagain" in whole  # the turn is closed by the format, not by the policy
+    assert text(trained(row)) == b"one</a>two!good</a>"
+    assert client.requests[0][1]["stop"] == ["</a>", "!"]
+    without = StoppingClient("good!")
+    play(ScriptedEnv(), without)
+    assert "stop" not in without.requests[0][1]
+
+
+def test_a_tool_call_before_the_stop_text_is_parsed():
+    called = '<tool_call>\n{"name": "f", "arguments": {}}\n</tool_call>'
+    renderer = tiny_renderer()
+    spoken = renderer.render_ids(
+        [*HI, {"role": "assistant", "content": called}], tools=None, add_generation_prompt=False
+    )
+    chat = chat_of(ScriptedClient(), STOPPING)
+    prompt = run_virtually(chat.first_prompt(list(HI), None))
+    ids = spoken[PREFIX : spoken.index(IM_END, PREFIX)]
+    whole = Completion(ids, [], [], cut_off=False, prompt_ids=prompt.token_ids)
+    stopped = replace(whole, token_ids=[*ids, *b"then!"], stop="!")
+    message = chat.message(prompt, stopped)
+    assert message.get("tool_calls") == chat.message(prompt, whole).get("tool_calls")
+    assert "!" not in message["content"]
+
+
+@pytest.mark.parametrize(
+    ("said", "stop", "kept"),
+    [
+        ("The answer is 5.</answer>", "</answer>", "The answer is 5."),
+        ("The answer is 5.", "er", "The answ"),  # begins within a word and ends within one
+        ("stop", "stop", ""),
+        ("naïve: five\n\n", "\n\n", "naïve: five"),
+        ("é\n", "\n", "é"),
+        ("abc", "zz", "abc"),  # the decoded text lacks the stop text
+    ],
+)
+def test_a_token_is_split_where_the_stop_text_begins(said, stop, kept):
+    tokenizer, renderer = Tokenizer(WIKI), load_renderer(WIKI, "qwen3")
+    completion = Completion(tokenizer.encode(said), [], [], cut_off=False, stop=stop)
+    assert tokenizer.decode(tokens_before_stop(renderer, completion)) == kept
+
+
+def test_the_template_of_the_server_gets_the_stop_text(tmp_path):
+    asked = []
+
+    class Template(ScriptedClient):
+        async def tokenize(self, messages, tools, *_):
+            asked.append(messages)
+            return [1, 2, 3]
+
+    renderer = load_parser(tiny_model(tmp_path), "qwen3")
+    connected = TokensChat(STOPPING, renderer, Template(), 256, LiveVersion(7))
+    reply = [{"role": "user", "content": "why"}]
+    with connected.group() as chat:
+        prompt = run_virtually(chat.first_prompt(list(HI), None))
+        completion = Completion([*b"5</a>"], [], [], cut_off=False, stop="</a>")
+        message = chat.message(prompt, completion)
+        run_virtually(chat.next_prompt(prompt, completion, message, reply))
+    assert message["content"] == "5"
+    assert [m["content"] for m in asked[-1]] == ["hi", "5</a>", "why"]
+
+
+def test_a_cancelled_group_does_not_cancel_the_test_of_the_template(tmp_path):
+    class Slow(ScriptedClient):
+        async def tokenize(self, messages, *_):
+            await asyncio.sleep(1.0)
+            self.requests.append(messages)
+            return [1, 2, 3]
+
+    async def check(chat):
+        first, second = (asyncio.create_task(chat.check_server()) for _ in range(2))
+        await asyncio.sleep(0.5)
+        first.cancel()
+        await asyncio.wait([first])
+        await second
+        return first.cancelled()
+
+    renderer, client = load_parser(tiny_model(tmp_path), "qwen3"), Slow()
+    connected = TokensChat(SAMPLER, renderer, client, 256, LiveVersion(7), on_rewrite="fork")
+    with connected.group() as chat:
+        assert run_virtually(check(chat))
+    assert len(client.requests) == 2  # the two prompts of one test
+
+
+@pytest.mark.parametrize(
+    ("stop", "sentence"),
+    [
+        (["a", ""], "sampler.stop contains an empty text, which would end every turn: remove it"),
+        (list("abcde"), "sampler.stop has 5 texts, but the OpenAI API accepts 4: remove some"),
+    ],
+)
+def test_invalid_stop_texts_are_refused(stop, sentence):
+    with pytest.raises(ValueError, match=sentence):
+        replace(SAMPLER, stop=stop)
+    replace(SAMPLER, stop=list("abcd"))

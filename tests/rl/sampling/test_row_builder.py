@@ -1,12 +1,11 @@
 """Rows: each is exactly what the engine saw and sampled, whatever the turns were."""
 
-import asyncio
-
 import numpy as np
 import pytest
 
 from rl.inference.completion import Completion
 from rl.sampling.row_builder import RowBuilder
+from tests.support.scripted import trained
 
 
 def played(*turns):
@@ -18,21 +17,23 @@ def played(*turns):
     return rows
 
 
-def test_turns_whose_prompts_extend_are_one_row_and_only_completions_are_masked():
-    turns = [([1, 2], [3, 4]), ([1, 2, 3, 4, 5], [6]), ([1, 2, 3, 4, 5, 6, 7, 8], [9, 10])]
-
-    (row,) = played(*turns).freeze()
-
-    assert row.token_ids.tolist() == [1, 2, 3, 4, 5, 6, 7, 8, 9, 10]
-    assert row.token_ids[row.completion_mask].tolist() == [3, 4, 6, 9, 10]
-    assert row.num_completion == 5
-
-
-def test_versions_and_logprobs_stand_at_the_tokens_they_belong_to():
-    (row,) = played(([1, 2], [3, 4]), ([1, 2, 3, 4, 5], [6])).freeze()
-
-    assert row.rollout_logprobs.tolist() == [0, 0, -3 / 8, -4 / 8, 0, -6 / 8]
-    assert row.token_versions.tolist() == [-1, -1, 5, 5, -1, 6]
+def test_turns_whose_prompts_extend_are_one_row_with_the_values_of_each_token():
+    """The third turn forks, and the fourth extends the fork."""
+    turns = [([1, 2], [3, 4]), ([1, 2, 3, 4, 5], [6]), ([9], [7, 8]), ([9, 7, 8, 5], [10])]
+    first, second = played(*turns).freeze()
+    assert first.token_ids.tolist() == [1, 2, 3, 4, 5, 6]
+    assert trained(first) == [3, 4, 6]
+    assert first.num_completion == 3
+    assert first.rollout_logprobs.tolist() == [0, 0, -3 / 8, -4 / 8, 0, -6 / 8]
+    assert first.token_versions.tolist() == [-1, -1, 5, 5, -1, 6]
+    assert first.turns.tolist() == [-1, -1, 0, 0, -1, 1]
+    assert first.turns.dtype == np.int32
+    assert (second.token_ids.tolist(), trained(second)) == ([9, 7, 8, 5, 10], [7, 8, 10])
+    assert second.turns.tolist() == [-1, 2, 2, -1, 3]
+    # An empty completion is nothing to train on.
+    (row,) = played(([1, 2], [3]), ([7, 8], [])).freeze()
+    assert row.token_ids.tolist() == [1, 2, 3]
+    assert RowBuilder().freeze() == ()
 
 
 def test_kept_tokens_stand_at_the_tokens_that_were_sampled_from_them():
@@ -42,7 +43,7 @@ def test_kept_tokens_stand_at_the_tokens_that_were_sampled_from_them():
     rows.add_turn(Completion([6, 7], [-1, -1], [5, 5], False, [1, 2, 3, 4, 5], kept=[[6, 8], [7]]))
     rows.add_turn(Completion([2], [-1], [6], False, [9]))
     first, fork = rows.freeze()
-    assert first.token_ids[first.completion_mask].tolist() == [4, 6, 7]
+    assert trained(first) == [4, 6, 7]
     assert first.kept.tolist() == [[4, -1], [6, 8], [7, -1]]
     assert first.kept.dtype == np.int32
     assert fork.kept is None
@@ -55,45 +56,8 @@ def test_kept_tokens_stand_at_the_tokens_that_were_sampled_from_them():
 )
 def test_a_prompt_that_rewrites_history_forks_and_trains_no_token_twice(rewritten):
     first, second = played(([1, 2], [3, 4]), (rewritten, [6, 7])).freeze()
-
     assert first.token_ids.tolist() == [1, 2, 3, 4]
     assert first.completion_mask.tolist() == [False, False, True, True]
     assert second.token_ids.tolist() == [*rewritten, 6, 7]
     assert second.completion_mask.tolist() == [False] * len(rewritten) + [True, True]
     assert second.token_versions[-2:].tolist() == [6, 6]
-
-
-def test_after_a_fork_the_new_row_grows():
-    turns = [([1], [2]), ([9], [3]), ([9, 3, 4], [5])]
-
-    assert [row.token_ids.tolist() for row in played(*turns).freeze()] == [[1, 2], [9, 3, 4, 5]]
-
-
-def test_an_empty_completion_is_nothing_to_train_on():
-    assert [row.token_ids.tolist() for row in played(([1, 2], [3]), ([7, 8], [])).freeze()] == [
-        [1, 2, 3]
-    ]
-    assert RowBuilder().freeze() == ()
-
-
-def test_every_sampled_token_knows_its_turn_through_forks():
-    extends, forks = ([1, 2, 3, 4, 5], [6]), ([9], [7, 8])
-
-    first, second = played(([1, 2], [3, 4]), extends, forks).freeze()
-
-    assert first.turns.tolist() == [-1, -1, 0, 0, -1, 1]
-    assert second.turns.tolist() == [-1, 2, 2]
-    assert first.turns.dtype == np.int32
-
-
-def test_each_row_gets_the_hint_of_the_prompt_with_which_it_began():
-    rows = RowBuilder()
-    for prompt, rendered in (([1], 1), ([1, 2, 3], 2), ([9], 9)):  # a row of two turns, and a fork
-        rows.add_turn(Completion([2], [-0.5], [0], False, prompt), rendered)
-    assert [row.hinted_prompt for row in rows.freeze()] == [None, None]
-
-    async def hinted(rendered):
-        return [100 + rendered]
-
-    asyncio.run(rows.add_hints(hinted))
-    assert [row.hinted_prompt.tolist() for row in rows.freeze()] == [[101], [109]]

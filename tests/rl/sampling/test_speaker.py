@@ -1,12 +1,28 @@
-"""Environments that hold the conversation ask the policy for every turn."""
+"""Environments that hold the conversation ask the policy for every turn, also of several roles."""
+
+import math
+from contextlib import suppress
+from dataclasses import replace
 
 import pytest
 
 from envs.episode import StopReason
 from envs.messages import user
 from envs.protocol import ContextFull, Environment
+from rl.inference.completion import RequestFailed
+from rl.sampling.strategies import AdaptiveSize
 from tests.support.fuzz import FuzzedClient
-from tests.support.scripted import HI, IM_END, PREFIX, ScriptedClient, play, tiny_tokenizer
+from tests.support.scripted import (
+    HI,
+    IM_END,
+    PREFIX,
+    SAMPLER,
+    ScriptedClient,
+    play,
+    text,
+    tiny_tokenizer,
+    trained,
+)
 
 
 class Driving(Environment):
@@ -33,19 +49,9 @@ class Driving(Environment):
         return {"one": 1.0}
 
 
-def changed(**methods):
-    """Return a Driving environment with two replies and these methods."""
-    return type("Mine", (Driving,), methods)("more", "again")
-
-
-def test_a_conversation_that_only_grows_is_one_row():
-    (rollout,) = play(Driving("more"), ScriptedClient("good", "bad"))
-    (row,) = rollout.rows
-    chosen = row.token_ids[row.completion_mask]
-    assert bytes(token for token in chosen if token < 256) == b"goodbad"
-    assert (rollout.turns, rollout.reward, rollout.stop_reason) == (2, 1.0, StopReason.STOP)
-    assert [m.get("content") for m in rollout.messages] == ["hi", "good", "more", "bad"]
-    assert set(row.token_versions[row.completion_mask]) == {7}
+def changed(*replies, **methods):
+    """Return a Driving environment with these replies and methods."""
+    return type("Mine", (Driving,), methods)(*replies)
 
 
 def test_a_text_is_scored_after_the_prompt_and_is_not_trained():
@@ -62,7 +68,7 @@ def test_a_text_is_scored_after_the_prompt_and_is_not_trained():
     client = ScriptedClient("good")
     (rollout,) = play(changed(play=talk, score=score), client)
     (row,) = rollout.rows
-    assert bytes(t for t in row.token_ids[row.completion_mask] if t < 256) == b"good"
+    assert text(trained(row)) == b"good"
     ((token_ids, version),) = client.scored
     assert (bytes(token_ids[-5:]), version) == (b"so 42", 7)
     assert token_ids[:-5] == row.token_ids[: len(token_ids) - 5].tolist()  # the turn's prompt
@@ -82,13 +88,19 @@ def test_a_text_that_does_not_fit_ends_the_episode(count, num_scored):
     assert (rollout.reward, len(client.scored)) == (1.0, num_scored)
 
 
-def test_additional_keys_of_a_message_do_not_fork_the_rollout():
+def test_a_changed_history_forks_the_rollout_at_every_turn_and_additional_keys_do_not():
     def repeat(self, message):
         added = dict.fromkeys(("refusal", "tool_calls"))
         return {"role": "assistant", "content": message["content"], **added}
 
-    (rollout,) = play(changed(repeat=repeat), ScriptedClient("good"))
+    def say_something_else(self, message):
+        return {"role": "assistant", "content": "something else"}
+
+    (rollout,) = play(changed("more", "again", repeat=repeat), ScriptedClient("good"))
     assert (len(rollout.rows), rollout.turns, rollout.error) == (1, 3, "")
+    forking = changed("more", "again", repeat=say_something_else)
+    (rollout,) = play(forking, ScriptedClient("good"))
+    assert (len(rollout.rows), rollout.num_completion) == (3, 3 * len("good?"))
 
 
 @pytest.mark.parametrize(
@@ -102,20 +114,11 @@ def test_the_arguments_of_a_tool_call_may_be_repeated_as_json_text(given, repeat
         assert message["content"] == ""  # some clients repeat an empty text as null
         return {**message, "content": None, "tool_calls": calls}
 
-    env = type("Mine", (Driving,), {"repeat": repeat})("more")
+    env = changed("more", repeat=repeat)
     call = f'<tool_call>\n{{"name": "look", "arguments": {given}}}\n</tool_call>'
     said = [[*tiny_tokenizer().encode(text), IM_END] for text in (call, "good")]
     (rollout,) = play(env, FuzzedClient(said))
     assert (len(rollout.rows), rollout.tool_calls, rollout.turns) == (num_rows, 1, 2)
-
-
-def test_a_changed_history_forks_the_rollout_at_every_turn():
-    def repeat(self, message):
-        return {"role": "assistant", "content": "something else"}
-
-    (rollout,) = play(changed(repeat=repeat), ScriptedClient("good"))
-    assert len(rollout.rows) == 3
-    assert rollout.num_completion == 3 * len("good?")
 
 
 def test_the_policy_sees_the_tools_of_a_later_turn():
@@ -129,18 +132,10 @@ def test_the_policy_sees_the_tools_of_a_later_turn():
 
     for replies, prompts in ((("changed",), 2), ((), 1)):
         client = ScriptedClient("good")
-        env = type("Mine", (Driving,), {"play": changing})(*replies)
-        (rollout,) = play(env, client, max_seq_len=4096)
+        (rollout,) = play(changed(*replies, play=changing), client, max_seq_len=4096)
         assert len(rollout.rows) == prompts  # the history was rendered again, or extended
-        later = bytes(token for token in client.requests[1][0] if token < 256)
+        later = text(client.requests[1][0])
         assert (b"second" in later, b"first" in later) == (prompts == 2, prompts == 1)
-
-
-def test_each_rollout_of_a_group_sends_its_own_request():
-    client = ScriptedClient("good")
-    rollouts = play(Driving(), client, group_size=3)
-    assert [n for _, _, n, _ in client.requests] == [1, 1, 1]
-    assert [r.turns for r in rollouts] == [1, 1, 1]
 
 
 def test_a_full_context_ends_the_episode_even_if_the_environment_catches_it():
@@ -152,7 +147,7 @@ def test_a_full_context_ends_the_episode_even_if_the_environment_catches_it():
 
     endless, client = Driving(*["more"] * 20), ScriptedClient("good")
     # The second prompt has 50 tokens, and the third has 79.
-    for env, limit in ((endless, 60), (changed(play=catching), 60), (endless, 50)):
+    for env, limit in ((endless, 60), (changed("more", "again", play=catching), 60), (endless, 50)):
         (rollout,) = play(env, client, max_seq_len=limit)
         assert (rollout.stop_reason, rollout.error) == (StopReason.CONTEXT, "")
         assert rollout.reward == 1.0
@@ -169,3 +164,125 @@ def test_the_stop_reason_of_the_environment_replaces_that_of_the_last_turn():
 
     (rollout,) = play(changed(play=knowing), ScriptedClient("x" * 100))
     assert rollout.stop_reason is StopReason.MAX_TURNS
+
+
+class Talking(Environment):
+    """Two roles speak by turns; `scores` gives each its rewards."""
+
+    name = "talking"
+    holds_conversation = True
+    reward_weights = {"won": 1.0}  # noqa: RUF012 as environments write it
+    scores = {"first": {"won": 1.0}, "second": {"won": 0.0}}  # noqa: RUF012
+
+    async def play(self, episode, speak):
+        talks = {"first": [user("one")], "second": [user("two")]}
+        for _ in range(2):
+            for role, messages in talks.items():
+                spoken = await speak(messages, None, role=role)
+                messages += [spoken.message, user("go on")]
+        episode.memory["rounds"] = 2
+
+    async def score(self, episode):
+        assert episode.memory["rounds"] == 2  # the roles share the memory
+        return self.scores[episode.role]
+
+
+def talking(**attributes):
+    return type("Mine", (Talking,), attributes)()
+
+
+def test_each_role_has_its_own_rollout_and_alternating_turns_do_not_fork():
+    first, second = play(Talking(), ScriptedClient("a", "b", "c", "d"))
+    found = [(r.role, r.reward, r.turns) for r in (first, second)]
+    assert found == [("first", 1.0, 2), ("second", 0.0, 2)]
+    assert [[text(trained(row)) for row in r.rows] for r in (first, second)] == [[b"ac"], [b"bd"]]
+    assert [m["content"] for m in second.messages] == ["two", "b", "go on", "d"]
+    assert [row.turns.max() for r in (first, second) for row in r.rows] == [1, 1]
+    assert first.others == ()
+    assert {r.stop_reason for r in (first, second)} == {StopReason.STOP}
+    first, second = play(Talking(), ScriptedClient("a", "b", "c", "d" * 40))
+    assert (first.stop_reason, second.stop_reason) == (StopReason.STOP, StopReason.MAX_TOKENS)
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ({}, "returned no reward for the role 'second': return NaN if this role must not"),
+        ({"won": math.nan}, "returned NaN or infinity for ['won']"),
+    ],
+)
+def test_a_role_without_a_reward_is_counted_and_the_other_role_keeps_its_own(given, said):
+    env = talking(scores={"first": {"won": 1.0}, "second": given})
+    first, second = play(env, ScriptedClient("a"))
+    assert (first.reward, first.error, second.reward) == (1.0, "", None)
+    assert said in second.error
+
+
+def test_strategies_read_the_reward_of_a_role_that_has_one():
+    async def score(self, episode):
+        return {"won": math.nan if episode.role == "first" else float(episode.number)}
+
+    strategy = AdaptiveSize(max_rounds=3)  # ends after the first round in which rewards differ
+    rollouts = play(talking(score=score), ScriptedClient("a"), 2, strategy=strategy)
+    found = [(r.role, r.reward) for r in rollouts]
+    assert found == [("second", 0.0), ("first", None), ("second", 1.0), ("first", None)]
+    assert [r.messages[0]["content"] for r in rollouts] == ["two", "one"] * 2
+
+
+def test_a_wrong_name_of_one_role_is_refused():
+    env = talking(scores={"first": {"won": 1.0}, "second": {"lost": 1.0}})
+    with pytest.raises(ValueError, match=r"names 'won', but score.* returned only 'lost'"):
+        play(env, ScriptedClient("a"))
+
+
+def test_an_error_costs_all_roles_of_the_episode_and_score_group_is_refused():
+    async def broken(self, episode):
+        raise KeyError(episode.role)
+
+    for rollout in play(talking(score=broken), ScriptedClient("a")):
+        assert (rollout.reward, rollout.stop_reason) == (None, StopReason.ENV_ERROR)
+        assert "raised KeyError: 'first'" in rollout.error
+
+    async def score_group(self, episodes):
+        return [{"won": 1.0} for _ in episodes]
+
+    for rollout in play(talking(score_group=score_group), ScriptedClient("a")):
+        assert rollout.error == "several roles spoke, which score_group does not allow: use score"
+
+
+FAILED = RequestFailed("vLLM answered 500")
+
+
+@pytest.mark.parametrize("answers", [(FAILED,), ("a", FAILED), ("a", "b", "c", FAILED)])
+def test_a_failed_request_of_any_role_costs_the_episode_even_if_it_is_caught(answers):
+    async def swallow(self, episode, speak):
+        with suppress(RequestFailed):
+            await Talking.play(self, episode, speak)
+
+    env, sampler = talking(play=swallow), replace(SAMPLER, max_retries=0)
+    for rollout in play(env, ScriptedClient(*answers), sampler=sampler):
+        assert (rollout.reward, rollout.stop_reason) == (None, StopReason.ENGINE_ERROR)
+
+
+def test_a_repeated_episode_is_counted_for_each_of_its_roles():
+    class Failing(Talking):
+        failures = 1
+
+        async def play(self, episode, speak):
+            await super().play(episode, speak)
+            if self.failures:
+                self.failures -= 1
+                raise RuntimeError("once")
+
+    sampler = replace(SAMPLER, max_retries=2)
+    rollouts = play(Failing(), ScriptedClient("a"), sampler=sampler)
+    assert [(r.role, r.retries, r.error) for r in rollouts] == [("first", 1, ""), ("second", 1, "")]
+
+
+def test_episodes_of_a_group_are_numbered_and_roles_share_the_number():
+    async def score(self, episode):
+        return {"won": float(episode.number)}
+
+    rollouts = play(talking(score=score), ScriptedClient("a"), group_size=3)
+    assert [r.role for r in rollouts] == ["first", "second"] * 3
+    assert [r.reward for r in rollouts] == [0.0, 0.0, 1.0, 1.0, 2.0, 2.0]

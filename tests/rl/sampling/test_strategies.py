@@ -2,26 +2,23 @@
 
 import asyncio
 from dataclasses import replace
-from itertools import count as count_from
 
 import numpy as np
 import pytest
 
 from envs.episode import Example, StopReason
-from losses.advantages import group_mean
 from losses.aggregation import sequence_mean
 from rl.dry_call.rewards import made_up_rollout
-from rl.records import Group, TrainingRow
+from rl.records import Group
 from rl.rollouts.buffer import FifoBuffer
-from rl.rollouts.credit import GroupCredit, RewardShaping
 from rl.rollouts.plan import plan_batch
 from rl.rollouts.sampling_limits import FailureLimits
-from rl.rollouts.truncation import keep
 from rl.sampling.branch import Branch
 from rl.sampling.strategies import AdaptiveSize, Extremes, HintWhenAllFail
 from rl.sampling.strategy import Independent, StartedGroup, Strategy, play_strategy
 from tests.support import scripted
-from tests.support.scripted import IM_END, SAMPLER, ScriptedClient, ScriptedEnv
+from tests.support.rollouts import row
+from tests.support.scripted import IM_END, SAMPLER, ScriptedClient, ScriptedEnv, scoring
 from tests.support.virtual_time import run_virtually
 from tests.support.world import World
 
@@ -40,59 +37,39 @@ def made(strategy, rewards, size):
     return [rollout.reward for rollout in rollouts], asked
 
 
-def plain(seeds):
-    return [(seed, None) for seed in seeds]
+EXTREMES, ADAPTIVE = Extremes(factor=2), AdaptiveSize(max_rounds=3)
+HINT = HintWhenAllFail(num_hinted=2, failed_reward=0.0)
 
 
 @pytest.mark.parametrize(
-    ("rewards", "size", "kept"),
+    ("strategy", "rewards", "group", "num_played", "num_hinted"),
     [
-        ([0, 3, 1, 2], 2, [3, 0]),
-        ([0, 3, 1, 2, 5, 4], 3, [5, 4, 0]),
-        ([1, 1, 1, 1], 2, [1, 1]),
-        ([None, 3, 1, 2], 2, [3, 1]),
-        ([None, 3, None, None], 2, [3, None]),
-        ([None] * 4, 2, [None, None]),
-        ([1, 2], 1, [2]),
+        # The best and the worst of twice as many attempts.
+        (EXTREMES, [0, 3, 1, 2], [3, 0], 4, 0),
+        (EXTREMES, [0, 3, 1, 2, 5, 4], [5, 4, 0], 6, 0),
+        (EXTREMES, [1, 1, 1, 1], [1, 1], 4, 0),
+        (EXTREMES, [None, 3, 1, 2], [3, 1], 4, 0),
+        (EXTREMES, [None, 3, None, None], [3, None], 4, 0),
+        (EXTREMES, [None] * 4, [None, None], 4, 0),
+        (EXTREMES, [1, 2], [2], 2, 0),
+        # Rounds of two attempts, until rewards differ.
+        (ADAPTIVE, [0, 1, 9, 9, 9, 9], [0, 1], 2, 0),
+        (ADAPTIVE, [0, 0, 1, 0, 9, 9], [0, 0, 1, 0], 4, 0),
+        (ADAPTIVE, [0, 0, 0, 0, 0, 0], [0] * 6, 6, 0),
+        (ADAPTIVE, [1, None, None, 1, 1, 1], [1, None, None, 1, 1, 1], 6, 0),
+        (ADAPTIVE, [None, None, 0, 1, 9, 9], [None, None, 0, 1], 4, 0),
+        # Attempts with a hint replace the last ones, if all have failed.
+        (HINT, [0, 0, 0, 1, 1], [0, 1, 1], 3, 2),
+        (HINT, [0, -1, None, 1, 0], [0, 1, 0], 3, 2),
+        (HINT, [0, 0.5, 0, 9, 9], [0, 0.5, 0], 3, 0),  # one has not failed
+        (HINT, [None, None, None, 9, 9], [None] * 3, 3, 0),  # none has failed
+        (HINT, [0, 1], [1], 1, 1),  # more than the group has
     ],
 )
-def test_extremes_keeps_the_best_and_the_worst(rewards, size, kept):
-    assert made(Extremes(factor=2), rewards, size) == (kept, plain(range(2 * size)))
-
-
-@pytest.mark.parametrize(
-    ("rewards", "num_played"),
-    [
-        ([0, 1, 9, 9, 9, 9], 2),
-        ([0, 0, 1, 0, 9, 9], 4),
-        ([0, 0, 0, 0, 0, 0], 6),
-        ([1, None, None, 1, 1, 1], 6),
-        ([None, None, 0, 1, 9, 9], 4),
-    ],
-)
-def test_adaptive_size_plays_until_rewards_differ(rewards, num_played):
-    group, asked = made(AdaptiveSize(max_rounds=3), rewards, 2)
-    assert (group, asked) == (rewards[:num_played], plain(range(num_played)))
-
-
-@pytest.mark.parametrize(
-    ("rewards", "group", "num_hinted"),
-    [
-        ([0, 0, 0, 1, 1], [0, 1, 1], 2),  # the last two are replaced
-        ([0, -1, None, 1, 0], [0, 1, 0], 2),
-        ([0, 0.5, 0, 9, 9], [0, 0.5, 0], 0),  # one has not failed
-        ([None, None, None, 9, 9], [None] * 3, 0),  # none has failed
-    ],
-)
-def test_a_hint_is_shown_when_all_attempts_fail(rewards, group, num_hinted):
-    strategy = HintWhenAllFail(num_hinted=2, failed_reward=0.0)
-    hinted = [(3, ""), (4, "")][:num_hinted]
-    assert made(strategy, rewards, 3) == (group, plain(range(3)) + hinted)
-
-
-def test_more_hinted_attempts_than_the_group_has_replace_them_all():
-    strategy = HintWhenAllFail(num_hinted=9, failed_reward=0.0)
-    assert made(strategy, [0, 0, 1, 1], 2)[0] == [1, 1]
+def test_which_attempts_form_the_group(strategy, rewards, group, num_played, num_hinted):
+    seeds = [(i, None if i < num_played else "") for i in range(num_played + num_hinted)]
+    size = 2 if strategy is ADAPTIVE else len(group)
+    assert made(strategy, rewards, size) == (group, seeds)
 
 
 def play(strategy, client, env, size, sampler=SAMPLER, seed=None):
@@ -107,51 +84,40 @@ def branch(**options):
     return Branch(**{"branches": 2, "at": "token", "window": 1, "prefix_trains": True, **options})
 
 
-def test_branches_begin_at_the_least_likely_token():
+def test_branches_begin_at_the_least_likely_token_or_turn():
     # ScriptedClient gives a token the logprob -id/8, so the least likely of "azb" is the end, and
     # with a window of two "b" and the end.
-    table = {1: "azb", 2: "az", 3: "a"}
-    for window, kept in table.items():
-        client = ScriptedClient("azb", "!")
-        rollouts = play(branch(window=window), client, ScriptedEnv(), 3)
+    for window, kept in {1: "azb", 2: "az", 3: "a"}.items():
+        rollouts = play(branch(window=window), ScriptedClient("azb", "!"), ScriptedEnv(), 3)
         assert texts(rollouts) == [["azb"], [f"{kept}!"], [f"{kept}!"]]
         (root, *branches) = (rollout.rows[0] for rollout in rollouts)
         count = root.length - len("azb") - 1 + len(kept)
-        for row in branches:
-            assert row.token_ids[:count].tolist() == root.token_ids[:count].tolist()
-            assert row.rollout_logprobs[:count].tolist() == root.rollout_logprobs[:count].tolist()
-            assert row.token_versions[:count].tolist() == root.token_versions[:count].tolist()
-            assert row.num_completion == len(kept) + 2
-
-
-def test_masked_branches_train_only_their_own_tokens():
-    rollouts = play(branch(prefix_trains=False), ScriptedClient("azb", "!"), ScriptedEnv(), 3)
-    assert [rollout.num_completion for rollout in rollouts] == [4, 2, 2]
-
-
-def test_branches_at_turns_begin_where_a_later_turn_is_least_likely():
+        for each in branches:
+            for name in ("token_ids", "rollout_logprobs", "token_versions"):
+                values = getattr(each, name)[:count]
+                assert values.tolist() == getattr(root, name)[:count].tolist(), name
+            assert each.num_completion == len(kept) + 2
+    masked = play(branch(prefix_trains=False), ScriptedClient("azb", "!"), ScriptedEnv(), 3)
+    assert [rollout.num_completion for rollout in masked] == [4, 2, 2]  # only their own tokens
     client = ScriptedClient("one", "ab", "xy", "!", "!", "!", "!")
     env = ScriptedEnv(replies=("r1", "r2"), max_turns=3)
     rollouts = play(branch(at="turn"), client, env, 3)
     # The first token of "xy" is less likely than that of "ab", and the first turn does not count.
     assert texts(rollouts) == [["one", "ab", "xy"], *[["one", "ab", "!"]] * 2]
-    assert texts(play(branch(at="turn"), ScriptedClient("a", "b"), ScriptedEnv(), 3)) == [
-        *([["a"], ["b"], ["b"]])  # one turn only: the rest are attempts from the start
-    ]
+    alone = play(branch(at="turn"), ScriptedClient("a", "b"), ScriptedEnv(), 3)
+    assert texts(alone) == [["a"], ["b"], ["b"]]  # one turn only: the rest begin at the start
 
 
 def test_the_uncertainty_is_the_mean_of_a_window_that_ends_with_its_turn():
-    turns = np.array([-1, 0, 0, 0, 0, -1, 1], np.int32)
     logprobs = -np.array([0, 9, 4, 1, 1, 0, 3], np.float32)  # the first token is not branched
-    row = TrainingRow(turns + 5, turns >= 0, logprobs, turns.clip(max=0), turns)
-    rollout = replace(made_up_rollout(1.0, 2), rows=(row,))
+    played = replace(row(-1, 0, 0, 0, 0, -1, 1), rollout_logprobs=logprobs)
+    rollout = replace(made_up_rollout(1.0, 2), rows=(played,))
     # With a window of two: (4 + 1) / 2 and (1 + 1) / 2 in the first turn, and 3 in the second.
     assert branch(window=2).position(rollout) == (1, 0)
     assert branch(window=1).position(rollout) == (0, 1)
     assert branch(window=1, at="turn").position(rollout) == (1, 0)
 
-
-def test_a_turn_that_begins_with_given_tokens_is_not_branched():
+    # A turn that begins with given tokens is not branched.
     async def given(self, group, play_one, size):
         return [await play_one(group.example, seed=i, prefix="zz") for i in range(size)]
 
@@ -168,35 +134,19 @@ def test_branches_are_shared_among_the_roots(size, roots):
 
 
 def test_a_root_that_failed_gets_no_branch():
-    client = ScriptedClient("a", "b", "c")
-
-    async def score(self, episode):
-        return {"good": 1.0}
-
-    class Failing(ScriptedClient):
-        async def generate(self, *args, **kwargs):
-            raise TimeoutError
-
-    env = type("Mine", (ScriptedEnv,), {"score": score})()
-    rollouts = play(branch(), Failing("x"), env, 3)
-    assert [r.stop_reason for r in rollouts] == [StopReason.TIMEOUT] * 3
-    assert len(play(branch(), client, env, 3)) == 3
+    failed = play(branch(), ScriptedClient(TimeoutError()), ScriptedEnv(), 3)
+    assert [r.stop_reason for r in failed] == [StopReason.TIMEOUT] * 3
     # The first root has no token after its first one, so all branches begin in the second root.
     rollouts = play(branch(), ScriptedClient("", "azb", "!"), ScriptedEnv(), 6)
     assert texts(rollouts) == [[""], ["azb"], *[["azb!"]] * 4]
 
 
-def test_independent_attempts_share_a_request_and_its_seeds():
-    client = ScriptedClient("a")
-    rollouts = play(Independent(), client, ScriptedEnv(), 4, seed=1)
-    ((_, sampling, n, _),) = client.requests
-    assert (len(rollouts), n) == (4, 4)
-    again = ScriptedClient("a")
+def test_all_requests_of_a_seeded_group_have_different_seeds_and_attempts_share_them():
+    client, again = ScriptedClient("a"), ScriptedClient("a")
+    assert len(play(Independent(), client, ScriptedEnv(), 4, seed=1)) == 4
     play(Extremes(factor=2), again, ScriptedEnv(), 2, seed=1)
-    assert [(s["seed"], n) for _, s, n, _ in again.requests] == [(sampling["seed"], 4)]
-
-
-def test_all_requests_of_a_seeded_group_have_different_seeds():
+    for requests in (client.requests, again.requests):
+        assert [(s["seed"], n) for _, s, n, _ in requests] == [(client.requests[0][1]["seed"], 4)]
     client = ScriptedClient("a", "b")
     play(branch(), client, ScriptedEnv(("more",), 2), 6, seed=1)
     play(AdaptiveSize(max_rounds=3), client, ScriptedEnv(("more",), 2), 2, seed=2)
@@ -216,10 +166,6 @@ async def _too_many(self, group, play_one, size):
     return [await play_one(group.example, seed=i) for i in range(size + 1)]
 
 
-async def _none(self, group, play_one, size):
-    return []
-
-
 @pytest.mark.parametrize(
     ("strategy", "message"),
     [
@@ -233,7 +179,10 @@ def test_repeated_seeds_and_wrong_sizes_end_the_run(strategy, message):
 
 
 def test_a_strategy_may_return_none_or_another_number():
-    assert play(own(_none), ScriptedClient("a"), ScriptedEnv(), 2) == ()
+    async def none(self, group, play_one, size):
+        return []
+
+    assert play(own(none), ScriptedClient("a"), ScriptedEnv(), 2) == ()
     sizes = own(_too_many, fixed_size=False)
     assert len(play(sizes, ScriptedClient("a"), ScriptedEnv(), 2)) == 3
 
@@ -254,31 +203,27 @@ def test_groups_are_scored_after_a_strategy_that_reads_no_rewards():
 
 
 def test_unscored_attempts_stay_in_the_group_and_are_branched():
-    numbers = count_from()
+    numbers = iter(range(99))
 
     async def score(self, episode):
         if next(numbers) == 0:
             raise RuntimeError("broken")
         return {"good": 1.0}
 
-    env = type("Mine", (ScriptedEnv,), {"score": score})()
-    rollouts = play(branch(), ScriptedClient("az", "!"), env, 3, replace(SAMPLER, max_retries=0))
+    sampler = replace(SAMPLER, max_retries=0)
+    rollouts = play(branch(), ScriptedClient("az", "!"), scoring(score), 3, sampler)
     assert [rollout.reward for rollout in rollouts] == [None, 2.0, 2.0]
     assert all(row.token_ids[-1] == IM_END for r in rollouts for row in r.rows)
 
 
 def test_a_batch_may_have_groups_of_any_size_and_none_is_counted():
-    world = World(0, 1)
-    sizes = {}
+    world, sizes = World(0, 1), {}
 
     async def play_group(index, example, group_size, version):
         sizes[index] = (0, 1, 2, 5)[index % 4]
         return tuple(made_up_rollout(float(i), 2) for i in range(sizes[index]))
 
     world.dispatcher.play_group = play_group
-    shaping = RewardShaping(normalise_each=False, length_penalty=0.0)
-    credit = GroupCredit(keep, shaping, group_mean, lambda _: {})
-    world.dispatcher.credit = lambda example, rollouts, version: credit(example, rollouts)
 
     async def batch():
         running = asyncio.create_task(world.dispatcher.run())
@@ -291,9 +236,8 @@ def test_a_batch_may_have_groups_of_any_size_and_none_is_counted():
     assert [len(group.rollouts) for group in groups] == [sizes[g.index] for g in groups]
     assert {len(group.rollouts) for group in groups} == {1, 2, 5}
     assert world.dispatcher.buffer.rejected["without_rollouts"] >= 1
-    (share,) = plan_batch(
-        groups, sequence_mean, step=0, ranks=1, tokens_per_micro_batch=64, metrics={}
-    )
+    settings = {"step": 0, "ranks": 1, "tokens_per_micro_batch": 64, "metrics": {}}
+    (share,) = plan_batch(groups, sequence_mean, **settings)
     weights = sum(micro.token_weights[micro.completion_mask].sum() for micro in share.micro_batches)
     assert (len(share.rewards), weights) == (8, pytest.approx(1.0))
     assert np.bincount(share.group_ids).tolist() == [len(group.rollouts) for group in groups]
