@@ -38,12 +38,14 @@ MUTATIONS = (
         "losses/gae.py",
         "delta = rewards[:, step] + gamma * next_value - values[:, step]",
         "delta = rewards[:, step] - values[:, step]",
+        "tests/losses/test_estimators.py",
     ),
     Mutation(
         "squared_error: minimum instead of maximum",
         "losses/squared_error.py",
         "torch.maximum(error, clipped)",
         "torch.minimum(error, clipped)",
+        "tests/losses/test_estimators.py",
     ),
     Mutation(
         "value_credit: a turn's reward before its last token",
@@ -62,13 +64,13 @@ MUTATIONS = (
         "rl/learner/token_table.py",
         "self._starts = lengths.cumsum(0) - lengths",
         "self._starts = lengths.cumsum(0) - lengths[0]",
+        "tests/rl/learner/test_critic.py",
     ),
     Mutation(
         "critic: unscored rollouts train",
         "rl/learner/critic.py",
         "table.exists & torch.tensor(batch.rewards).isfinite()[:, None]",
         "table.exists",
-        "tests/rl/learner/test_token_table.py",
     ),
     Mutation(
         "cispo: the sign of the advantage is flipped",
@@ -127,6 +129,7 @@ MUTATIONS = (
         "losses/kl.py",
         "return (-clamped).exp() + clamped - 1",
         "return clamped.exp() - clamped - 1",
+        "tests/losses/test_estimators.py",
     ),
     Mutation(
         "objective: the sign of the KL penalty is flipped",
@@ -161,12 +164,14 @@ MUTATIONS = (
         "rl/learner/observation.py",
         '"grad": grads[0]',
         '"grad": grads[1]',
+        "tests/rl/learner/test_objective_by_hand.py",
     ),
     Mutation(
         "observation: corrected tokens count as kept",
         "rl/learner/observation.py",
         "batch.token_weights * correction",
         "batch.token_weights",
+        "tests/rl/learner/test_objective_by_hand.py",
     ),
     Mutation(
         "logprobs: the temperature is ignored",
@@ -250,6 +255,7 @@ MUTATIONS = (
         "rl/learner/kl.py",
         "kl / self.target_kl - 1,",
         "1 - kl / self.target_kl,",
+        "tests/rl/learner/test_objective_by_hand.py",
     ),
     Mutation(
         "preparation: the penalty lacks beta",
@@ -270,14 +276,14 @@ MUTATIONS = (
         "rl/learner/learner.py",
         "self._reference.after_step(batch.step + 1)",
         "self._reference.after_step(batch.step)",
-        "tests/rl/learner/test_updates.py::test_an_adaptive_beta_and_a_moving_reference_survive_a_checkpoint",
+        "tests/rl/learner/test_learner.py::test_an_adaptive_beta_and_a_moving_reference_survive_a_checkpoint",
     ),
     Mutation(
         "learner: a resumed run starts with the first beta",
         "rl/learner/learner.py",
         'json.dumps({"beta": self._beta})',
         'json.dumps({"beta": self._kl.beta})',
-        "tests/rl/learner/test_updates.py::test_an_adaptive_beta_and_a_moving_reference_survive_a_checkpoint",
+        "tests/rl/learner/test_learner.py::test_an_adaptive_beta_and_a_moving_reference_survive_a_checkpoint",
     ),
     Mutation(
         "pusher: must_differ is ignored",
@@ -431,6 +437,7 @@ MUTATIONS = (
         "losses/by_source.py",
         "select(result.loss, imitation)",
         "select(result.loss)",
+        "tests/losses/test_token_losses.py",
     ),
     Mutation(
         "finished group: a hint sees no reward",

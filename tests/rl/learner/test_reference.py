@@ -23,8 +23,9 @@ from rl.learner.reference.local import FrozenModel, InitialPolicy
 from rl.learner.reference.per_env import PerEnvironment
 from rl.learner.reference.protocol import ReferenceSetting
 from rl.model.tokenizer import Tokenizer
-from rl.records import MicroBatch, RankBatch
+from rl.records import RankBatch
 from rl.runtime.failure import RunFailed
+from tests.rl.learner.test_objective_by_hand import ROWS
 from tests.support import tiny_policy
 from tests.support.answers import Answers
 
@@ -281,33 +282,22 @@ def test_each_environment_s_rows_are_scored_by_its_own_teacher_in_any_order(serv
 @pytest.mark.parametrize("shares", [False, True])
 @pytest.mark.parametrize("hinted", [False, True])
 def test_a_reference_scores_the_policy_s_choices_after_its_own_prompt(folder, hinted, shares):
-    """The rows are 5 6 | 7 8 3 with a reply at 8, and 5 6 | 7 1; the hinted prompt is 9 4 6."""
-    rows = np.array([[5, 6, 7, 8, 3], [5, 6, 7, 1, 0]], np.int32)
-    mask = np.array([[0, 0, 1, 0, 1], [0, 0, 1, 1, 0]], np.bool_)
-    hints = np.array([[9, 4, 6, 7, 8, 3], [9, 4, 6, 7, 1, 0]], np.int32)
-    of_row = ("rollout_ids", "group_ids", "first_positions", "row_numbers")
-    floats = ("rollout_logprobs", "advantages", "token_weights")
-    micro = MicroBatch(
-        token_ids=rows,
-        completion_mask=mask,
-        **dict.fromkeys(floats, np.zeros((2, 5), np.float32)),
-        **dict.fromkeys(("token_versions", "turns", "source"), np.zeros((2, 5), np.int32)),
-        **dict.fromkeys(of_row, np.zeros(2, np.int32)),
-        envs=("words", "words"),
-        hinted_token_ids=hints if hinted else None,
-        hinted_mask=np.pad(mask, ((0, 0), (1, 0))) if hinted else None,
-    )
+    """The rows are 5 | 6 7 and 5 | 6, and the hinted prompt is 9 4."""
+    mask, hinted_mask = ROWS.completion_mask, np.pad(ROWS.completion_mask, ((0, 0), (1, 0)))
+    rows = np.array([[5, 6, 7], [5, 6, 0]], np.int32)
+    hints = np.array([[9, 4, 6, 7], [9, 4, 6, 0]], np.int32)
+    micro = replace(ROWS, token_ids=rows, envs=("words", "words"))
+    if hinted:
+        micro = replace(micro, hinted_token_ids=hints, hinted_mask=hinted_mask)
     given = setting(folder, share_prefixes=shares)
     kl = KLPenalty(estimator=k1, beta=0.0, place="loss", target_kl=None)
     reference = frozen(folder).start(given)
     assert reference.shares_prefixes == shares
     prepare = Preparation(given.policy, reference, keeps_old=False, kl=kl, compared=True)
     ((prepared,), _) = prepare(RankBatch(0, (micro,)), 0.0)
-    scored = torch.tensor(hints if hinted else rows).long()
-    logits = tiny_policy.exact_model(folder, seed=5)(input_ids=scored).logits
-    logprobs, start = torch.log_softmax(logits.detach(), -1), 2 + hinted
-    expected = [(0, 0, 7), (0, 2, 3), (1, 0, 7), (1, 1, 1)]  # row, place in the completion, token
-    expected = torch.stack([logprobs[i, start + j - 1, token] for i, j, token in expected])
+    scored, chosen = map(torch.tensor, (hints, hinted_mask) if hinted else (rows, mask))
+    logits = tiny_policy.exact_model(folder, seed=5)(input_ids=scored.long()).logits[:, :-1]
+    expected = torch.log_softmax(logits.detach(), -1)[chosen[:, 1:]][range(3), [6, 7, 6]]
     torch.testing.assert_close(prepared.ref_logprobs, expected.float(), rtol=1e-5, atol=1e-5)
     assert prepared.token_ids.tolist() == rows.tolist()  # what the policy trains on
 

@@ -120,7 +120,7 @@ async def test_each_rank_gets_its_share_of_one_plan(tmp_path):
 async def test_a_loss_of_whole_groups_gets_them_and_an_aggregation_by_turn_gets_turns(tmp_path):
     turn_mean = chosen("aggregation", "turn_mean")
     served = service(tmp_path, [group(1.0, 2.0)], turn_mean, aggregation_takes_turns=True)
-    served._run.loss = {"_target_": "tests.rl.learner.test_batch_losses.Ranked"}
+    served._run.loss = {"_target_": "tests.rl.learner.test_objective.Ranked"}
     calls = [Call(what="next_batch", rank=rank, step=0) for rank in (0, 1)]
     batches = [unpack(answer.value, RankBatch) for answer in await asked(served, *calls)]
     assert [b.micro_batches[0].rollout_ids.tolist() for b in batches] == [[0, 1], [-1]]
