@@ -127,6 +127,11 @@ def test_gspo_clips_whole_sequences_by_their_mean_log_ratio():
         bounds=("clip_fraction", "low", "high"),
         sequence_ids=[0, 1, 2, 0, 3, 2, 4, 4],
     )
+    # What is clamped and counted is the mean of a sequence, here 12.5 and 22.
+    pi, mu = vector([-1.0, -1.0, -0.5, -0.5]), vector([-21.5, -5.5, -20.4, -24.6])
+    ids = torch.tensor([0, 0, 1, 1])
+    tokens = Tokens.by_hand(pi, mu, torch.ones(4), sequence_ids=ids, num_sequences=2)
+    assert gspo(tokens, **CLIP).ratio_clamped.tolist() == [0.0, 0.0, 1.0, 1.0]
 
 
 def test_reinforce_weighs_log_pi_by_the_advantage_and_takes_no_ratio():

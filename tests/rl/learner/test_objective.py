@@ -92,8 +92,9 @@ def in_parts(model, rows, objective, *, old=False, **split):
 
     def outputs(batch):
         given = (batch.token_ids, batch.mask, tiny_policy.TEMPERATURE)
-        *others, kl, candidates = module(*given, entropies=True, candidates=batch.candidates)
-        return replace(batch, kl_from_uniform=kl), *others, candidates
+        found = module(*given, entropies=True, candidates=batch.candidates)
+        logprobs, entropies, kl, candidates = found
+        return replace(batch, kl_from_uniform=kl), logprobs, entropies, candidates
 
     if hasattr(objective.token_loss, "statistics"):
         seen = [with_outputs(*outputs(batch)) for batch in batches]

@@ -105,7 +105,8 @@ def test_a_float32_head_computes_on_bfloat16_numbers_as_if_they_were_float32():
     (hidden, weight, bias), targets = inputs(torch.bfloat16, 300)
     exact = [t.detach().float().requires_grad_() for t in (hidden, weight, bias)]
     found = head(hidden, weight, bias, targets, 7, dtype=torch.float32)
-    expected = head(*exact, targets, 7)
+    wide_hidden, wide_weight, wide_bias = exact
+    expected = head(wide_hidden, wide_weight, wide_bias, targets, 7)
     torch.testing.assert_close(found, expected, rtol=0, atol=0)
     half = head(hidden, weight, bias, targets, 7)
     assert (half[0] - expected[0]).abs().max() > 1e-3  # what the plain head makes of them

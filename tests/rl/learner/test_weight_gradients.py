@@ -41,8 +41,9 @@ def test_in_bfloat16_all_weights_get_the_sum_of_their_gradients_before_it_is_rou
     use_float32_gradients(model)
     for parameter in model.parameters():
         parameter.grad_dtype = torch.float32
-    model[0].weight.data[1] = torch.tensor([2.0, 3.0]).bfloat16()
-    model[1].weight.data = torch.eye(2).bfloat16()
+    words, matrix = model.get_parameter("0.weight"), model.get_parameter("1.weight")
+    words.data[1] = torch.tensor([2.0, 3.0]).bfloat16()
+    matrix.data = torch.eye(2).bfloat16()
     # Each small number is lost beside 1, and bfloat16 cannot represent the sum.
     slopes = torch.tensor([1.0, *[2**-9] * 65]).bfloat16()[:, None]
     (model(torch.ones(1, 66, dtype=torch.long)) * slopes).sum().backward()
