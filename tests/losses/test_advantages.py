@@ -3,7 +3,6 @@
 import itertools
 import math
 import random
-from collections.abc import Callable
 from functools import partial
 
 import pytest
@@ -11,8 +10,7 @@ import pytest
 from losses import advantages
 from losses.groups import ScoredGroup
 
-NAN, INF = float("nan"), float("inf")
-Advantage = Callable[..., list[float]]
+NAN, INF, ROOT3 = math.nan, math.inf, math.sqrt(3)
 group_zscore = partial(advantages.group_zscore, epsilon=1e-4)
 
 
@@ -21,18 +19,10 @@ def of_rewards(advantage):
     return lambda rewards: advantage(ScoredGroup.by_hand(rewards))
 
 
-def turn_group_mean(turn_rewards, discount):
-    rewards = [None if turns is None else sum(turns) for turns in turn_rewards]
-    group = ScoredGroup.by_hand(rewards, turn_rewards=turn_rewards)
-    return advantages.turn_group_mean(group, discount=discount)
-
-
-BASELINED = {
-    "group_mean": of_rewards(advantages.group_mean),
-    "group_zscore": of_rewards(group_zscore),
-    "rloo": of_rewards(advantages.rloo),
-    "max_rl": of_rewards(advantages.max_rl),
-}
+FORMULAS = (advantages.group_mean, group_zscore, advantages.rloo, advantages.max_rl)
+baselined = pytest.mark.parametrize(
+    "advantage", [*map(of_rewards, FORMULAS)], ids=["mean", "zscore", "rloo", "max_rl"]
+)
 
 TABLE = [
     # mean 1/4
@@ -40,11 +30,7 @@ TABLE = [
     # scorable 1, 0, 0.5: mean 0.5; the rest gets 0
     (advantages.group_mean, [1, None, 0, NAN, 0.5, INF, -INF], [0.5, 0, -0.5, 0, 0, 0, 0]),
     # mean 1, deviations 2, -1, -1, variance (4 + 1 + 1) / (3 - 1) = 3; epsilon 0
-    (
-        partial(advantages.group_zscore, epsilon=0.0),
-        [3, 0, 0],
-        [2 / math.sqrt(3), -1 / math.sqrt(3), -1 / math.sqrt(3)],
-    ),
+    (partial(advantages.group_zscore, epsilon=0.0), [3, 0, 0], [2 / ROOT3, -1 / ROOT3, -1 / ROOT3]),
     # mean 0.5, std sqrt(1/2 / 1) = 0.70710678; 0.5 / 0.70720678 = 0.70700679
     (group_zscore, [1, 0], [0.7070067953, -0.7070067953]),
     # the unscorable one is in neither mean nor std nor K
@@ -68,29 +54,24 @@ def test_advantages_match_the_table(advantage, rewards, expected):
     assert of_rewards(advantage)(rewards) == pytest.approx(expected, abs=1e-9)
 
 
-@pytest.mark.parametrize("name", BASELINED)
-def test_a_group_without_differences_has_zero_advantages(name):
-    advantage = BASELINED[name]
-    assert advantage([]) == []
-    assert advantage([1.0]) == [0.0]
-    assert advantage([1.0, None, NAN]) == [0.0, 0.0, 0.0]
-    assert advantage([None, None]) == [0.0, 0.0]
-    assert advantage([0.0, 0.0, 0.0]) == [0.0, 0.0, 0.0]
+@baselined
+def test_a_group_without_differences_has_zero_advantages(advantage):
     third = 0.1 + 0.2  # 0.30000000000000004
-    assert advantage([0.3, third, 0.3]) == [0.0, 0.0, 0.0]
-    assert advantage([0.0, 1e-6]) == [0.0, 0.0]
+    equal = ([], [1.0], [1.0, None, NAN], [None, None], [0.0] * 3, [0.3, third, 0.3], [0.0, 1e-6])
+    for rewards in equal:
+        assert advantage(rewards) == [0.0] * len(rewards)
     assert advantage([1.0, 1.0 + 2e-6])[0] < 0 < advantage([1.0, 1.0 + 2e-6])[1]
 
 
-@pytest.mark.parametrize("name", BASELINED)
-def test_advantages_sum_to_zero_follow_the_rewards_and_ignore_their_order(name):
+@baselined
+def test_advantages_sum_to_zero_follow_the_rewards_and_ignore_their_order(advantage):
     rng = random.Random(0)
     for _ in range(50):
         rewards = [rng.choice([0.0, 0.5, 1.0, rng.random()]) for _ in range(rng.randint(2, 16))]
         order = rng.sample(range(len(rewards)), len(rewards))
-        worth = BASELINED[name](rewards)
+        worth = advantage(rewards)
         assert math.fsum(worth) == pytest.approx(0.0, abs=1e-12)
-        shuffled = BASELINED[name]([rewards[i] for i in order])
+        shuffled = advantage([rewards[i] for i in order])
         assert shuffled == pytest.approx([worth[i] for i in order], abs=1e-12)
         for i, j in itertools.pairwise(order):
             assert (rewards[i] > rewards[j]) == (worth[i] > worth[j])
@@ -98,7 +79,13 @@ def test_advantages_sum_to_zero_follow_the_rewards_and_ignore_their_order(name):
 
 def test_max_rl_refuses_negative_rewards_and_says_what_to_do():
     with pytest.raises(ValueError, match=r"got -1.*use advantage=group_mean, or add"):
-        BASELINED["max_rl"]([1.0, -1.0])
+        of_rewards(advantages.max_rl)([1.0, -1.0])
+
+
+def turn_group_mean(turn_rewards, discount):
+    rewards = [None if turns is None else sum(turns) for turns in turn_rewards]
+    group = ScoredGroup.by_hand(rewards, turn_rewards=turn_rewards)
+    return advantages.turn_group_mean(group, discount=discount)
 
 
 @pytest.mark.parametrize(
@@ -132,4 +119,4 @@ def test_a_turn_is_compared_with_the_same_turn_of_the_others(rewards, discount, 
 def test_a_reward_at_the_end_gives_all_turns_the_same_advantage():
     finals = [3.0, 1.0, 0.5]
     found = turn_group_mean([[0.0, 0.0, final] for final in finals], 1.0)
-    assert found == [[a] * 3 for a in BASELINED["group_mean"](finals)]
+    assert found == [[a] * 3 for a in of_rewards(advantages.group_mean)(finals)]

@@ -14,53 +14,37 @@ OLD = (1 / 2, 1 / 8, 1 / 4, 1 / 8, 1 / 2)
 MU = (1 / 8, 1 / 2, 1 / 2, 1 / 2, 1 / 16)
 IDS = (0, 1, 0, 1, 2)
 
+TRUNCATED, MASKED = "correction_truncated", "correction_masked"
 TABLE = [
-    (correction.none, (1.0, 1.0, 1.0, 1.0, 1.0), {}),
+    (correction.none, {}, (1, 1, 1, 1, 1), {}),
+    (correction.tis_token, {"cap": 2}, (2, 1 / 4, 1 / 2, 1 / 4, 2), {TRUNCATED: [1, 0, 0, 0, 1]}),
+    (correction.tis_sequence, {"cap": 3}, (2, 1 / 16, 2, 1 / 16, 3), {TRUNCATED: [0, 0, 0, 0, 1]}),
+    (correction.icepop, {"low": 0.3, "high": 5}, (4, 0, 1 / 2, 0, 0), {MASKED: [0, 1, 0, 1, 1]}),
+    (correction.mis, {"low": 0.1, "high": 5}, (2, 0, 2, 0, 0), {MASKED: [0, 1, 0, 1, 1]}),
+    # sequence 1 stays: its mean 1/4 is above 0.2 though its product 1/16 is not
     (
-        partial(correction.tis_token, cap=2.0),
-        (2.0, 0.25, 0.5, 0.25, 2.0),
-        {"correction_truncated": (1, 0, 0, 0, 1)},
-    ),
-    (
-        partial(correction.tis_sequence, cap=3.0),
-        (2.0, 1 / 16, 2.0, 1 / 16, 3.0),
-        {"correction_truncated": (0, 0, 0, 0, 1)},
-    ),
-    (
-        partial(correction.icepop, low=0.3, high=5.0),
-        (4.0, 0.0, 0.5, 0.0, 0.0),
-        {"correction_masked": (0, 1, 0, 1, 1)},
+        correction.geometric_mask,
+        {"low": 0.2, "high": 1.5},
+        (1, 1, 1, 1, 0),
+        {MASKED: [0, 0, 0, 0, 1]},
     ),
     (
-        partial(correction.mis, low=0.1, high=5.0),
-        (2.0, 0.0, 2.0, 0.0, 0.0),
-        {"correction_masked": (0, 1, 0, 1, 1)},
-    ),
-    (  # sequence 1 stays: its mean 1/4 is above 0.2 though its product 1/16 is not
-        partial(correction.geometric_mask, low=0.2, high=1.5),
-        (1.0, 1.0, 1.0, 1.0, 0.0),
-        {"correction_masked": (0, 0, 0, 0, 1)},
-    ),
-    (  # and from below
-        partial(correction.geometric_mask, low=0.5, high=9.0),
-        (1.0, 0.0, 1.0, 0.0, 1.0),
-        {"correction_masked": (0, 1, 0, 1, 0)},
+        correction.geometric_mask,
+        {"low": 0.5, "high": 9},
+        (1, 0, 1, 0, 1),
+        {MASKED: [0, 1, 0, 1, 0]},
     ),
 ]
-NAMES = ["none", "tis_token", "tis_sequence", "icepop", "mis", "geometric_high", "geometric_low"]
 
 
-@pytest.mark.parametrize(("function", "weights", "metrics"), TABLE, ids=NAMES)
-def test_correction_weights(function, weights, metrics):
+@pytest.mark.parametrize(("function", "options", "weights", "metrics"), TABLE)
+def test_correction_weights(function, options, weights, metrics):
     old_logprobs = torch.tensor(OLD, dtype=torch.float64).log().requires_grad_()
     rollout_logprobs = torch.tensor(MU, dtype=torch.float64).log()
-    out = function(old_logprobs, rollout_logprobs, torch.tensor(IDS), 4)
+    out = function(old_logprobs, rollout_logprobs, torch.tensor(IDS), 4, **options)
     assert not out.weights.requires_grad
     torch.testing.assert_close(out.weights, torch.tensor(weights, dtype=torch.float64))
-    assert set(out.metrics) == set(metrics)
-    for name, values in metrics.items():
-        got = out.metrics[name].double()
-        torch.testing.assert_close(got, torch.tensor(values, dtype=torch.float64))
+    assert {name: values.tolist() for name, values in out.metrics.items()} == metrics
 
 
 def test_a_token_of_impossible_probability_keeps_every_weight_finite():
@@ -77,10 +61,10 @@ def test_a_token_of_impossible_probability_keeps_every_weight_finite():
 
 
 def test_a_ratio_equal_to_the_cap_or_to_the_bounds_is_kept_and_not_counted():
-    cap, bounds = {"cap": 1.0}, {"low": 1.0, "high": 1.0}
-    options = {"tis_token": cap, "tis_sequence": cap, "icepop": bounds, "mis": bounds}
-    for name, given in (options | {"geometric_mask": bounds}).items():
-        logprobs = -torch.ones(1)
+    cap, bounds, logprobs = {"cap": 1.0}, {"low": 1.0, "high": 1.0}, -torch.ones(1)
+    options = dict.fromkeys(("tis_token", "tis_sequence"), cap)
+    options |= dict.fromkeys(("icepop", "mis", "geometric_mask"), bounds)
+    for name, given in options.items():
         out = getattr(correction, name)(logprobs, logprobs, torch.tensor([0]), 1, **given)
         assert out.weights.tolist() == [1.0]
         assert [float(values) for values in out.metrics.values()] == [0.0]

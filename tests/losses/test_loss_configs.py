@@ -2,7 +2,6 @@
 
 import inspect
 from importlib import import_module
-from typing import Any
 
 import pytest
 import yaml
@@ -12,38 +11,10 @@ from tests.support.composing import CONF, chosen, composed
 OWN_GROUPS = ("loss", "advantage", "aggregation")
 FILES = sorted(path for group in OWN_GROUPS for path in (CONF / group).glob("*.yaml"))
 
-# loss: function, advantage, aggregation
-ALGORITHMS = {
-    "cispo": ("cispo", "group_mean", "token_mean"),
-    "grpo": ("ppo_clip", "group_zscore", "sequence_mean"),
-    "dr_grpo": ("ppo_clip", "group_mean", "constant_length"),
-    "dapo": ("ppo_clip", "group_zscore", "token_mean"),
-    "ppo_clip": ("ppo_clip", "group_zscore", "token_mean"),
-    "ppo_clip_kl": ("ppo_clip", "group_zscore", "token_mean"),
-    "ppo": ("ppo_clip", "none", "token_mean"),
-    "gdpo": ("ppo_clip", "group_zscore", "sequence_mean"),
-    "lite_ppo": ("ppo_clip", "group_mean", "token_mean"),
-    "reinforce_pp": ("ppo_clip", "none", "token_mean"),
-    "gspo": ("gspo", "group_zscore", "sequence_mean"),
-    "sapo": ("sapo", "group_zscore", "sequence_mean"),
-    "rloo": ("reinforce", "rloo", "token_mean"),
-    "reinforce": ("reinforce", "group_mean", "token_mean"),
-    "masked_is": ("masked_is", "group_mean", "token_mean"),
-    "m2po": ("M2PO", "group_zscore", "token_mean"),
-    "dppo": ("dppo", "group_mean", "token_mean"),
-    "distill": ("distill", "none", "token_mean"),
-    "forward_kl_topk": ("forward_kl_topk", "none", "token_mean"),
-    "reverse_kl_topk": ("reverse_kl_topk", "none", "token_mean"),
-    "jsd_topk": ("jsd_topk", "none", "token_mean"),
-    "sft": ("cross_entropy", "none", "token_mean"),
-}
+each_file = pytest.mark.parametrize("path", FILES, ids=[f"{p.parent.name}/{p.stem}" for p in FILES])
 
 
-def names(config: dict[str, Any]) -> tuple[str, ...]:
-    return tuple(config[group]["_target_"].rpartition(".")[2] for group in OWN_GROUPS)
-
-
-@pytest.mark.parametrize("path", FILES, ids=[f"{p.parent.name}/{p.stem}" for p in FILES])
+@each_file
 def test_a_yaml_sets_every_option_of_its_function_and_no_other(path):
     node = chosen(path.parent.name, path.stem)
     module, _, name = node.pop("_target_").rpartition(".")
@@ -53,7 +24,7 @@ def test_a_yaml_sets_every_option_of_its_function_and_no_other(path):
     assert all(p.default is p.empty for p in options)
 
 
-@pytest.mark.parametrize("path", FILES, ids=[f"{p.parent.name}/{p.stem}" for p in FILES])
+@each_file
 def test_a_yaml_has_a_comment_at_its_top_and_above_each_option(path):
     lines = path.read_text().splitlines()
     assert lines[0].startswith("# ")
@@ -64,25 +35,12 @@ def test_a_yaml_has_a_comment_at_its_top_and_above_each_option(path):
             assert lines[i - 1].startswith("# "), f"{lines[i]} has no comment above it"
 
 
-@pytest.mark.parametrize("loss", ALGORITHMS)
-def test_a_loss_sets_its_advantage_and_aggregation(loss):
-    assert names(composed(f"loss={loss}", "++reference.path=teacher")) == ALGORITHMS[loss]
-
-
-def test_some_losses_set_further_groups():
-    assert composed("loss=dapo")["loss"]["clip_high"] == 0.28
-    assert composed("loss=ppo")["critic"]["_target_"] == "rl.learner.critic.ValueModel"
-    assert composed("loss=ppo_clip")["critic"]["_target_"] == "rl.learner.critic.NoCritic"
-    for loss in ("gdpo", "lite_ppo", "reinforce_pp"):
-        assert composed(f"loss={loss}")["batch_credit"]["_target_"].endswith(".whiten")
-    assert composed("loss=gdpo")["reward"]["normalise_each"]
-    for loss in ("reinforce", "rloo", "distill"):  # they do not correct staleness
-        assert composed(f"loss={loss}", "++reference.path=t")["sampler"]["max_staleness"] == 0
-    assert composed("loss=cispo")["sampler"]["max_staleness"] == 1
-
-
-def test_the_command_line_overrides_the_choices_of_a_loss():
+def test_a_loss_sets_other_groups_and_the_command_line_overrides_its_choices():
     config = composed("aggregation=token_mean", "loss=grpo", "advantage.epsilon=0.5")
-    assert names(config) == ("ppo_clip", "group_zscore", "token_mean")
+    names = {group: config[group]["_target_"].rpartition(".")[2] for group in OWN_GROUPS}
+    expected = {"loss": "ppo_clip", "advantage": "group_zscore", "aggregation": "token_mean"}
+    assert names == expected
     assert config["advantage"]["epsilon"] == 0.5
+    assert composed("loss=grpo")["aggregation"]["_target_"].endswith(".sequence_mean")
     assert composed("loss=dr_grpo")["aggregation"]["length"] == 256
+    assert composed("loss=ppo")["critic"]["_target_"] == "rl.learner.critic.ValueModel"

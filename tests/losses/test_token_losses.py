@@ -1,26 +1,64 @@
-"""Token losses against numbers worked by hand, one row for each branch of the formula."""
+"""Token losses against numbers worked by hand, one row for each branch of the formula.
 
+Probabilities are powers of 1/2, so ratios are exact and log probabilities multiples of ln 2.
+"""
+
+import math
+from dataclasses import replace
 from functools import partial
 
 import pytest
 import torch
 
+from losses.by_source import by_source
 from losses.cispo import cispo
 from losses.cross_entropy import cross_entropy
 from losses.decoupled_ppo import decoupled_ppo
 from losses.distill import distill
 from losses.dppo import dppo
+from losses.groups import Source
 from losses.gspo import gspo
+from losses.m2po import M2PO
 from losses.masked_is import masked_is
 from losses.ppo_clip import ppo_clip
 from losses.reinforce import reinforce
 from losses.sapo import sapo
 from losses.tokens import Tokens
+from losses.top_entropy import is_highest, top_entropy
 
-LN2 = 0.6931471805599453  # -log(1/2)
+torch.set_num_threads(1)
+
+LN2 = math.log(2)
+CLIP = {"clip_low": 0.2, "clip_high": 0.28}
+exact = partial(torch.testing.assert_close, rtol=1e-12, atol=1e-12)
 
 
-def test_cispo_bounds_the_weight_and_never_the_gradient(check_table):
+def vector(values):
+    return torch.tensor(values, dtype=torch.float64)
+
+
+def check_table(loss_function, rows, *, bounds=(), sequence_ids=None, others=None, **metrics):
+    """Compare with rows of (pi, anchor probability, advantage, loss, d loss / d log pi).
+
+    With `bounds`, a prefix and names, a row ends with the name of the bound that acts, or with "".
+    """
+    pi, anchor, advantages, *expected = vector([row[:5] for row in rows]).T
+    for prefix in bounds[:1]:
+        metrics[prefix] = [row[5] != "" for row in rows]
+        metrics |= {f"{prefix}_{name}": [row[5] == name for row in rows] for name in bounds[1:]}
+    ids = torch.tensor(sequence_ids or range(len(rows)))
+    logprobs, also = pi.log().requires_grad_(), {"ref_logprobs": anchor.log(), **(others or {})}
+    also |= {"sequence_ids": ids, "num_sequences": int(ids.max()) + 1}
+    out = loss_function(Tokens.by_hand(logprobs, anchor.log(), advantages, **also))
+    out.loss.sum().backward()
+    exact([out.loss, logprobs.grad], expected)
+    assert not any(metric.requires_grad for metric in out.metrics.values())
+    assert set(out.metrics) == set(metrics)
+    for name, values in metrics.items():
+        torch.testing.assert_close(out.metrics[name].double(), vector(values))
+
+
+def test_cispo_bounds_the_weight_and_never_the_gradient():
     rows = [  # loss = -clip(ratio, 0.5, 3) * A * log pi, gradient = -clip(ratio, 0.5, 3) * A
         (1 / 2, 1 / 4, 1.0, 2 * LN2, -2.0),  # ratio 2 within the bounds
         (1 / 2, 1 / 8, 1.0, 3 * LN2, -3.0),  # ratio 4 -> 3
@@ -31,82 +69,72 @@ def test_cispo_bounds_the_weight_and_never_the_gradient(check_table):
     check_table(partial(cispo, clip_low=0.5, clip_high=3.0), rows, clip_fraction=[0, 1, 1, 1, 1])
 
 
-def test_ppo_clip_removes_the_gradient_only_in_the_direction_that_moved_too_far(check_table):
+def test_ppo_clip_removes_the_gradient_only_in_the_direction_that_moved_too_far():
     rows = [  # bounds 1 - 0.2 and 1 + 0.28; unclipped: loss = -A r, gradient = -A r
-        (1 / 2, 1 / 2, 1.0, -1.0, -1.0),  # ratio 1
-        (1 / 2, 1 / 2, -3.0, 3.0, 3.0),  # ratio 1
-        (1 / 2, 1 / 4, 1.0, -1.28, 0.0),  # ratio 2, rising on: max(-2, -1.28)
-        (1 / 2, 1 / 4, -1.0, 2.0, 2.0),  # ratio 2, to be lowered: max(2, 1.28)
-        (1 / 4, 1 / 2, 1.0, -0.5, -0.5),  # ratio 1/2, to be raised: max(-0.5, -0.8)
-        (1 / 4, 1 / 2, -1.0, 0.8, 0.0),  # ratio 1/2, falling on: max(0.5, 0.8)
-        (1 / 2, 1 / 64, -2.0, 64.0, 64.0),  # ratio 32: no limit without dual_clip
-        (1 / 2, 1 / 4, 0.0, 0.0, 0.0),
+        (1 / 2, 1 / 2, 1.0, -1.0, -1.0, ""),  # ratio 1
+        (1 / 2, 1 / 2, -3.0, 3.0, 3.0, ""),  # ratio 1
+        (1 / 2, 1 / 4, 1.0, -1.28, 0.0, "high"),  # ratio 2, rising on: max(-2, -1.28)
+        (1 / 2, 1 / 4, -1.0, 2.0, 2.0, ""),  # ratio 2, to be lowered: max(2, 1.28)
+        (1 / 4, 1 / 2, 1.0, -0.5, -0.5, ""),  # ratio 1/2, to be raised: max(-0.5, -0.8)
+        (1 / 4, 1 / 2, -1.0, 0.8, 0.0, "low"),  # ratio 1/2, falling on: max(0.5, 0.8)
+        (1 / 2, 1 / 64, -2.0, 64.0, 64.0, ""),  # ratio 32: no limit without dual_clip
+        (1 / 2, 1 / 4, 0.0, 0.0, 0.0, ""),
     ]
     check_table(
         partial(ppo_clip, clip_low=0.2, clip_high=0.28, dual_clip=None),
         rows,
-        clip_fraction=[0, 0, 1, 0, 0, 1, 0, 0],
-        clip_fraction_low=[0, 0, 0, 0, 0, 1, 0, 0],
-        clip_fraction_high=[0, 0, 1, 0, 0, 0, 0, 0],
+        bounds=("clip_fraction", "low", "high"),
     )
 
 
-def test_dual_clip_bounds_the_loss_of_a_negative_advantage(check_table):
+def test_dual_clip_bounds_the_loss_of_a_negative_advantage():
     rows = [  # as above; where A < 0 also at most -3 A
-        (1 / 2, 1 / 8, -2.0, 6.0, 0.0),  # ratio 4: min(8, 6)
-        (1 / 2, 1 / 4, -2.0, 4.0, 4.0),  # ratio 2: min(4, 6)
-        (1 / 4, 1 / 2, -1.0, 0.8, 0.0),  # ratio 1/2: the lower bound still holds
-        (1 / 2, 1 / 8, 1.0, -1.28, 0.0),  # ratio 4, A > 0: the upper bound, not 3
-        (1 / 4, 1 / 2, 1.0, -0.5, -0.5),  # ratio 1/2, A > 0: min(-0.5, -3) would be wrong
+        (1 / 2, 1 / 8, -2.0, 6.0, 0.0, "dual"),  # ratio 4: min(8, 6)
+        (1 / 2, 1 / 4, -2.0, 4.0, 4.0, ""),  # ratio 2: min(4, 6)
+        (1 / 4, 1 / 2, -1.0, 0.8, 0.0, "low"),  # ratio 1/2: the lower bound still holds
+        (1 / 2, 1 / 8, 1.0, -1.28, 0.0, "high"),  # ratio 4, A > 0: the upper bound, not 3
+        (1 / 4, 1 / 2, 1.0, -0.5, -0.5, ""),  # ratio 1/2, A > 0: min(-0.5, -3) would be wrong
     ]
     check_table(
         partial(ppo_clip, clip_low=0.2, clip_high=0.28, dual_clip=3.0),
         rows,
-        clip_fraction=[1, 0, 1, 1, 0],
-        clip_fraction_low=[0, 0, 1, 0, 0],
-        clip_fraction_high=[0, 0, 0, 1, 0],
-        clip_fraction_dual=[1, 0, 0, 0, 0],
+        bounds=("clip_fraction", "low", "high", "dual"),
     )
 
 
-def test_gspo_clips_whole_sequences_by_their_mean_log_ratio(check_table):
+def test_gspo_clips_whole_sequences_by_their_mean_log_ratio():
     rows = [  # sequences interleaved; bounds 0.8 and 1.28
         # 0: log ratios 3 ln 2 and -ln 2, mean ln 2, ratio 2; A < 0: max(2, 1.28). The gradient of
         # a token is (2 tokens' losses) * 2 * (1/2 of the mean) = 2
-        (1 / 2, 1 / 16, -1.0, 2.0, 2.0),
+        (1 / 2, 1 / 16, -1.0, 2.0, 2.0, ""),
         # 1: one token, ratio 1/2; A > 0: max(-0.5, -0.8)
-        (1 / 4, 1 / 2, 1.0, -0.5, -0.5),
+        (1 / 4, 1 / 2, 1.0, -0.5, -0.5, ""),
         # 2: log ratios ln 2, ln 2, ratio 2; A > 0: max(-2, -1.28), clipped
-        (1 / 2, 1 / 4, 1.0, -1.28, 0.0),
+        (1 / 2, 1 / 4, 1.0, -1.28, 0.0, "high"),
         # 0 again, though this token alone has ratio 1/2
-        (1 / 4, 1 / 2, -1.0, 2.0, 2.0),
+        (1 / 4, 1 / 2, -1.0, 2.0, 2.0, ""),
         # 3: ratio 1/2, A < 0: max(0.5, 0.8), clipped
-        (1 / 4, 1 / 2, -1.0, 0.8, 0.0),
+        (1 / 4, 1 / 2, -1.0, 0.8, 0.0, "low"),
         # 2 again
-        (1 / 4, 1 / 8, 1.0, -1.28, 0.0),
+        (1 / 4, 1 / 8, 1.0, -1.28, 0.0, "high"),
+        # 4: log ratios 30 and -10: the mean 10 is inside +-20 though one token is not
+        (math.exp(-1), math.exp(-31), -1.0, math.exp(10), math.exp(10), ""),
+        (math.exp(-11), math.exp(-1), -1.0, math.exp(10), math.exp(10), ""),
     ]
     check_table(
         partial(gspo, clip_low=0.2, clip_high=0.28),
         rows,
-        sequence_ids=[0, 1, 2, 0, 3, 2],
-        clip_fraction=[0, 0, 1, 0, 1, 1],
-        clip_fraction_low=[0, 0, 0, 0, 1, 0],
-        clip_fraction_high=[0, 0, 1, 0, 0, 1],
+        bounds=("clip_fraction", "low", "high"),
+        sequence_ids=[0, 1, 2, 0, 3, 2, 4, 4],
     )
+    # What is clamped and counted is the mean of a sequence, here 12.5 and 22.
+    pi, mu = vector([-1.0, -1.0, -0.5, -0.5]), vector([-21.5, -5.5, -20.4, -24.6])
+    ids = torch.tensor([0, 0, 1, 1])
+    tokens = Tokens.by_hand(pi, mu, torch.ones(4), sequence_ids=ids, num_sequences=2)
+    assert gspo(tokens, **CLIP).ratio_clamped.tolist() == [0.0, 0.0, 1.0, 1.0]
 
 
-def test_gspo_clamps_the_mean_and_not_the_tokens():
-    # log ratios 30 and -10: the mean 10 is inside +-20 though one token is not
-    logprobs = torch.tensor([-1.0, -11.0], dtype=torch.float64, requires_grad=True)
-    rollout_logprobs = torch.tensor([-31.0, -1.0], dtype=torch.float64)
-    advantages = torch.tensor([-1.0, -1.0], dtype=torch.float64)
-    tokens = Tokens.by_hand(logprobs, rollout_logprobs, advantages)
-    loss = gspo(tokens, clip_low=0.2, clip_high=0.2).loss
-    e10 = 22026.465794806718  # e^10
-    torch.testing.assert_close(loss, torch.tensor([e10, e10], dtype=torch.float64))
-
-
-def test_reinforce_weighs_log_pi_by_the_advantage_and_takes_no_ratio(check_table):
+def test_reinforce_weighs_log_pi_by_the_advantage_and_takes_no_ratio():
     rows = [
         (1 / 2, 1 / 16, 3.0, 3 * LN2, -3.0),
         (1 / 8, 1 / 2, -1.0, -3 * LN2, 1.0),
@@ -115,7 +143,7 @@ def test_reinforce_weighs_log_pi_by_the_advantage_and_takes_no_ratio(check_table
     check_table(reinforce, rows)
 
 
-def test_sapo_gates_smoothly_with_a_temperature_by_sign(check_table):
+def test_sapo_gates_smoothly_with_a_temperature_by_sign():
     # s(x) = 1 / (1 + e^-x); loss = -A s(tau (r - 1)) 4 / tau, gradient = -A r 4 s (1 - s)
     s1, s2 = 0.7310585786300049, 0.8807970779778823  # s(1), s(2)
     s_half = 0.3775406687981454  # s(-1/2)
@@ -132,12 +160,12 @@ def test_sapo_gates_smoothly_with_a_temperature_by_sign(check_table):
     check_table(partial(sapo, tau_positive=1.0, tau_negative=2.0), rows, gate=gates)
 
 
-def test_cross_entropy_ignores_advantage_and_ratio(check_table):
+def test_cross_entropy_ignores_advantage_and_ratio():
     rows = [(1 / 2, 1 / 2, 1.0, LN2, -1.0), (1 / 8, 1 / 2, -5.0, 3 * LN2, -1.0)]
     check_table(cross_entropy, rows)
 
 
-def test_distill_moves_log_pi_towards_the_teacher(check_table):
+def test_distill_moves_log_pi_towards_the_teacher():
     rows = [  # second column: the teacher. loss = (log pi - log ref) log pi, first factor constant
         (1 / 2, 1 / 8, 9.0, -2 * LN2 * LN2, 2 * LN2),  # 2 ln 2 too likely: pushed down
         (1 / 8, 1 / 2, 9.0, 6 * LN2 * LN2, -2 * LN2),  # (-2 ln 2)(-3 ln 2): pushed up
@@ -152,20 +180,18 @@ def test_distill_without_a_teacher_is_an_error():
         distill(Tokens.by_hand(one, one, one))
 
 
-def test_masked_is_drops_tokens_below_and_above_the_bounds(check_table):
+def test_masked_is_drops_tokens_below_and_above_the_bounds():
     rows = [  # band [1/8, 8]; inside: loss = -A r, gradient = -A r
-        (1 / 2, 1 / 4, 1.0, -2.0, -2.0),  # ratio 2
-        (1 / 2, 1 / 4, -1.0, 2.0, 2.0),  # ratio 2, pushed down
-        (1 / 2, 1 / 32, 1.0, 0.0, 0.0),  # ratio 16, above
-        (1 / 2, 1 / 32, -1.0, 0.0, 0.0),  # ratio 16, above, whatever the direction
-        (1 / 32, 1 / 2, 1.0, 0.0, 0.0),  # ratio 1/16, below
+        (1 / 2, 1 / 4, 1.0, -2.0, -2.0, ""),  # ratio 2
+        (1 / 2, 1 / 4, -1.0, 2.0, 2.0, ""),  # ratio 2, pushed down
+        (1 / 2, 1 / 32, 1.0, 0.0, 0.0, "high"),  # ratio 16, above
+        (1 / 2, 1 / 32, -1.0, 0.0, 0.0, "high"),  # ratio 16, above, whatever the direction
+        (1 / 32, 1 / 2, 1.0, 0.0, 0.0, "low"),  # ratio 1/16, below
     ]
     check_table(
         partial(masked_is, ratio_low=0.125, ratio_high=8.0),
         rows,
-        masked_fraction=[0, 0, 1, 1, 1],
-        masked_fraction_low=[0, 0, 0, 0, 1],
-        masked_fraction_high=[0, 0, 1, 1, 0],
+        bounds=("masked_fraction", "low", "high"),
     )
 
 
@@ -186,31 +212,170 @@ def test_a_token_that_equals_every_bound_is_neither_dropped_nor_counted(loss):
     assert not any(m.any() for name, m in out.metrics.items() if name != "proximal_weight")
 
 
-def test_dppo_drops_by_moved_probability_and_penalises_every_ratio(check_table):
+def test_dppo_drops_by_moved_probability_and_penalises_every_ratio():
     q = LN2 * LN2  # (log ratio)^2 of ratio 2 or 1/2
     rows = [  # loss = -A r + 0.1 (log r)^2, gradient = -A r + 0.2 log r; dropped: without -A r
-        (1 / 2, 1 / 4, 1.0, 0.1 * q, 0.2 * LN2),  # moved +1/4 > 0.12, rising on: dropped
-        (1 / 2, 1 / 4, -1.0, 2.0 + 0.1 * q, 2.0 + 0.2 * LN2),  # +1/4, to be lowered: kept
-        (1 / 4, 1 / 2, -1.0, 0.1 * q, -0.2 * LN2),  # moved -1/4 < -0.2, falling on: dropped
-        (1 / 4, 1 / 2, 1.0, -0.5 + 0.1 * q, -0.5 - 0.2 * LN2),  # -1/4, to be raised: kept
-        (1 / 4, 1 / 2, 0.0, 0.1 * q, -0.2 * LN2),  # A = 0 goes with the falling ones
+        (1 / 2, 1 / 4, 1.0, 0.1 * q, 0.2 * LN2, "high"),  # moved +1/4 > 0.12, rising on: dropped
+        (1 / 2, 1 / 4, -1.0, 2.0 + 0.1 * q, 2.0 + 0.2 * LN2, ""),  # +1/4, to be lowered: kept
+        (1 / 4, 1 / 2, -1.0, 0.1 * q, -0.2 * LN2, "low"),  # moved -1/4 < -0.2, falling on: dropped
+        (1 / 4, 1 / 2, 1.0, -0.5 + 0.1 * q, -0.5 - 0.2 * LN2, ""),  # -1/4, to be raised: kept
+        (1 / 4, 1 / 2, 0.0, 0.1 * q, -0.2 * LN2, "low"),  # A = 0 goes with the falling ones
         # ratio 8 is far outside any ratio clip, but 1/8 - 1/64 = 0.11 is a small move: kept
-        (1 / 8, 1 / 64, 1.0, -8.0 + 0.9 * q, -8.0 + 0.6 * LN2),
-        (1 / 8, 1 / 4, -1.0, 0.5 + 0.1 * q, 0.5 - 0.2 * LN2),  # -1/8 > -0.2: kept
+        (1 / 8, 1 / 64, 1.0, -8.0 + 0.9 * q, -8.0 + 0.6 * LN2, ""),
+        (1 / 8, 1 / 4, -1.0, 0.5 + 0.1 * q, 0.5 - 0.2 * LN2, ""),  # -1/8 > -0.2: kept
     ]
     check_table(
         partial(dppo, delta_low=0.2, delta_high=0.12, tau=0.1),
         rows,
-        masked_fraction=[1, 0, 1, 0, 1, 0, 0],
-        masked_fraction_low=[0, 0, 1, 0, 1, 0, 0],
-        masked_fraction_high=[1, 0, 0, 0, 0, 0, 0],
+        bounds=("masked_fraction", "low", "high"),
     )
 
 
 def test_dppo_measures_the_move_from_the_policy_that_sampled():
     # pi = 1/2, old = 1/2, mu = 1/8: ratio to old 1, but 3/8 above mu: dropped
-    half, eighth = torch.tensor([-LN2]), torch.tensor([-3 * LN2])
-    tokens = Tokens.by_hand(half, eighth, torch.tensor([1.0]), old_logprobs=half)
-    out = dppo(tokens, delta_low=0.2, delta_high=0.2, tau=0.1)
-    torch.testing.assert_close(out.loss, torch.tensor([0.0]))
-    torch.testing.assert_close(out.metrics["masked_fraction_high"], torch.tensor([1.0]))
+    check_table(
+        partial(dppo, delta_low=0.2, delta_high=0.2, tau=0.1),
+        [(1 / 2, 1 / 8, 1.0, 0.0, 0.0, "high")],
+        bounds=("masked_fraction", "low", "high"),
+        others={"old_logprobs": vector([1 / 2]).log()},
+    )
+
+
+def test_a_demonstration_is_imitated_and_every_other_token_has_the_loss_of_the_policy():
+    rows = [
+        (1 / 2, 1 / 2, 1.0, LN2, -1.0),
+        (1 / 2, 1 / 8, -1.0, -2 * LN2, 2.0),  # ratio 4, bounded by 2
+        (1 / 4, 1 / 2, 1.0, LN2, -1 / 2),  # replayed, ratio 1/2
+        (1 / 4, 1.0, 0.0, LN2 / 2, -1 / 4),  # a demonstration
+        (1 / 2, 1 / 16, -3.0, LN2 / 4, -1 / 4),  # another: nothing else matters
+    ]
+    policy_loss = partial(cispo, clip_low=0.0, clip_high=2.0)
+    loss = partial(by_source, policy_loss=policy_loss, demonstration_weight=0.25)
+    source = torch.tensor([Source.POLICY] * 2 + [Source.REPLAY] + [Source.DEMONSTRATION] * 2)
+    check_table(loss, rows, others={"source": source}, clip_fraction=[0, 1, 0, 0, 0])
+    # The clamped ratio of a demonstration is not counted.
+    clamped = Tokens.by_hand(torch.full((2,), -30.0), torch.zeros(2), torch.ones(2))
+    clamped = replace(clamped, source=torch.tensor([Source.POLICY, Source.DEMONSTRATION]))
+    assert loss(clamped).ratio_clamped.tolist() == [1.0, 0.0]
+
+
+def test_only_the_tokens_of_highest_entropy_of_each_sequence_train():
+    rows = [  # PPO's clip where it is among the ceil(0.4 n) highest entropies of its sequence
+        (1 / 2, 1 / 8, -2.0, 6.0, 0.0, "dual"),  # 0: the first of five, bounded by dual_clip
+        (1 / 2, 1 / 4, -1.0, 0.0, 0.0, ""),  # 1: the second of three, 2 are in, but see below
+        (1 / 2, 1 / 4, 1.0, -1.28, 0.0, "high"),  # 0: the second of five, clipped
+        (1 / 2, 1 / 4, -1.0, 0.0, 0.0, ""),  # 0: the third of five: out
+        (1 / 4, 1 / 2, 1.0, -0.5, -0.5, ""),  # 1: the first of three
+        (1 / 2, 1 / 2, -3.0, 0.0, 0.0, ""),  # 0: out
+        (1 / 2, 1 / 2, 1.0, 0.0, 0.0, ""),  # 0: out
+        (1 / 2, 1 / 2, 2.0, -2.0, -2.0, ""),  # 1: the second of three
+    ]
+    check_table(
+        partial(top_entropy, fraction=0.4, **CLIP, dual_clip=3.0),
+        rows,
+        bounds=("clip_fraction", "low", "high", "dual"),
+        sequence_ids=[0, 1, 0, 0, 1, 0, 0, 1],
+        others={"entropies": torch.tensor([9.0, 0.1, 8.0, 2.0, 3.0, 1.0, 0.0, 0.5])},
+        kept_fraction=[1, 0, 1, 0, 1, 0, 0, 1],
+    )
+
+
+@pytest.mark.parametrize(
+    ("entropies", "fraction", "expected"),
+    [
+        ([1.0, 1.0, 0.0, 0.0], 0.25, [True, True, False, False]),  # ties are kept
+        ([0.0, 1.0, 1.0, 0.0], 0.5, [False, True, True, False]),
+        ([0.3], 0.01, [True]),  # at least one
+        ([3.0, 2.0, 1.0], 1.0, [True] * 3),
+        ([float(i) for i in range(25)], 0.28, [False] * 18 + [True] * 7),  # 7.000000000000001
+        ([], 0.2, []),
+    ],
+)
+def test_the_number_of_highest_values_is_rounded_up_and_includes_ties(
+    entropies, fraction, expected
+):
+    values, ids = torch.tensor(entropies), torch.ones(len(entropies), dtype=torch.int64)
+    # Two sequences have no token.
+    assert is_highest(values, ids, 3, fraction).tolist() == expected
+
+
+def test_the_anchor_of_staler_tokens_is_closer_to_the_policy():
+    rows = [  # staleness s: prox = mu^(1 / (s + 1)) * pi^(s / (s + 1))
+        (1 / 2, 1 / 4, -1.0, 2.0, 2.0),  # s 0: prox mu, weight 1, ratio 2
+        (1 / 2, 1 / 4, 1.0, -1.28, 0.0),  # s 0: clipped, as PPO's
+        (1 / 4, 1 / 2, -1.0, 0.8, 0.0),  # s 0: clipped below
+        # s 1: pi / mu = 4, prox half way: weight 2, ratio 2, clipped at 1.28
+        (1 / 2, 1 / 8, 1.0, -2.56, 0.0),
+        (1 / 2, 1 / 8, -1.0, 4.0, 4.0),  # 2 * 2
+        # s 3: pi / mu = 2^-4, prox three quarters of the way: weight 1/8, ratio 1/2
+        (1 / 32, 1 / 2, 1.0, -1 / 16, -1 / 16),
+        (1 / 32, 1 / 2, -1.0, 0.1, 0.0),  # 1/8 * 0.8
+        # s 3: pi / mu = 2^4: weight 8 -> 5, ratio 2
+        (1 / 2, 1 / 32, -1.0, 10.0, 10.0),
+        (1 / 2, 1 / 4, 0.0, 0.0, 0.0),
+    ]
+    check_table(
+        partial(decoupled_ppo, **CLIP, weight_cap=5.0),
+        rows,
+        others={"staleness": torch.tensor([0, 0, 0, 1, 1, 3, 3, 3, 0])},
+        clip_fraction=[0, 1, 1, 1, 0, 0, 1, 0, 0],
+        proximal_weight=[1, 1, 1, 2, 2, 1 / 8, 1 / 8, 8, 1],
+        weight_capped=[0, 0, 0, 0, 0, 0, 0, 1, 0],
+    )
+
+
+def test_the_policy_before_the_first_update_is_the_anchor_if_it_is_known():
+    rows = [  # old is 1/4: weight old / mu, ratio pi / old, whatever the staleness
+        (1 / 2, 1 / 8, -1.0, 4.0, 4.0),  # 2 * 2
+        (1 / 2, 1 / 8, 1.0, -2.56, 0.0),  # 2 * 1.28
+        (1 / 4, 1 / 2, 1.0, -0.5, -0.5),  # 1/2 * 1
+    ]
+    check_table(
+        partial(decoupled_ppo, **CLIP, weight_cap=5.0),
+        rows,
+        others={
+            "staleness": torch.tensor([0, 3, 1]),
+            "old_logprobs": torch.full((3,), 0.25, dtype=torch.float64).log(),
+        },
+        clip_fraction=[0, 1, 0],
+        proximal_weight=[2, 2, 1 / 2],
+        weight_capped=[0, 0, 0],
+    )
+
+
+def m2po(max_second_moment):
+    loss = M2PO(max_second_moment=max_second_moment)
+    return lambda tokens: loss(tokens, loss.statistics(tokens).detach())
+
+
+# pi, anchor, advantage: log ratios 0, ln 2, -2 ln 2, 3 ln 2. Squares in units of (ln 2)^2: 0, 1, 4,
+# 9, so the means of the smallest are 0, 1/2, 5/3, 14/4
+TOKENS = [(1 / 2, 1 / 2, 1.0), (1 / 2, 1 / 4, -1.0), (1 / 8, 1 / 2, 2.0), (1 / 2, 1 / 16, 1.0)]
+LOSSES = [-1.0, 2.0, -0.5, -8.0]  # -A r, and so is the gradient
+
+
+@pytest.mark.parametrize(
+    ("bound", "kept"), [(4.0, 4), (3.49, 3), (1.7, 3), (1.6, 2), (0.51, 2), (0.49, 1), (1e-9, 1)]
+)
+def test_the_tokens_that_moved_most_are_dropped_until_the_mean_square_is_small(bound, kept):
+    rows = [
+        (*token, loss * (i < kept), loss * (i < kept))
+        for i, (token, loss) in enumerate(zip(TOKENS, LOSSES, strict=True))
+    ]
+    masked = [float(i >= kept) for i in range(4)]
+    check_table(m2po(bound * LN2**2), rows, masked_fraction=masked)
+
+
+def test_all_tokens_of_one_bin_are_kept_or_dropped():
+    rows = [(1 / 2, 1 / 4, 1.0, 0.0, 0.0), (1 / 4, 1 / 2, 1.0, 0.0, 0.0)]
+    check_table(m2po(0.9 * LN2**2), rows, masked_fraction=[1, 1])
+    rows = [(1 / 2, 1 / 4, 1.0, -2.0, -2.0), (1 / 4, 1 / 2, 1.0, -0.5, -0.5)]
+    check_table(m2po(1.1 * LN2**2), rows, masked_fraction=[0, 0])
+
+
+def test_m2po_of_no_token_is_empty_and_a_nan_reaches_its_loss_so_that_the_step_is_skipped():
+    empty = torch.zeros(0, dtype=torch.float64, requires_grad=True)
+    tokens = Tokens.by_hand(empty, empty.detach(), empty.detach())
+    assert m2po(0.04)(tokens).loss.shape == (0,)
+    tokens = Tokens.by_hand(torch.tensor([math.nan, -1.0]), -torch.ones(2), torch.ones(2))
+    assert m2po(0.04)(tokens).loss.isnan().tolist() == [True, False]

@@ -13,14 +13,19 @@ from torch import Tensor
 
 from losses.aggregation import token_mean
 from losses.cispo import cispo
+from rl.config.schedules import split_schedules
+from rl.dry_call.learn import run_with_facts
+from rl.learner.learner import Learner
 from rl.learner.objective import Objective
 from rl.learner.optim import AdamW
 from rl.learner.policy import Policy
 from rl.model.loading import compile_layers, enable_recompute, load_model
-from rl.model.lora import LoRA, adapter_recipes
+from rl.model.lora import adapter_recipes
 from rl.model.shared_prefixes import share_prefixes
 from rl.rollouts.plan import plan, weighted_rows
+from rl.runtime.folder import RunFolder
 from tests.support import tiny_policy as tiny
+from tests.support.composing import composed
 
 REPO = Path(__file__).parents[2]
 BUDGETS = {"one": 10_000, "several": 60, "rows": 1}  # tokens of a micro-batch
@@ -90,6 +95,16 @@ class Setup:
         folder = self.folder / f"test{next(self._numbers)}"
         folder.mkdir(exist_ok=True)
         return folder
+
+    def run_folder(self) -> RunFolder:
+        """Return the folder of a new run with the tiny model."""
+        run_folder = RunFolder(self.new_folder())
+        run_folder.set_model(self.sources["float32"])
+        return run_folder
+
+    def learner(self, run_folder: RunFolder, *overrides: str) -> Learner:
+        config = split_schedules(composed("model.dtype=float32", *overrides))
+        return Learner(run_with_facts(config), run_folder, self.ranks)
 
     def policy(self, dtype: str, mode: str, optim: Any, seed: int = 0, **changes: Any) -> Any:
         model = self.model(dtype, seed)
@@ -185,8 +200,9 @@ class Adapted(Setup):
         return super().model(dtype, 0)
 
     def adapted(self, model: Any, seed: int) -> Any:
-        knobs = {"rank": 4, "alpha": 8.0, "target_modules": "all-linear", "rslora": False}
-        adapter = LoRA(**knobs, dropout=self.dropout, modules_to_save=self.saved)
+        adapter = dataclasses.replace(
+            tiny.ADAPTER, dropout=self.dropout, modules_to_save=self.saved
+        )
         model = adapter.attach(model, seed, str(self.sources["float32"]))
         generator = torch.Generator().manual_seed(seed)
         for name, parameter in model.named_parameters():

@@ -21,11 +21,15 @@ from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 from envs.episode import Example, StopReason
 from losses.tokens import TokenLoss, Tokens
 from rl.learner.objective import Batch
+from rl.model.lora import LoRA
 from rl.model.tiny import TinyModel, TinyMoE
 from rl.records import Credit, Group, Rollout, TrainingRow
 from rl.rollouts.plan import Aggregation, WeightedRow, weighted_rows
 
 TEMPERATURE = 0.8
+ADAPTER = LoRA(
+    rank=4, alpha=8.0, dropout=0.0, target_modules="all-linear", modules_to_save=[], rslora=False
+)
 
 
 def model_folder(folder: Path, dtype: str = "float32", **sizes: int) -> Path:
@@ -157,6 +161,15 @@ def completion(row: WeightedRow) -> tuple[Tensor, Tensor]:
     return torch.tensor(row.token_ids)[mask], torch.tensor(row.rollout_logprobs)[mask].double()
 
 
+def among(logits: Tensor, kept: Tensor) -> Tensor:
+    """Return log_softmax [N, V] after masking, as vLLM computes it, where there is a set."""
+    mask = torch.zeros_like(logits, dtype=torch.bool)
+    for allowed, ids in zip(mask, kept, strict=True):
+        allowed[ids[ids >= 0]] = True
+        allowed |= (ids < 0).all()
+    return logits.masked_fill(~mask, -torch.inf).log_softmax(-1)
+
+
 def kl_from_uniform(logprobs: Tensor) -> Tensor:
     """Return KL(uniform || pi) [N] from all logprobs [N, V], token by token of the vocabulary."""
     uniform = torch.full_like(logprobs, 1 / logprobs.shape[1])
@@ -190,6 +203,9 @@ def reference(
         logits = model(input_ids=token_ids[None], use_cache=False).logits[0, :-1]
         logprobs = torch.log_softmax(logits / TEMPERATURE, -1)
         own = logprobs.gather(-1, token_ids[1:, None])[:, 0][mask[1:]]
+        if row.kept is not None:
+            allowed = among(logits[mask[1:]] / TEMPERATURE, torch.tensor(row.kept).long())
+            own = allowed.gather(-1, token_ids[mask][:, None])[:, 0]
         sampled = torch.tensor(row.rollout_logprobs)[mask].to(own.dtype)
         given, likes = candidates[i] if candidates else fixed_candidates(token_ids[mask])
         tokens = Tokens(

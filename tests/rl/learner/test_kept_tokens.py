@@ -7,18 +7,12 @@ import numpy as np
 import pytest
 import torch
 
-from losses.kl import k3
-from rl.learner.kl import KLPenalty
-from rl.learner.logprobs import PolicyModule, log_probability
-from rl.learner.objective import Objective
-from rl.learner.reference.local import InitialPolicy
-from tests.rl.learner.test_updates import BETA, preparation, setting, step_of, trained
+from rl.learner.logprobs import PolicyModule, Rows, log_probability
+from tests.rl.learner.test_updates import initial, preparation, step_of, trained
 from tests.support import tiny_policy as tiny
 from tests.support.ranks import on_ranks, per_world
 
 torch.set_num_threads(1)
-
-INF = torch.inf
 
 
 def kept_with(token_ids: torch.Tensor, seed: int = 0) -> torch.Tensor:
@@ -30,15 +24,6 @@ def kept_with(token_ids: torch.Tensor, seed: int = 0) -> torch.Tensor:
         size = (0, 1, 3, 6)[i % 4]
         kept[i, :size] = torch.cat([torch.tensor([token]), others[others != token]])[:size]
     return kept
-
-
-def among(logits: torch.Tensor, kept: torch.Tensor) -> torch.Tensor:
-    """Return log_softmax [N, V] after masking, as vLLM computes it, where there is a set."""
-    mask = torch.zeros_like(logits, dtype=torch.bool)
-    for allowed, ids in zip(mask, kept, strict=True):
-        allowed[ids[ids >= 0]] = True
-        allowed |= (ids < 0).all()
-    return logits.masked_fill(~mask, -INF).log_softmax(-1)
 
 
 def test_the_probability_of_a_set_by_hand():
@@ -73,7 +58,7 @@ def test_value_and_gradient_are_those_of_masked_logits(folder, chunk, own_temper
 
     logits = model(input_ids=token_ids, use_cache=False).logits[:, :-1][mask[:, 1:]] / temperature
     full = logits.log_softmax(-1)
-    expected = among(logits, kept).gather(-1, own[:, None])[:, 0]
+    expected = tiny.among(logits, kept).gather(-1, own[:, None])[:, 0]
     plain = torch.autograd.grad((weights * expected).sum(), list(model.parameters()))
     module = PolicyModule(model, chunk=chunk, kl_from_uniform=True)
     scored = module(token_ids, mask, temperature, entropies=True, candidates=candidates, kept=kept)
@@ -82,9 +67,11 @@ def test_value_and_gradient_are_those_of_masked_logits(folder, chunk, own_temper
     # All other numbers are those of the full distribution.
     torch.testing.assert_close(of_candidates, full.gather(-1, candidates))
     torch.testing.assert_close(entropies, -(full.exp() * full).sum(-1))
+    assert not kl.requires_grad
     torch.testing.assert_close(kl, -full.mean(-1) - math.log(full.shape[1]))
-    alone = module(token_ids, mask, temperature, kept=kept)[0]
+    alone, *others = module(token_ids, mask, temperature, kept=kept)
     torch.testing.assert_close(alone, logprobs, rtol=0, atol=0)
+    assert others == [None]  # neither entropies nor divergences
     found = torch.autograd.grad((weights * logprobs).sum(), list(model.parameters()))
     torch.testing.assert_close(found, plain, rtol=1e-9, atol=1e-9)
 
@@ -92,35 +79,6 @@ def test_value_and_gradient_are_those_of_masked_logits(folder, chunk, own_temper
     has_set = kept[:, 0] >= 0
     assert ((logprobs - ignored)[has_set] > 1).all()
     torch.testing.assert_close(logprobs[~has_set], ignored[~has_set], rtol=0, atol=0)
-
-    # Finite differences along one direction of the head's weights.
-    head, generator = module.head.weight, torch.Generator().manual_seed(2)
-    direction = torch.randn(head.shape, generator=generator, dtype=torch.float64)
-    slope = torch.autograd.grad(
-        (weights * module(token_ids, mask, temperature, kept=kept)[0]).sum(), head
-    )[0]
-
-    @torch.no_grad()
-    def moved(step):
-        head.add_(step * direction)
-        value = (weights * module(token_ids, mask, temperature, kept=kept)[0]).sum()
-        head.sub_(step * direction)
-        return value
-
-    difference = (moved(1e-5) - moved(-1e-5)) / 2e-5
-    torch.testing.assert_close((slope * direction).sum(), difference, rtol=1e-6, atol=1e-6)
-
-
-def test_a_set_of_one_token_has_the_logprob_0_and_no_gradient(folder):
-    model = tiny.exact_model(folder)
-    token_ids = torch.tensor([[5, 9]])
-    mask = torch.tensor([[False, True]])
-    (logprob,) = PolicyModule(model, chunk=4)(
-        token_ids, mask, 1.0, kept=torch.tensor([[9, -1, -1]])
-    )[0]
-    assert float(logprob.detach()) == 0.0
-    grads = torch.autograd.grad(logprob, list(model.parameters()))
-    assert max(float(grad.abs().max()) for grad in grads) < 1e-12
 
 
 def test_a_reference_leaves_out_kept_ids_for_which_it_has_no_logit(folder):
@@ -143,80 +101,37 @@ def with_sets(rows):
     return made
 
 
-def plain_step(setup, rows, reference):
-    """Return the value and gradient of the KL penalty and CISPO by plain torch, from all logits."""
-    model = setup.twin
-    model.zero_grad()
-    total = 0.0
-    for row in rows:
-        mask = torch.tensor(row.completion_mask)
-        if not mask.any():
-            continue
-        ids = torch.tensor(row.token_ids, dtype=torch.int64)
-        kept = torch.full((int(mask.sum()), 1), -1)
-        if row.kept is not None:
-            kept = torch.tensor(row.kept, dtype=torch.int64)
-        own, ref = (
-            among(
-                each(input_ids=ids[None], use_cache=False).logits[0, :-1][mask[1:]]
-                / tiny.TEMPERATURE,
-                kept,
-            ).gather(-1, ids[mask][:, None])[:, 0]
-            for each in (model, reference)
-        )
-        sampled = torch.tensor(row.rollout_logprobs)[mask].to(own)
-        ratio = (own.detach() - sampled).exp().clamp(0.0, 5.0)
-        gap = own - ref.detach()
-        advantages = torch.tensor(row.advantages)[mask].to(own)
-        loss = -ratio * advantages * own + BETA * ((-gap).exp() + gap - 1)
-        value = (torch.tensor(row.token_weights)[mask].to(own) * loss).sum()
-        value.backward()
-        total += float(value.detach())
-    return total, {n: p.grad.clone() for n, p in model.named_parameters() if p.grad is not None}
-
-
 @per_world("mode", {1: ("zero0", "zero0 shared"), 2: ("zero0", "zero3")})
 @on_ranks
-def test_a_step_with_reference_and_sets_is_that_of_plain_torch_in_every_split(setup, mode):
+def test_a_step_with_sets_is_that_of_plain_torch_in_every_split(setup, mode):
     rows = with_sets(setup.rows)
-    found = []
+    policy, _ = trained(setup, mode)
     for split in ("one", "several", "rows"):
-        policy, _ = trained(setup, mode)
         before = setup.everywhere(policy)
-        # The twin's first weights are the reference's. trained() moved the policy away from them.
-        initial = tiny.exact_model(setup.sources["float32"])
-        first = setup.model("float32", 0).state_dict()
-        initial.load_state_dict({name: each.double() for name, each in first.items()})
-        setup.twin.load_state_dict(before, strict=False)
-        value, gradient = plain_step(setup, rows, initial)
-        reference = InitialPolicy(refresh_every=0, refresh_mix=1.0, top_k=3, sees_hint=False)
-        reference = reference.start(setting(setup, policy))
-        batch = setup.batch(rows, split)
-        kl = KLPenalty(estimator=k3, beta=BETA, place="loss", target_kl=None)
-        batches, _ = preparation(policy, keeps_old=False, reference=reference, beta=0.0)(batch, 0.0)
-        stats = policy.update(batch, Objective(setup.loss, kl=kl), batches=batches, beta=BETA)
-        step = step_of(before, setup.everywhere(policy))
-        assert tiny.relative_error(step, gradient) < 1e-4
+        value, gradient = setup.plain(before, rows)
+        stats = policy.update(setup.batch(rows, split), setup.objective)
+        assert tiny.relative_error(step_of(before, setup.everywhere(policy)), gradient) < 1e-4
         assert stats["train/loss"] == pytest.approx(value, rel=1e-5)
-        found.append(step)
-    ignored = [replace(row, kept=None) for row in rows]
-    setup.twin.load_state_dict(before, strict=False)
-    _, without = plain_step(setup, ignored, initial)
+    _, without = setup.plain(before, setup.rows)
     assert tiny.relative_error(without, gradient) > 0.1  # the sets matter
 
 
-@per_world("mode", {1: ("zero0",)})
+@pytest.mark.parametrize("world", [1])
 @on_ranks
-def test_old_logprobs_have_the_sets_of_the_update(setup, mode):
-    policy, _ = trained(setup, mode)
-    batch = setup.batch(with_sets(setup.rows))
-    batches, _ = preparation(policy, keeps_old=True)(batch, 0.0)
+def test_old_and_reference_logprobs_have_the_sets_of_the_update(setup):
+    policy, _ = trained(setup, "zero0")
+    reference = initial(setup, policy)
+    prepare = preparation(policy, keeps_old=True, reference=reference, beta=0.0)
+    batches, _ = prepare(setup.batch(with_sets(setup.rows)), 0.0)
     for b in batches:
-        scored = policy.with_scores(b)
+        scored, full = policy.with_scores(b), policy.with_scores(replace(b, kept=None))
         torch.testing.assert_close(b.old_logprobs, scored.logprobs)
-        full = policy.with_scores(replace(b, kept=None))
         torch.testing.assert_close(scored.entropies, full.entropies)
+        rows = Rows(b.token_ids, b.mask, b.envs)
+        among, plain = reference.score([replace(rows, kept=b.kept), rows])
+        torch.testing.assert_close(b.ref_logprobs, among.logprobs)
         if b.kept is not None:
             has_set = b.kept[:, 0] >= 0
             assert (b.old_logprobs[has_set] > full.logprobs[has_set]).all()
+            assert (b.ref_logprobs[has_set] > plain.logprobs[has_set]).all()
     assert any(b.kept is not None for b in batches)

@@ -1,7 +1,8 @@
 """Value and gradient of the objective do not depend on how the batch is split, in float64."""
 
+import itertools
 import random
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 
 import numpy as np
@@ -11,13 +12,14 @@ import torch
 from losses import aggregation
 from losses.correction import tis_sequence
 from losses.kl import k3
-from losses.tokens import TokenLoss
+from losses.tokens import TokenLoss, mean_per_sequence
 from rl.config.build import component
 from rl.learner.kl import KLPenalty
 from rl.learner.logprobs import PolicyModule
 from rl.learner.objective import Batch, with_outputs
-from rl.records import MicroBatch
+from rl.records import Credit
 from rl.rollouts.plan import plan, weighted_rows
+from rl.runtime.failure import RunFailed
 from tests.support import tiny_policy
 from tests.support.composing import CONF, chosen, composed
 from tests.support.summed_objective import SummedObjective as Objective
@@ -25,22 +27,14 @@ from tests.support.summed_objective import SummedObjective as Objective
 torch.set_num_threads(1)
 
 AGGREGATIONS = {
-    "token_mean": aggregation.token_mean,
-    "sequence_mean": aggregation.sequence_mean,
-    "constant_length": partial(aggregation.constant_length, length=17),
-    "prompt_mean": aggregation.prompt_mean,
-}
-SHIPPED = [path.stem for path in (CONF / "loss").glob("*.yaml")]
+    name: getattr(aggregation, name) for name in ("token_mean", "sequence_mean", "prompt_mean")
+} | {"constant_length": partial(aggregation.constant_length, length=17)}
 SPLITS = [(1, 10_000), (1, 60), (1, 1), (2, 45), (3, 30), (3, 1)]  # ranks, tokens_per_micro_batch
 
 
 def shipped(name):
     """The loss with the knobs of its YAML."""
     return component(chosen("loss", name))
-
-
-def own_aggregation(name):
-    return composed(f"loss={name}")["aggregation"]["_target_"].rpartition(".")[2]
 
 
 def everything(loss, tokens, entropies):
@@ -55,19 +49,22 @@ COMPOSED = {
     "kl": KLPenalty(estimator=k3, beta=9.0, place="loss", target_kl=None),
     "entropy_bonus": 0.2,
 }
-# One loss for each function and aggregation: ppo_clip is shipped under several names.
-OWN = {(chosen("loss", loss)["_target_"], own_aggregation(loss)): loss for loss in sorted(SHIPPED)}
 CROSSED = ("cispo", "ppo_clip")
-COMBINATIONS = [
-    *((loss, name, "alone") for loss in CROSSED for name in AGGREGATIONS),
-    *(
-        (loss, name, "alone")
-        for (target, name), loss in OWN.items()
-        if target not in {chosen("loss", crossed)["_target_"] for crossed in CROSSED}
-    ),
-    ("ppo_clip", "token_mean", "composed"),
-    ("cispo", "sequence_mean", "composed"),
-]
+
+
+def combinations():
+    """The losses of CROSSED with all aggregations; any other function with that of its YAML."""
+    own = {}
+    for name in sorted(path.stem for path in (CONF / "loss").glob("*.yaml")):
+        config = composed(f"loss={name}")
+        function, weights = (
+            config[k]["_target_"].rpartition(".")[2] for k in ("loss", "aggregation")
+        )
+        if function not in CROSSED:
+            own[function, weights] = name
+    yield from ((loss, weights, "alone") for loss in CROSSED for weights in AGGREGATIONS)
+    yield from ((loss, weights, "alone") for (_, weights), loss in own.items())
+    yield from (("ppo_clip", "token_mean", "composed"), ("cispo", "sequence_mean", "composed"))
 
 
 @pytest.fixture(scope="module")
@@ -81,12 +78,13 @@ def groups(model):
     return tiny_policy.groups(model)
 
 
-def in_parts(model, rows, objective, *, old, ranks, budget):
-    """Value and gradient, summed over micro-batches and ranks by hand."""
-    module = PolicyModule(model, chunk=7, entropy_gradient=objective.entropy_bonus != 0)
+def in_parts(model, rows, objective, *, old=False, **split):
+    """Value and gradient, summed over micro-batches and ranks by hand, and the micro-batches."""
+    entropy_gradient = objective.entropy_bonus != 0
+    module = PolicyModule(model, chunk=7, entropy_gradient=entropy_gradient, kl_from_uniform=True)
     model.zero_grad()
-    total, count = 0.0, 0
-    shares = plan(rows, step=0, ranks=ranks, tokens_per_micro_batch=budget, metrics={})
+    total = 0.0
+    shares = plan(rows, step=0, metrics={}, **split)
     micros = [micro for share in shares for micro in share.micro_batches]
     batches = [
         tiny_policy.filled(Batch.of(micro, torch.device("cpu"), 0), old=old) for micro in micros
@@ -94,25 +92,26 @@ def in_parts(model, rows, objective, *, old, ranks, budget):
 
     def outputs(batch):
         given = (batch.token_ids, batch.mask, tiny_policy.TEMPERATURE)
-        return module(*given, entropies=True, candidates=batch.candidates)
+        found = module(*given, entropies=True, candidates=batch.candidates)
+        logprobs, entropies, kl, candidates = found
+        return replace(batch, kl_from_uniform=kl), logprobs, entropies, candidates
 
     if hasattr(objective.token_loss, "statistics"):
-        seen = [with_outputs(batch, *outputs(batch)) for batch in batches]
+        seen = [with_outputs(*outputs(batch)) for batch in batches]
         found = torch.stack([objective.token_loss.statistics(each) for each in seen]).sum(0)
         bound = partial(objective.token_loss, statistics=found.detach())
         objective = replace(objective, token_loss=bound)
     for batch in batches:
-        logprobs, entropies, candidates = outputs(batch)
-        value, metrics = objective(batch, logprobs, entropies, 0.3, candidates)
+        known, logprobs, entropies, candidates = outputs(batch)
+        value, metrics = objective(known, logprobs, entropies, 0.3, candidates)
         value.backward()
         total += float(value.detach())
-        count += 1
         assert all(m.shape == logprobs.shape and not m.requires_grad for m in metrics.values())
     gradient = {name: p.grad.clone() for name, p in model.named_parameters()}
-    return total, gradient, count
+    return total, gradient, micros
 
 
-@pytest.mark.parametrize(("loss", "weights", "how"), COMBINATIONS)
+@pytest.mark.parametrize(("loss", "weights", "how"), combinations())
 def test_value_and_gradient_are_the_same_for_every_split_and_order(
     model, groups, loss, weights, how
 ):
@@ -127,37 +126,77 @@ def test_value_and_gradient_are_the_same_for_every_split_and_order(
     for seed, (ranks, budget) in enumerate(SPLITS):
         shuffled = random.Random(seed).sample(groups, len(groups))
         rows = weighted_rows(shuffled, AGGREGATIONS[weights])
-        total, found, count = in_parts(
-            model, rows, objective, old=composed, ranks=ranks, budget=budget
-        )
+        split = {"ranks": ranks, "tokens_per_micro_batch": budget}
+        total, found, micros = in_parts(model, rows, objective, old=composed, **split)
         assert total == pytest.approx(value, rel=1e-12, abs=1e-12)
         torch.testing.assert_close(found, gradient, rtol=1e-12, atol=1e-12)
-        counts.add(count)
+        counts.add(len(micros))
     assert len(counts) > 3
 
 
-def test_a_negative_bonus_minimises_the_entropy_itself(model, groups):
-    objective = Objective(lambda tokens: TokenLoss(0 * tokens.logprobs, {}), entropy_bonus=-1.0)
-    rows = weighted_rows(groups, aggregation.token_mean)
+@dataclass(frozen=True)
+class Ranked:
+    """A loss that compares mean logprobs and KL divergences of all rollouts of a group."""
 
-    def entropy_of(loss, tokens, entropies):
-        return entropies
+    whole_groups = True
 
-    value, gradient = tiny_policy.reference(model, rows, objective.token_loss, entropy_of)
-    for ranks, budget in SPLITS:
-        total, found, _ = in_parts(model, rows, objective, old=False, ranks=ranks, budget=budget)
+    def __call__(self, tokens):
+        ids, index = tokens.rollout_ids.unique(return_inverse=True)
+        means = mean_per_sequence(tokens.logprobs, index, len(ids))
+        numbers = tokens.advantages + 5 * tokens.kl_from_uniform
+        worth = mean_per_sequence(numbers, index, len(ids))
+        groups = torch.zeros_like(ids).scatter(0, index, tokens.group_ids)
+        same = groups[:, None] == groups
+        gaps = (means[:, None] - means) * (worth[:, None] - worth)
+        losses = (torch.nn.functional.softplus(-gaps) * same).sum(1)
+        return TokenLoss(losses[index], {})
+
+
+def forked(group):
+    """Return the group with its rollouts in two rows each, so that a group has six."""
+    rollouts = []
+    for rollout in group.rollouts:
+        (row,) = rollout.rows
+        rollouts.append(replace(rollout, rows=(row, replace(row))))
+    return replace(group, rollouts=tuple(rollouts))
+
+
+@pytest.mark.parametrize("shares_prefixes", [False, True])
+def test_a_loss_that_compares_rollouts_is_the_same_for_every_split_into_whole_groups(
+    model, shares_prefixes
+):
+    groups = [forked(group) for group in tiny_policy.groups(model, num_groups=5)]
+    flat = Credit(0.0, (0.0,))
+    groups[1] = replace(groups[1], credits=(flat, flat, flat))
+    # One rollout of this group has no advantage, and goes with the others all the same.
+    groups[2] = replace(groups[2], credits=(flat, *groups[2].credits[1:]))
+    # A rollout that does not train is no member of its group.
+    groups[3] = replace(groups[3], credits=(*groups[3].credits[:2], replace(flat, trains=False)))
+
+    def parts(groups, ranks, budget):
+        rows = weighted_rows(groups, aggregation.sequence_mean)
+        how = {"ranks": ranks, "shares_prefixes": shares_prefixes, "whole_groups": True}
+        return in_parts(model, rows, Objective(Ranked()), tokens_per_micro_batch=budget, **how)
+
+    value, gradient, _ = parts(groups, 1, 10_000)
+    counts = set()
+    for seed, (ranks, budget) in enumerate(itertools.product((1, 2, 3), (120, 200, 400))):
+        shuffled = random.Random(seed).sample(groups, len(groups))
+        total, found, micros = parts(shuffled, ranks, budget)
         assert total == pytest.approx(value, rel=1e-12)
-        torch.testing.assert_close(found, gradient, rtol=1e-12, atol=1e-12)
-    head, generator = model.lm_head.weight, torch.Generator().manual_seed(0)
-    direction = torch.randn(head.shape, generator=generator, dtype=head.dtype)
-    values = []
-    for step in (1e-4, -2e-4):
-        head.data.add_(step * direction)
-        values.append(tiny_policy.reference(model, rows, objective.token_loss, entropy_of)[0])
-    head.data.add_(1e-4 * direction)
-    slope = (gradient["model.embed_tokens.weight"] * direction).sum()
-    assert slope.abs() > 0.01
-    assert (values[0] - values[1]) / 2e-4 == pytest.approx(float(slope), rel=1e-5)
+        torch.testing.assert_close(found, gradient, rtol=1e-11, atol=1e-12)
+        seen = [set(micro.group_ids.tolist()) - {-1} for micro in micros]
+        members = list(itertools.chain(*seen))
+        assert sorted(members) == sorted(set(members)) == list(range(5))
+        assert len(seen) % ranks == 0
+        counts.add(len(seen))
+    assert len(counts) > 2
+    expected = r"a group of 6 rows exceeds trainer.tokens_per_micro_batch=20: raise it or"
+    with pytest.raises(RunFailed, match=expected):
+        parts(groups, 1, 20)
+    for share in plan([], step=0, ranks=3, metrics={}, tokens_per_micro_batch=8, whole_groups=True):
+        (micro,) = share.micro_batches
+        assert micro.group_ids.tolist() == [-1]
 
 
 def test_numbers_outside_of_the_completion_reach_neither_value_nor_gradient(model, groups):
@@ -165,29 +204,20 @@ def test_numbers_outside_of_the_completion_reach_neither_value_nor_gradient(mode
     (share,) = plan(rows, step=0, ranks=1, tokens_per_micro_batch=10_000, metrics={})
     (micro,) = share.micro_batches
     outside = ~micro.completion_mask
-    spoilt_logprobs = np.where(outside, np.nan, micro.rollout_logprobs)
     beyond = np.cumsum(micro.completion_mask[:, ::-1], axis=1)[:, ::-1] == 0  # after the last one
-    spoilt_ids = np.where(beyond, 99, micro.token_ids)
-    empty = ~micro.completion_mask.any(axis=1)
-    assert empty.any()
-    spoilt = MicroBatch(
-        **{
-            **{name: getattr(micro, name) for name in micro.__dataclass_fields__},
-            "token_ids": spoilt_ids,
-            "rollout_logprobs": spoilt_logprobs,
-            "advantages": np.where(outside, np.nan, micro.advantages),
-        }
+    assert outside.all(axis=1).any()
+    spoilt = replace(
+        micro,
+        token_ids=np.where(beyond, 99, micro.token_ids),
+        rollout_logprobs=np.where(outside, np.nan, micro.rollout_logprobs),
+        advantages=np.where(outside, np.nan, micro.advantages),
     )
     results = []
     for each in (micro, spoilt):
         batch = Batch.of(each, torch.device("cpu"), 0)
-        module = PolicyModule(model, chunk=7)
-        model.zero_grad()
-        logprobs, entropies = module(batch.token_ids, batch.mask, 1.0, entropies=True)
-        value, _ = Objective(shipped("cispo"))(batch, logprobs, entropies)
-        value.backward()
-        results.append(
-            (float(value.detach()), {n: p.grad.clone() for n, p in model.named_parameters()})
+        logprobs, entropies = PolicyModule(model, chunk=7)(
+            batch.token_ids, batch.mask, 1.0, entropies=True
         )
-    assert results[0][0] == pytest.approx(results[1][0], rel=1e-12)
-    torch.testing.assert_close(results[0][1], results[1][1], rtol=1e-12, atol=1e-12)
+        value, _ = Objective(shipped("cispo"))(batch, logprobs, entropies)
+        results.append((value.detach(), torch.autograd.grad(value, list(model.parameters()))))
+    torch.testing.assert_close(*results, rtol=1e-12, atol=1e-12)

@@ -10,10 +10,15 @@ import torch
 from losses.correction import Correction
 from losses.kl import k1, k2, k3
 from losses.tokens import TokenLoss
+from rl.config.build import build
 from rl.learner.kl import KLPenalty
 from rl.learner.objective import Batch
+from rl.learner.observation import observation
+from rl.learner.preparation import relative_penalties
 from rl.records import MicroBatch
+from tests.support.composing import chosen
 from tests.support.summed_objective import SummedObjective as Objective
+from tests.support.tiny_policy import filled
 
 ROWS = MicroBatch(
     token_ids=np.array([[1, 2, 3], [4, 5, 0]], np.int32),
@@ -112,53 +117,43 @@ def test_a_correction_multiplies_the_loss_and_neither_the_divergence_nor_the_ent
     assert not any(metric.requires_grad for metric in metrics.values())
 
 
-def test_without_old_logprobs_the_ratio_corrects_and_nothing_else():
-    value, metrics = Objective(reinforce, uneven)(batch(), own(), torch.zeros(3))
+def test_without_old_and_reference_logprobs_there_is_neither_correction_nor_divergence():
+    objective = Objective(reinforce, uneven, pull(k3))
+    value, metrics = objective(batch(), own(), torch.zeros(3), beta=0.1)
     assert value.item() == 0.5 * 2 + 0.5 * 2 + 0.25 * -8
-    assert "correction" not in metrics
+    assert metrics.keys().isdisjoint({"correction", "kl_divergence"})
 
 
 E1, E2 = math.exp(-1), math.exp(-2)
 
 
 @pytest.mark.parametrize(
-    ("estimator", "divergence", "gradient"),
+    ("kl", "divergence", "gradient"),
     [
-        (k1, [0.0, 1.0, 2.0], [1.0, 1.0, 1.0]),
-        (k2, [0.0, 0.5, 2.0], [0.0, 1.0, 2.0]),
-        (k3, [0.0, E1, E2 + 1], [0.0, 1 - E1, 1 - E2]),
+        (pull(k1), [0.0, 1.0, 2.0], [1.0, 1.0, 1.0]),
+        (pull(k2), [0.0, 0.5, 2.0], [0.0, 1.0, 2.0]),
+        (pull(k3), [0.0, E1, E2 + 1], [0.0, 1 - E1, 1 - E2]),
+        (pull(k1, "reward"), [0.0, 1.0, 2.0], None),
+        (pull(k3, beta=0.0), [0.0, E1, E2 + 1], None),
     ],
-    ids=["k1", "k2", "k3"],
+    ids=["k1", "k2", "k3", "in the reward", "without weight"],
 )
-def test_the_divergence_joins_the_loss_with_the_present_beta(estimator, divergence, gradient):
+def test_a_divergence_is_measured_and_joins_the_loss_with_the_present_beta(
+    kl, divergence, gradient
+):
     logprobs, weights = own(), torch.tensor([0.5, 0.5, 0.25])
-    value, metrics = Objective(nothing, kl=pull(estimator))(
-        batch(ref_logprobs=REF), logprobs, torch.zeros(3), beta=0.1
-    )
-    value.backward()
-    torch.testing.assert_close(value.detach(), (0.1 * weights * torch.tensor(divergence)).sum())
-    torch.testing.assert_close(logprobs.grad, 0.1 * weights * torch.tensor(gradient))
-    torch.testing.assert_close(metrics["kl_divergence"], torch.tensor(divergence))
-
-
-@pytest.mark.parametrize(
-    "kl", [pull(k1, "reward"), pull(k3, beta=0.0)], ids=["in the reward", "without weight"]
-)
-def test_a_divergence_that_acts_elsewhere_is_measured_and_adds_nothing(kl):
-    logprobs = own()
     value, metrics = Objective(nothing, kl=kl)(
         batch(ref_logprobs=REF), logprobs, torch.zeros(3), beta=0.1
     )
     value.backward()
-    assert value.item() == 0
-    assert logprobs.grad.tolist() == [0.0, 0.0, 0.0]
-    torch.testing.assert_close(metrics["kl_divergence"], kl.estimator(own(), REF).detach())
-
-
-def test_without_reference_logprobs_there_is_no_divergence():
-    value, metrics = Objective(nothing, kl=pull(k3))(batch(), own(), torch.zeros(3), beta=0.1)
-    assert value.item() == 0
-    assert "kl_divergence" not in metrics
+    torch.testing.assert_close(metrics["kl_divergence"], torch.tensor(divergence))
+    if gradient is None:  # it acts elsewhere and adds nothing
+        assert value.item() == 0
+        assert logprobs.grad.tolist() == [0.0, 0.0, 0.0]
+    else:
+        expected = (0.1 * weights * torch.tensor(divergence)).sum()
+        torch.testing.assert_close(value.detach(), expected)
+        torch.testing.assert_close(logprobs.grad, 0.1 * weights * torch.tensor(gradient))
 
 
 @pytest.mark.parametrize(
@@ -171,3 +166,119 @@ def test_without_reference_logprobs_there_is_no_divergence():
 def test_a_loss_whose_shape_depends_on_the_data_is_refused(mistaken, message):
     with pytest.raises(ValueError, match=message):
         Objective(lambda tokens: TokenLoss(mistaken(tokens), {}))(batch(), own(), torch.zeros(3))
+
+
+@pytest.mark.parametrize(
+    ("target_kl", "kl", "factor"),
+    [
+        (0.04, 0.04, 1.0),
+        (0.04, 0.042, 1.005),  # 5 % above the target
+        (0.04, 0.038, 0.995),
+        (0.04, 0.048, 1.02),  # 20 % above, where the clip begins
+        (0.04, 0.032, 0.98),
+        (0.04, 4.0, 1.02),
+        (0.04, math.inf, 1.02),
+        (0.04, 0.0, 0.98),
+        (0.04, -1.0, 0.98),  # k1 may be negative
+        (None, 100.0, 1.0),
+        (0.04, math.nan, 1.0),  # a skipped step
+    ],
+)
+def test_beta_follows_the_divergence_by_at_most_two_percent_a_step(target_kl, kl, factor):
+    penalty = KLPenalty(estimator=k1, beta=0.5, place="loss", target_kl=target_kl)
+    assert penalty.next_beta(0.5, kl) == pytest.approx(0.5 * factor, rel=1e-12)
+
+
+# Two rollouts; all right, one masked and one without a score; one alone.
+LOST = np.array([0.5, 0.0, 0.005, -0.003, 0.0, 100.0, 3.0])
+COUNTS = np.array([True, True, True, True, False, False, True])
+GROUP_IDS = np.array([0, 0, 1, 1, 1, 1, 2], np.int32)
+
+
+@pytest.mark.parametrize(
+    ("group_ids", "expected"),
+    [
+        (GROUP_IDS, [0.25, -0.25, 0.004, -0.004, 0.0, 0.0, 0.0]),
+        (None, [0.5, 0.0, 0.005, -0.003, 0.0, 0.0, 3.0]),
+    ],
+    ids=["compared", "without a baseline"],
+)
+def test_an_advantage_loses_its_penalty_minus_the_mean_of_the_scored_rollouts(group_ids, expected):
+    assert relative_penalties(LOST, COUNTS, group_ids) == pytest.approx(expected, abs=1e-12)
+
+
+# What the record says of single tokens.
+# Ratios 1.1, 1.5 and 1.5, clipped at 1.2 where they are to rise.
+RATIOS = torch.tensor([1.1, 1.5, 1.5], dtype=torch.float64)
+MU = torch.tensor([-1.0, -2.0, -3.0], dtype=torch.float64)
+
+
+def observed(batch, objective, logprobs, entropies, beta=0.0, *candidates):
+    """What the policy shows an observer of one micro-batch, given the module's outputs."""
+    outputs = [each.clone().requires_grad_() for each in (logprobs, entropies, *candidates)]
+    loss, metrics = objective.per_token(batch, *outputs[:2], beta, *outputs[2:])
+    grads = torch.autograd.grad(batch.weighted_sum(loss), outputs, materialize_grads=True)
+    return observation(batch, outputs[0], loss, grads, metrics)
+
+
+def observed_by_hand(objective, **anchors):
+    batch = replace(Batch.of(ROWS, torch.device("cpu"), 7), **anchors)
+    return observed(batch, objective, MU + RATIOS.log(), torch.ones(3).double(), 0.1)
+
+
+def clip():
+    return build(chosen("loss", "grpo"))
+
+
+def test_the_gradients_of_three_tokens_by_hand():
+    found = observed_by_hand(Objective(clip()))
+    # -weight * advantage * ratio; the second is clipped, the third is not, for it is to fall.
+    torch.testing.assert_close(found["grad"], torch.tensor([-1.1, 0.0, 1.5]).double())
+    torch.testing.assert_close(found["pi"], MU + RATIOS.log())
+    assert found["kept"].tolist() == [True, True, True]
+    assert found["metric_clip_fraction"].tolist() == [0.0, 1.0, 0.0]
+    assert found.keys().isdisjoint({"old", "ref", "correction", "candidate_grad"})
+
+
+def test_a_grad_is_that_of_the_whole_objective_penalty_and_bonus_included():
+    kl = KLPenalty(estimator=k1, beta=0.1, place="loss", target_kl=None)
+    found = observed_by_hand(Objective(clip(), kl=kl, entropy_bonus=0.01), ref_logprobs=MU)
+    torch.testing.assert_close(found["grad"], torch.tensor([-1.05, 0.05, 1.525]).double())
+    terms = -torch.tensor([2.0, 2.0, -4.0]).double() * torch.tensor([1.1, 1.2, 1.5]).double()
+    torch.testing.assert_close(found["loss"], terms + 0.1 * RATIOS.log() - 0.01)
+    assert found["ref"].tolist() == MU.tolist()
+
+
+def test_a_token_that_a_correction_stopped_was_not_kept():
+    def stop_the_third(*_):
+        return Correction(torch.tensor([1.0, 2.0, 0.0]).double(), {})
+
+    found = observed_by_hand(Objective(clip(), stop_the_third), old_logprobs=MU)
+    torch.testing.assert_close(found["grad"], torch.tensor([-1.1, 0.0, 0.0]).double())
+    assert found["kept"].tolist() == [True, True, False]
+    assert found["correction"].tolist() == [1.0, 2.0, 0.0]
+    assert found["old"].tolist() == MU.tolist()
+
+
+def test_where_distributions_are_compared_the_candidates_have_the_gradient():
+    batch = filled(Batch.of(ROWS, torch.device("cpu"), 7), old=False)
+    pi = torch.full((3, 2), 0.25).double().log()
+    objective = Objective(build(chosen("loss", "forward_kl_topk")))
+    found = observed(batch, objective, MU, torch.ones(3).double(), 0.0, pi)
+    assert found["grad"].tolist() == [0.0, 0.0, 0.0]
+    assert (found["candidate_grad"] > 0).all()
+
+
+def test_what_a_loss_measures_of_a_whole_micro_batch_is_left_out():
+    def loss(tokens):
+        metrics = {"mean": tokens.logprobs.detach().mean(), "odd": tokens.positions % 2 == 1}
+        return TokenLoss(-tokens.advantages * tokens.logprobs, metrics)
+
+    found = observed_by_hand(Objective(loss))
+    assert "metric_mean" not in found
+    assert found["metric_odd"].tolist() == [False, True, True]  # at positions 0, 1 and 5
+
+
+def test_a_loss_that_is_not_finite_is_recorded_as_it_is():
+    found = observed_by_hand(Objective(lambda t: TokenLoss(math.nan * t.logprobs, {})))
+    assert found["grad"].isnan().all()

@@ -1,4 +1,4 @@
-"""The output head's own backward pass; N tokens, H hidden, V words."""
+"""The output head alone (test_logprobs.py: in a model); N tokens, H hidden, V words."""
 
 from functools import partial
 
@@ -25,51 +25,20 @@ def inputs(dtype=torch.float64, n=N):
     return [t.requires_grad_() for t in (hidden, weight, bias)], targets
 
 
-def head(
-    hidden, weight, bias, targets, chunk, *, dtype=None, entropies=True, gradient=True, kl=False
-):
-    options = dtype or hidden.dtype, entropies, gradient, kl
-    return OutputHead.apply(hidden, weight, bias, targets, 0.7, chunk, *options)
-
-
-@pytest.mark.parametrize("chunk", [1, 3, 100])
-@pytest.mark.parametrize("with_bias", [True, False])
-@pytest.mark.parametrize("gradient", [True, False])
-def test_its_gradient_is_the_difference_quotient(chunk, with_bias, gradient):
-    (hidden, weight, bias), targets = inputs()
-
-    def outputs(hidden, weight, *bias):
-        bias = bias[0] if bias else None
-        logprobs, entropies = head(hidden, weight, bias, targets, chunk, gradient=gradient)
-        return (logprobs, entropies) if gradient else logprobs
-
-    given = (hidden, weight, bias) if with_bias else (hidden, weight)
-    assert torch.autograd.gradcheck(outputs, given, atol=1e-7, rtol=1e-5)
-
-
-@pytest.mark.parametrize("chunk", [1, 3, 100])
-def test_each_token_may_have_its_own_temperature(chunk):
-    (hidden, weight, bias), targets = inputs()
-    temperatures = torch.linspace(0.4, 1.6, N, dtype=torch.float64).unsqueeze(-1)  # [N, 1]
-
-    def logprobs(hidden, weight, bias, temperature=temperatures):
-        rest = targets, temperature, chunk, hidden.dtype, True, True, False
-        return OutputHead.apply(hidden, weight, bias, *rest)[0]
-
-    for i, temperature in enumerate(temperatures[:, 0].tolist()):
-        expected = logprobs(hidden, weight, bias, temperature)[i]
-        torch.testing.assert_close(logprobs(hidden, weight, bias)[i], expected)
-    assert torch.autograd.gradcheck(logprobs, (hidden, weight, bias), atol=1e-7, rtol=1e-5)
+def head(hidden, weight, bias, targets, chunk, **changes):
+    options = {"temperature": 0.7, "dtype": hidden.dtype, "entropies": True, "gradient": True}
+    given = {**options, "kl": False, "compiled": False, **changes}
+    temperature, *others = given.values()
+    return OutputHead.apply(hidden, weight, bias, targets, temperature, chunk, *others)
 
 
 def test_two_words_by_hand():
     """Logits 0 and log 3 at temperature 0.5 are 0 and log 9: p = 0.1 and 0.9."""
     hidden = torch.tensor([[1.0]], requires_grad=True)
     weight = torch.tensor([[0.0], [torch.tensor(3.0).log()]], requires_grad=True)
-    made = OutputHead.apply(
-        hidden, weight, None, torch.tensor([1]), 0.5, 1, torch.float32, True, True, True
+    logprob, entropy, kl = head(
+        hidden, weight, None, torch.tensor([1]), 1, temperature=0.5, kl=True
     )
-    logprob, entropy, kl = made
     p = torch.tensor([0.1, 0.9])
     torch.testing.assert_close(logprob, p.log()[1:])
     torch.testing.assert_close(entropy, -(p * p.log()).sum().reshape(1))
@@ -83,46 +52,19 @@ def test_two_words_by_hand():
     torch.testing.assert_close(of_weight, torch.stack([slope, -slope]).reshape(2, 1))
 
 
-def test_what_needs_no_gradient_gets_none():
+def test_gradients_and_entropies_are_computed_only_if_needed():
     (hidden, weight, bias), targets = inputs()
-    logprobs, _ = head(hidden, weight.detach(), bias.detach(), targets, 3)
-    (found,) = torch.autograd.grad(logprobs.sum(), hidden)
-    (hidden, weight, bias), targets = inputs()
-    (expected,) = torch.autograd.grad(head(hidden, weight, bias, targets, 3)[0].sum(), hidden)
-    torch.testing.assert_close(found, expected, rtol=0, atol=0)
-
-
-def test_entropies_are_computed_only_if_the_caller_asks():
-    (hidden, weight, bias), targets = inputs()
-    logprobs, entropies = head(hidden, weight, bias, targets, 3, entropies=False)
-    assert entropies is None
     expected = head(hidden, weight, bias, targets, 3)[0]
-    torch.testing.assert_close(logprobs, expected, rtol=0, atol=0)
-    logprobs.sum().backward()
-
-
-@pytest.mark.parametrize("chunk", [1, 3, 100])
-@pytest.mark.parametrize("gradient", [True, False])
-def test_the_kl_from_uniform_is_that_of_torch_and_changes_nothing_else(chunk, gradient):
-    (hidden, weight, bias), targets = inputs()
-    given = hidden, weight, bias
-    found = head(hidden, weight, bias, targets, chunk, gradient=gradient, kl=True)
-    p = ((hidden @ weight.T + bias) / 0.7).detach().softmax(-1)
-    uniform = torch.full_like(p, 1 / V)
-    expected = torch.nn.functional.kl_div(p.log(), uniform, reduction="none").sum(-1)
-    assert expected.min() > 0.01
-    torch.testing.assert_close(found[2], expected, rtol=1e-12, atol=1e-12)
-    assert not found[2].requires_grad
-    without = head(hidden, weight, bias, targets, chunk, gradient=gradient)
-    slopes = torch.linspace(-1, 2, N, dtype=torch.float64)
-    values = [(slopes * each[0] + each[1]).sum() for each in (found, without)]
-    one, other = (torch.autograd.grad(value, given) for value in values)
-    torch.testing.assert_close((found[:2], one), (without, other), rtol=0, atol=0)
-
-    def outputs(hidden, weight, bias):
-        return head(hidden, weight, bias, targets, chunk, kl=True)[:2]
-
-    assert torch.autograd.gradcheck(outputs, given, atol=1e-7, rtol=1e-5)
+    frozen, _ = head(hidden, weight.detach(), bias.detach(), targets, 3)
+    alone, entropies = head(hidden, weight, bias, targets, 3, entropies=False)
+    assert entropies is None
+    assert expected.equal(frozen)
+    assert expected.equal(alone)
+    of_all, of_frozen, of_alone = (
+        torch.autograd.grad(logprobs.sum(), hidden)[0] for logprobs in (expected, frozen, alone)
+    )
+    assert of_all.equal(of_frozen)
+    assert of_all.equal(of_alone)
 
 
 def test_the_kl_from_uniform_of_a_bfloat16_head_is_exact_for_its_logits():
@@ -162,17 +104,17 @@ def test_in_bfloat16_no_chunk_is_rounded_away_from_the_gradient_of_the_weight():
 def test_a_float32_head_computes_on_bfloat16_numbers_as_if_they_were_float32():
     (hidden, weight, bias), targets = inputs(torch.bfloat16, 300)
     exact = [t.detach().float().requires_grad_() for t in (hidden, weight, bias)]
-    wide_hidden, wide_weight, wide_bias = exact
     found = head(hidden, weight, bias, targets, 7, dtype=torch.float32)
+    wide_hidden, wide_weight, wide_bias = exact
     expected = head(wide_hidden, wide_weight, wide_bias, targets, 7)
-    for one, other in zip(found, expected, strict=True):
-        torch.testing.assert_close(one, other, rtol=0, atol=0)
+    torch.testing.assert_close(found, expected, rtol=0, atol=0)
     half = head(hidden, weight, bias, targets, 7)
     assert (half[0] - expected[0]).abs().max() > 1e-3  # what the plain head makes of them
-    (logprobs, entropies), (exact_logprobs, exact_entropies) = found, expected
     slopes = torch.linspace(-1, 2, 300)
-    gradients = torch.autograd.grad((slopes * logprobs - entropies).sum(), (hidden, weight, bias))
-    wanted = torch.autograd.grad((slopes * exact_logprobs - exact_entropies).sum(), exact)
+    gradients, wanted = (
+        torch.autograd.grad((slopes * logprobs - entropies).sum(), leaves)
+        for (logprobs, entropies), leaves in ((found, (hidden, weight, bias)), (expected, exact))
+    )
     for one, other in zip(gradients, wanted, strict=True):
         torch.testing.assert_close(one, other.to(one.dtype), rtol=0, atol=0)
 
@@ -204,11 +146,9 @@ def test_a_compiled_head_computes_the_same(calls, with_bias):
     for compiled in (False, True):
         (hidden, weight, bias), targets = inputs()
         bias = bias if with_bias else None
-        rest = targets, 0.7, 3, hidden.dtype, True, True, True, compiled
-        logprobs, entropies, kl = OutputHead.apply(hidden, weight, bias, *rest)
-        (logprobs.exp().sum() + (entropies * torch.arange(N)).sum()).backward()
-        grads = [t.grad for t in (hidden, weight, bias) if t is not None]
-        found.append([logprobs, entropies, kl, *grads])
+        outputs = head(hidden, weight, bias, targets, 3, kl=True, compiled=compiled)
+        (outputs[0].exp().sum() + (outputs[1] * torch.arange(N)).sum()).backward()
+        found.append([*outputs, *(t.grad for t in (hidden, weight, bias) if t is not None)])
     assert len(calls) == 2 * 3  # chunks, forward and backward
     torch.testing.assert_close(found[0], found[1])
 
@@ -220,6 +160,6 @@ def test_a_head_with_a_float32_gradient_stays_compiled_for_other_numbers_of_toke
     for n in (9, 10, 0, 3, 9):
         hidden, targets = torch.randn(n, H).bfloat16().requires_grad_(), torch.zeros(n).long()
         calls.clear()
-        rest = 0.7, 4, torch.bfloat16, True, False, False, True
-        OutputHead.apply(hidden, weight, None, targets, *rest)[0].sum().backward()
+        logprobs, _ = head(hidden, weight, None, targets, 4, gradient=False, compiled=True)
+        logprobs.sum().backward()
         assert len(calls) == max(-(-n // 4), 1) + -(-n // 4)

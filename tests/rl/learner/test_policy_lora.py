@@ -16,8 +16,7 @@ from rl.dry_call.learn import run_with_facts
 from rl.learner.learner import load_for_training
 from rl.learner.logprobs import Rows
 from rl.learner.objective import Batch
-from rl.learner.reference.local import InitialPolicy
-from tests.rl.learner.test_updates import setting
+from tests.rl.learner.test_updates import initial
 from tests.support.composing import composed
 from tests.support.policy_setup import ADAPTED, PlainSteps, adapted
 from tests.support.ranks import on_ranks, per_world
@@ -167,9 +166,7 @@ def test_with_its_adapter_off_a_trained_policy_is_the_model_it_began_as(setup, d
     own = batch.token_ids[batch.mask][:, None]
     kept, warm = torch.cat([own, (own + 1) % 256], -1), torch.linspace(0.5, 2.0, len(own))[:, None]
     rows = Rows(batch.token_ids, batch.mask, batch.envs, warm, kept)
-    given = InitialPolicy(refresh_every=0, refresh_mix=1.0, top_k=3, sees_hint=False)
-    given = given.start(setting(setup, policy, reads_candidates=True))
-    (found,) = given.score([rows])
+    (found,) = initial(setup, policy, reads_candidates=True).score([rows])
     options = {"kept": kept, "top_k": (3, policy.vocabulary)}
     likeliest = plain._score(rows.token_ids, rows.mask, warm, **options)
     for one, other in zip(vars(found).values(), (likeliest[0], *likeliest[2:]), strict=True):

@@ -4,19 +4,11 @@ import math
 
 import pytest
 import torch
-import torch.distributed as dist
 
 from losses.tokens import MAX_LOG_RATIO
 from rl.learner.token_sums import TokenSums
 
-
-@pytest.fixture(scope="module", autouse=True)
-def alone():
-    """A world of one rank; test_updates.py has two."""
-    dist.init_process_group("gloo", rank=0, world_size=1, store=dist.HashStore())
-    yield
-    dist.destroy_process_group()
-
+pytestmark = pytest.mark.usefixtures("one_rank")  # test_updates.py has two
 
 # log(pi / mu) of four fresh tokens and a stale one in the middle.
 RATIOS = [2.0, 0.5, 1.0, 4.0]
@@ -36,7 +28,8 @@ BY_HAND = {
 def means(*parts):
     sums = TokenSums()
     for part in parts:
-        sums.add(torch.tensor(0.5), PI[part], MU[part], FRESH[part], {"entropy": PI[part]})
+        metrics = {"entropy": PI[part], "of_micro_batch": PI[part].mean()}
+        sums.add(torch.tensor(0.5), PI[part], MU[part], FRESH[part], metrics)
     return sums.means()
 
 
@@ -53,18 +46,10 @@ def test_however_the_batch_is_split_the_mismatch_is_that_of_its_fresh_tokens(par
     for name, expected in BY_HAND.items():
         assert found[f"mismatch/sampled_{name}"] == pytest.approx(expected, rel=1e-6)
     assert found["train/loss"] == 0.5 * len(parts)
-    assert found["train/entropy"] == pytest.approx(float(PI.mean()), rel=1e-6)
-
-
-def test_a_number_for_a_whole_micro_batch_weighs_as_its_tokens_and_that_of_none_nothing():
-    sums = TokenSums()
-    for part in (slice(0, 3), slice(3, 5), slice(0, 0)):
-        metrics = {"log_pi": PI[part].mean()}
-        sums.add(torch.tensor(0.0), PI[part], MU[part], FRESH[part], metrics)
-    assert sums.means()["train/log_pi"] == pytest.approx(float(PI.mean()), rel=1e-6)
-
-
-def test_of_stale_tokens_alone_nothing_is_said():
+    # A number for a whole micro-batch weighs as its tokens, and that of none nothing.
+    for name in ("entropy", "of_micro_batch"):
+        assert found[f"train/{name}"] == pytest.approx(float(PI.mean()), rel=1e-6)
+    # Of stale tokens alone nothing is said.
     assert not [name for name in means(slice(2, 3)) if name.startswith("mismatch/")]
 
 

@@ -1,14 +1,11 @@
 """What surrounds a step, compared with plain torch: references, penalties, several updates."""
 
-import json
-import shutil
 from dataclasses import replace
 from functools import partial
 
 import numpy as np
 import pytest
 import torch
-from pyarrow import parquet
 
 from losses.correction import tis_sequence
 from losses.forward_kl_topk import forward_kl_topk
@@ -18,19 +15,13 @@ from losses.ppo_clip import ppo_clip
 from losses.reverse_kl_topk import reverse_kl_topk
 from losses.tokens import TokenLoss
 from rl.config.schedules import Schedules
-from rl.dry_call.learn import run_with_facts
-from rl.learner.collectives import gather_bytes
 from rl.learner.kl import KLPenalty
-from rl.learner.learner import Learner
 from rl.learner.logprobs import Logprobs, Rows
 from rl.learner.objective import Batch, Objective
 from rl.learner.preparation import Preparation
 from rl.learner.reference.local import InitialPolicy
 from rl.learner.reference.protocol import ReferenceSetting
-from rl.runtime.folder import RunFolder
-from rl.trainer.trained_tokens import StepRecord
 from tests.support import tiny_policy as tiny
-from tests.support.composing import composed
 from tests.support.policy_setup import PlainSteps, all_same
 from tests.support.ranks import on_ranks, per_world
 from tests.support.summed_objective import SummedObjective
@@ -38,6 +29,7 @@ from tests.support.summed_objective import SummedObjective
 RATE, BETA, BONUS = 0.05, 2.0, 1.0
 FACTOR = 300.0  # two untrained models hardly differ: without it rounding would hide the step
 
+alone = pytest.mark.parametrize("world", [1])
 stages = per_world("mode", {1: ("zero0",), 2: ("zero0", "zero3")})
 
 
@@ -49,8 +41,9 @@ def trained(setup, mode, rate=RATE):
     return policy, optim
 
 
-def setting(setup, policy, **changes):
-    given = {
+def initial(setup, policy, *, every=0, mix=1.0, **changes):
+    """Return the first weights of a policy as its reference."""
+    setting = {
         "model": setup.sources["float32"],
         "dtype": torch.float32,
         "temperature": tiny.TEMPERATURE,
@@ -59,12 +52,17 @@ def setting(setup, policy, **changes):
         "seed": 0,
         "vocabulary": policy.vocabulary,
     }
-    return ReferenceSetting(policy=policy, **{**given, **changes})
+    choice = InitialPolicy(refresh_every=every, refresh_mix=mix, top_k=3, sees_hint=False)
+    return choice.start(ReferenceSetting(policy=policy, **{**setting, **changes}))
 
 
 def preparation(policy, *, keeps_old, reference=None, beta=9.0):
     kl = KLPenalty(estimator=k1, beta=beta, place="reward", target_kl=None)
     return Preparation(policy, reference, keeps_old=keeps_old, kl=kl, compared=True)
+
+
+def micros_of(setup, batch):
+    return [Batch.of(micro, setup.ranks.device, batch.step) for micro in batch.micro_batches]
 
 
 def step_of(before, after):
@@ -87,46 +85,40 @@ def test_a_step_with_divergence_and_entropy_is_that_of_plain_torch(setup, mode):
     _, alone = tiny.reference(setup.twin, setup.rows, setup.loss)
     assert tiny.relative_error(alone, gradient) > 0.1  # the two terms matter
     batch = setup.batch(setup.rows)
-    micros = (Batch.of(micro, setup.ranks.device, batch.step) for micro in batch.micro_batches)
-    batches = [tiny.filled(micro, old=False, dtype=torch.float32) for micro in micros]
+    batches = [
+        tiny.filled(micro, old=False, dtype=torch.float32) for micro in micros_of(setup, batch)
+    ]
     stats = policy.update(batch, objective, batches=batches, beta=BETA)
     assert tiny.relative_error(step_of(before, setup.everywhere(policy)), gradient) < 1e-5
     assert stats["train/loss"] == pytest.approx(value, rel=1e-5)
 
 
-@per_world("mode", {1: ("zero0",)})
+@alone
 @on_ranks
-def test_tokens_are_scored_at_the_temperature_at_which_their_group_started(setup, mode):
+def test_tokens_are_scored_at_the_temperature_at_which_their_group_started(setup):
     def loss(tokens):
         seen.append(tokens.logprobs.detach())
         return TokenLoss(tokens.logprobs * tokens.advantages, {})
 
-    policy, _ = trained(setup, mode)
-    reference = InitialPolicy(refresh_every=0, refresh_mix=1.0, top_k=3, sees_hint=False)
-    reference = reference.start(setting(setup, policy, seed=0))
-    num_rollouts = 1 + max(row.rollout_id for row in setup.rows)
-    versions = np.arange(num_rollouts, dtype=np.int32) % 3
+    policy, _ = trained(setup, "zero0")
+    reference = initial(setup, policy)
+    versions = np.arange(1 + max(row.rollout_id for row in setup.rows), dtype=np.int32) % 3
     batch = replace(setup.batch(setup.rows), versions=versions)
     temperature = Schedules({"sampler.temperature": lambda step: 0.5 + step})
     prepare = preparation(policy, keeps_old=True, reference=reference, beta=0.0)
     batches, _ = replace(prepare, schedules=temperature)(batch, 0.0)
     own, seen = [], []
     for b in batches:
+        chosen = torch.tensor(versions)[b.rollout_ids], torch.arange(len(b.rollout_ids))
         ones = [policy.logprobs(b.token_ids.numpy(), 0.5 + v)[b.mask] for v in range(3)]
-        chosen = torch.tensor(versions)[b.rollout_ids], torch.arange(len(ones[0]))
+        rows = [Rows(b.token_ids, b.mask, b.envs)]
+        refs = (initial(setup, policy, temperature=0.5 + v).score(rows) for v in range(3))
         own.append(torch.stack(ones)[chosen])
         torch.testing.assert_close(b.old_logprobs, own[-1])
-        refs = [
-            InitialPolicy(refresh_every=0, refresh_mix=1.0, top_k=3, sees_hint=False)
-            .start(setting(setup, policy, temperature=0.5 + version))
-            .score([Rows(b.token_ids, b.mask, b.envs)])[0]
-            .logprobs
-            for version in range(3)
-        ]
-        torch.testing.assert_close(b.ref_logprobs, torch.stack(refs)[chosen])
+        expected = torch.stack([scores.logprobs for (scores,) in refs])[chosen]
+        torch.testing.assert_close(b.ref_logprobs, expected)
     policy.update(batch, Objective(loss), batches=batches)
-    for found, expected in zip(seen, own, strict=True):
-        torch.testing.assert_close(found, expected)
+    torch.testing.assert_close(seen, own)
 
 
 @stages
@@ -140,10 +132,9 @@ def test_a_step_towards_a_teachers_candidates_is_that_of_plain_torch(setup, mode
 
     policy, _ = trained(setup, mode)
     # A teacher of the same size with other weights.
-    teacher = InitialPolicy(refresh_every=0, refresh_mix=1.0, top_k=3, sees_hint=False)
-    reference = teacher.start(setting(setup, policy, reads_candidates=True, seed=9))
+    reference = initial(setup, policy, reads_candidates=True, seed=9)
     before, batch = setup.everywhere(policy), setup.batch(setup.rows)
-    assert all(Batch.of(m, setup.ranks.device, 0).candidates is None for m in batch.micro_batches)
+    assert all(micro.candidates is None for micro in micros_of(setup, batch))
     batches, _ = preparation(policy, keeps_old=False, reference=reference, beta=0.0)(batch, 0.0)
     stats = policy.update(batch, Objective(loss), batches=batches)
     setup.twin.load_state_dict(before, strict=False)
@@ -172,6 +163,26 @@ def likeliest(teacher, rows):
     return found
 
 
+def plain_steps(setup, loss, updates, **given):
+    """Take plain steps with the twin; return the losses and lengths of the gradient."""
+    values, norms = [], []
+    for _ in range(updates):
+        informed = tiny.informed(setup.twin, setup.rows, loss)
+        value, gradient = tiny.reference(setup.twin, setup.rows, informed, **given)
+        values.append(value)
+        norms.append(float(tiny.flat(gradient).norm()))
+        with torch.no_grad():
+            for name, parameter in setup.twin.named_parameters():
+                parameter -= RATE * gradient[name]
+    return values, norms
+
+
+def difference(before, setup, policy):
+    """Return the relative difference of the steps that policy and twin have taken."""
+    twin = {name: p.detach() for name, p in setup.twin.named_parameters() if name in before}
+    return tiny.relative_error(step_of(before, setup.everywhere(policy)), step_of(before, twin))
+
+
 @stages
 @on_ranks
 def test_several_updates_of_a_batch_are_plain_steps_with_the_old_logprobs_fixed(setup, mode):
@@ -182,17 +193,9 @@ def test_several_updates_of_a_batch_are_plain_steps_with_the_old_logprobs_fixed(
     stats = policy.update(batch, Objective(loss), batches=batches, updates=3)
     assert optim.made.steps == taken + 3
     setup.twin.load_state_dict(before, strict=False)
-    old, values, norms = tiny.own(setup.twin, setup.rows), [], []
-    for _ in range(3):
-        value, gradient = tiny.reference(setup.twin, setup.rows, loss, old=old)
-        values.append(value)
-        norms.append(float(tiny.flat(gradient).norm()))
-        with torch.no_grad():
-            for name, parameter in setup.twin.named_parameters():
-                parameter -= RATE * gradient[name]
-    twin = {name: p.detach() for name, p in setup.twin.named_parameters() if name in before}
-    error = tiny.relative_error(step_of(before, setup.everywhere(policy)), step_of(before, twin))
-    assert error < 1e-5
+    old = tiny.own(setup.twin, setup.rows)
+    values, norms = plain_steps(setup, loss, 3, old=old)
+    assert difference(before, setup, policy) < 1e-5
     sampled = [torch.tensor(r.rollout_logprobs)[r.completion_mask] for r in setup.rows]
     gap = torch.cat(old) - torch.cat(sampled)
     w = gap.exp()
@@ -210,6 +213,49 @@ def test_several_updates_of_a_batch_are_plain_steps_with_the_old_logprobs_fixed(
     # One version later the tokens are stale: a difference of the policies is no mismatch.
     stale = policy.update(setup.batch(setup.rows, step=1), setup.objective)
     assert not [name for name in stale if name.startswith("mismatch/")]
+
+
+class Centred:
+    """A loss in which the numbers of a token are relative to means of the batch."""
+
+    def statistics(self, tokens):
+        columns = [torch.ones_like(tokens.logprobs), tokens.logprobs, tokens.entropies]
+        return torch.stack([*columns, tokens.kl_from_uniform, tokens.advantages]).sum(1)
+
+    def __call__(self, tokens, statistics):
+        assert statistics.dtype == torch.float64
+        logprob, entropy, kl, advantage = statistics[1:] / statistics[0]
+        surprise = tokens.logprobs.detach() - logprob + tokens.entropies - entropy
+        surprise += 5.0 * (tokens.kl_from_uniform - kl)
+        loss = -(tokens.advantages - advantage) * surprise * tokens.logprobs
+        return TokenLoss(loss, {})
+
+
+CASES = [(split, updates) for split in ("one", "several") for updates in (1, 2)]
+
+
+@per_world(
+    "mode, split, updates",
+    {1: [("zero0", *case) for case in CASES], 2: [("zero3", *case) for case in CASES[1:]]},
+)
+@on_ranks
+def test_an_update_with_statistics_of_the_batch_is_that_of_plain_torch(setup, mode, split, updates):
+    """At two updates per batch the pass for the old logprobs serves the first update."""
+    policy = setup.policy("float32", mode, PlainSteps(RATE), kl_from_uniform=True)
+    before, batch, passes = setup.everywhere(policy), setup.batch(setup.rows, split), []
+    policy.engine.module.register_forward_hook(lambda *_: passes.append(1))
+    prepare = preparation(policy, keeps_old=updates > 1, beta=0.0)
+    batches, _ = replace(prepare, for_statistics=True)(batch, 0.0)
+    stats = policy.update(batch, Objective(Centred()), batches=batches, updates=updates)
+    several = len(batch.micro_batches) > 1
+    assert several == (split == "several")
+    expected = {(1, False): 1, (1, True): 2, (2, False): 3, (2, True): 4}[updates, several]
+    assert len(passes) == expected * len(batch.micro_batches)
+    setup.twin.load_state_dict(before, strict=False)
+    values, _ = plain_steps(setup, Centred(), updates)
+    assert difference(before, setup, policy) < 1e-4
+    # The values of the two updates have different signs.
+    assert stats["train/loss"] == pytest.approx(sum(values) / updates, abs=3e-5)
 
 
 def liking(token_ids):
@@ -259,10 +305,16 @@ def test_a_penalty_in_the_reward_counts_the_tokens_of_a_rollout_on_all_ranks(set
 def test_observed_gradients_are_those_of_the_objective_at_each_of_two_updates(setup, mode):
     policy, _ = trained(setup, mode)
     kl = KLPenalty(estimator=k3, beta=9.0, place="loss", target_kl=None)
-    objective = SummedObjective(setup.loss, partial(tis_sequence, cap=1.05), kl, BONUS)
     batch, seen = setup.batch(setup.rows), []
-    micros = [Batch.of(micro, setup.ranks.device, batch.step) for micro in batch.micro_batches]
-    policy.update(
+    micros, calls = micros_of(setup, batch), []
+
+    def loss(tokens):
+        calls.append(tokens)
+        name = "early" if len(calls) <= len(micros) else "late"
+        return TokenLoss(setup.loss(tokens).loss, {name: torch.ones_like(tokens.logprobs)})
+
+    objective = SummedObjective(loss, partial(tis_sequence, cap=1.05), kl, BONUS)
+    stats = policy.update(
         batch,
         objective,
         batches=[tiny.filled(micro, old=True, dtype=torch.float32) for micro in micros],
@@ -270,6 +322,8 @@ def test_observed_gradients_are_those_of_the_objective_at_each_of_two_updates(se
         beta=BETA,
         observer=lambda *observed: seen.append(observed),
     )
+    # A metric that the loss omits in an update counts as 0 there.
+    assert (stats["train/early"], stats["train/late"]) == (0.5, 0.5)
     expected_calls = [(update, number) for update in range(2) for number in range(len(micros))]
     assert [(update, number) for update, number, _ in seen] == expected_calls
     for micro, (_, _, numbers) in zip(micros * 2, seen, strict=True):
@@ -281,55 +335,6 @@ def test_observed_gradients_are_those_of_the_objective_at_each_of_two_updates(se
         assert error <= 1e-5 * float(expected.abs().sum())
 
 
-@per_world("how", {1: ["alone"], 2: ["shared"]})
-@on_ranks
-def test_a_metric_that_the_loss_omits_in_an_update_counts_as_0_there(setup, how):
-    batch, calls = setup.batch(setup.rows), []
-
-    def loss(tokens):
-        calls.append(tokens)
-        name = "early" if len(calls) <= len(batch.micro_batches) else "late"
-        return TokenLoss(-tokens.logprobs, {name: torch.ones_like(tokens.logprobs)})
-
-    stats = setup.policy("float32", "zero0", setup.adamw()).update(
-        batch, Objective(loss), updates=2
-    )
-    assert (stats["train/early"], stats["train/late"]) == (0.5, 0.5)
-
-
-@per_world("how", {1: ["alone"], 2: ["shared"]})
-@on_ranks
-def test_the_clip_share_of_the_record_is_that_of_the_metric_over_four_updates(setup, how):
-    policy = setup.policy("float32", "zero0", setup.adamw(learning_rate=0.03))
-    batch, run_folder = setup.batch(setup.rows), RunFolder(setup.new_folder())
-    batch = replace(batch, record_ids=tuple(f"{i:06d}.0" for i in range(len(setup.rows))))
-    micros = [Batch.of(micro, setup.ranks.device, batch.step) for micro in batch.micro_batches]
-    olds = [replace(micro, old_logprobs=policy.score(micro)) for micro in micros]
-    clip = partial(ppo_clip, clip_low=0.01, clip_high=0.01, dual_clip=None)
-    record = StepRecord(batch)
-    stats = policy.update(batch, Objective(clip), batches=olds, updates=4, observer=record.observe)
-    record.write(run_folder, setup.ranks.rank)
-    torch.distributed.barrier()
-    tables = [parquet.read_table(path) for path in run_folder.tokens.iterdir()]
-    lines = [line for table in tables for line in table.to_pylist()]
-    shares = [
-        np.mean([x for line in lines if line["update"] == i for x in line["metric_clip_fraction"]])
-        for i in range(4)
-    ]
-    assert shares[0] == 0
-    assert shares[3] > 0.1
-    assert np.mean(shares) == pytest.approx(stats["train/clip_fraction"], abs=1e-6)
-
-
-def gap(setup, policy, reference):
-    """Return the largest |log pi - log ref| of a batch, over all ranks."""
-    micros = [Batch.of(m, setup.ranks.device, 0) for m in setup.batch(setup.rows).micro_batches]
-    rows = [Rows(m.token_ids, m.mask, ("",) * len(m.mask)) for m in micros]
-    pairs = zip(micros, reference.score(rows), strict=True)
-    found = [(policy.score(micro) - scores.logprobs).abs() for micro, scores in pairs]
-    return setup.largest(torch.cat([torch.zeros(1), *found]).max())
-
-
 def worst(one, other):
     assert one.keys() == other.keys()
     return max(float((one[name] - other[name]).abs().max()) for name in one)
@@ -338,15 +343,13 @@ def worst(one, other):
 @stages
 @on_ranks
 def test_a_reference_moves_by_the_mix_when_it_is_due_and_only_then(setup, mode):
-    """Every second step, halfway: (start + policy) / 2; with a mix of 1 it becomes the policy."""
+    """Every second step, halfway: (start + policy) / 2."""
     policy = setup.policy("float32", mode, PlainSteps(RATE))
-    initial = InitialPolicy(refresh_every=2, refresh_mix=0.5, top_k=3, sees_hint=False)
-    reference = initial.start(setting(setup, policy))
+    reference = initial(setup, policy, every=2, mix=0.5)
 
     def weights():
         return {n: p.clone() for n, p in reference._module.model.named_parameters()}
 
-    assert gap(setup, policy, reference) == 0
     start = setup.everywhere(policy)
     policy.update(setup.batch(setup.rows), setup.objective)
     now = setup.everywhere(policy)
@@ -356,109 +359,3 @@ def test_a_reference_moves_by_the_mix_when_it_is_due_and_only_then(setup, mode):
     reference.after_step(2)
     assert worst(weights(), {name: (start[name] + now[name]) / 2 for name in start}) < 1e-6
     assert all_same(weights(), setup.from_first(weights()))
-    folder = setup.new_folder()
-    reference.save(folder)
-    torch.distributed.barrier()
-    loaded = initial.start(setting(setup, policy))
-    loaded.load(folder)
-    assert gap(setup, policy, loaded) == gap(setup, policy, reference) > 0.01
-    reference._mix, reference._average = 1.0, {}
-    reference.after_step(4)
-    assert gap(setup, policy, reference) == 0
-
-
-@per_world("how", {1: ["all of it"]})
-@on_ranks
-def test_an_adaptive_beta_and_a_moving_reference_survive_a_checkpoint(setup, how):
-    run_folder = RunFolder(setup.new_folder())
-    run_folder.set_model(setup.sources["float32"])
-
-    def start(*overrides):
-        common = ("model.dtype=float32", "updates_per_batch=2", "optim.learning_rate=1e-4")
-        return Learner(run_with_facts(composed(*common, *overrides)), run_folder, setup.ranks)
-
-    bare = start("reference=initial", "correction=tis_token")
-    assert bare._reference is None  # nothing reads it
-    noisy = shutil.copytree(setup.sources["float32"], setup.new_folder(), dirs_exist_ok=True)
-    tiny.exact_model(noisy, seed=5).float().save_pretrained(noisy)
-    config = json.loads((noisy / "config.json").read_text())
-    (noisy / "config.json").write_text(json.dumps(config | {"attention_dropout": 0.1}))
-    given = (f"reference.path={noisy}", "model.head_dtype=bfloat16")
-    taught = start("loss=ppo_clip_kl", "reference=model", *given)
-    assert (bare.shares_prefixes, taught.shares_prefixes) == (True, False)
-    modules = taught.policy.engine.module, taught._reference._module
-    assert [module._head_dtype for module in modules] == [torch.bfloat16] * 2
-    assert not [name for name in bare.update(setup.batch(setup.rows)) if "kl_b" in name]
-    steered = ("loss=ppo_clip_kl", "reference.refresh_every=2", "reference.refresh_mix=0.5")
-    one = start(*steered)
-
-    def compared():
-        return {n: p.clone() for n, p in one._reference._module.named_parameters()}
-
-    initial, stats = compared(), [one.update(setup.batch(setup.rows, step=0))]
-    assert all_same(compared(), initial)
-    stats.append(one.update(setup.batch(setup.rows, step=1)))
-    assert not all_same(compared(), initial)  # refreshed after the second step
-    one.save(run_folder.path)
-    third = setup.batch(setup.rows, step=2)
-    expected, drawn = one.update(third), torch.initial_seed()
-    other = start(*steered, "seed=1")
-    other.load(run_folder.path)
-    found = other.update(third)
-    assert found == expected
-    assert torch.initial_seed() != drawn
-    # The divergence stays far below its target: beta falls by the most, two percent a step.
-    assert 0 < expected["train/kl_divergence"] < 0.04
-    betas = [each["train/kl_beta"] for each in (*stats, found)]
-    assert betas == pytest.approx([0.05, 0.05 * 0.98, 0.05 * 0.98**2], rel=1e-12)
-
-
-@per_world("how", {1: ["alone"], 2: ["shared"]})
-@on_ranks
-def test_a_new_run_continues_with_the_optimizer_of_another_run_if_asked(setup, how):
-    def start(folder, *overrides):
-        fast = ("model.dtype=float32", "optim.learning_rate=0.1", "optim.warmup_steps=0")
-        return Learner(run_with_facts(composed(*fast, *overrides)), folder, setup.ranks)
-
-    parent, child = RunFolder(setup.new_folder()), RunFolder(setup.new_folder())
-    parent.set_model(setup.sources["float32"])
-    one = start(parent)
-    first, second = (setup.batch(setup.rows, step=step) for step in range(2))
-    one.update(first)
-    checkpoint = parent.checkpoint(1)
-    if setup.ranks.first:
-        checkpoint.mkdir(parents=True)
-    torch.distributed.barrier()
-    one.save(checkpoint)
-    one.policy.export(parent.export_of(checkpoint), parent.initial_model())
-    child.set_model(parent.export_of(checkpoint))
-    torch.distributed.barrier()
-    one.update(second)
-    expected = setup.everywhere(one.policy)
-    for with_optimizer in (True, False):
-        other = start(child, "init_from=first", f"init_optimizer={with_optimizer}", "loss=grpo")
-        other._objective = one._objective
-        other.update(second)
-        assert all_same(setup.everywhere(other.policy), expected) == with_optimizer
-
-
-@per_world("how", {1: ["alone"], 2: ["shared"]})
-@on_ranks
-def test_a_resumed_run_draws_the_dropout_masks_of_its_step(setup, how):
-    run_folder = RunFolder(setup.new_folder())
-    run_folder.set_model(setup.sources["float32"])
-    fast = ("model.dtype=float32", "optim.learning_rate=0.1", "optim.warmup_steps=0")
-    run = run_with_facts(composed(*fast, "adapter=lora", "adapter.dropout=0.5"))
-    one, other = (Learner(run, run_folder, setup.ranks) for _ in range(2))
-    first, second = (setup.batch(setup.rows, step=step) for step in range(2))
-    one.update(first)  # the adapter starts at zero, where dropout has no effect
-    one.save(run_folder.path)
-    torch.distributed.barrier()
-    expected = one.update(second)
-    other.load(run_folder.path)
-    assert other.update(second) == expected
-    seeds = gather_bytes(str(torch.initial_seed()).encode())
-    assert len(set(seeds)) == setup.ranks.world  # each rank draws its own masks
-    other.load(run_folder.path)
-    again = other.update(replace(second, step=2))  # the masks of another step
-    assert again["train/entropy"] != expected["train/entropy"]

@@ -2,18 +2,19 @@
 
 from functools import partial
 
+import numpy as np
 import pytest
 import torch
 
 from losses.gae import gae
-from rl.learner.value_credit import _whiten, credit, rewards_at_tokens
+from rl.learner.critic import _metrics
+from rl.learner.value_credit import ValueCredit, _whiten, credit, rewards_at_tokens
 
 # Two turns of 2 and 3 tokens that earn 1 and 2; one turn of 2 tokens that earns 4.
 TURNS = [[0, 0, 1, 1, 1], [0, 0, 0, 0, 0]]
 EXISTS = [[1, 1, 1, 1, 1], [1, 1, 0, 0, 0]]
 VALUES = [[0.5, 1.0, 1.0, 0.0, 2.0], [1.0, 3.0, 0.0, 0.0, 0.0]]
 EARNED = [[1.0, 2.0], [4.0, 0.0]]
-AT_TOKENS = [[0.0, 1.0, 0.0, 0.0, 2.0], [0.0, 4.0, 0.0, 0.0, 0.0]]
 
 
 def table(rows):
@@ -31,11 +32,6 @@ def credited(over, gamma, gae_lambda, exists=EXISTS, whiten=False, values=VALUES
         over=over,
         whiten=whiten,
     )
-
-
-def test_a_turn_s_reward_stands_at_its_last_token():
-    found = rewards_at_tokens(table(EARNED), table(TURNS), table(EXISTS).bool())
-    torch.testing.assert_close(found, table(AT_TOKENS), rtol=0, atol=0)
 
 
 @pytest.mark.parametrize(
@@ -112,3 +108,9 @@ def test_a_batch_without_any_token_has_tables_of_nothing(over):
         whiten=True,
     )
     assert found.advantages.shape == found.returns.shape == found.states.shape == (2, 0)
+
+
+def test_returns_without_differences_have_no_explained_variance():
+    ones = table([[1.0, 1.0]])
+    metrics = _metrics(0 * ones, ValueCredit(ones, ones, ones.bool()))
+    assert np.isnan(metrics["train/explained_variance"])

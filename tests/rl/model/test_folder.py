@@ -1,10 +1,14 @@
-"""A model's folder, read without loading it: links, damage, a fingerprint, the kind of model."""
+"""A model's folder, read without loading it: links, damage, fingerprint, kind, sizes."""
 
 import json
+import shutil
 import struct
 from contextlib import nullcontext
 
 import pytest
+import torch
+from safetensors.torch import save_file
+from transformers import AutoConfig, AutoModelForCausalLM
 
 from rl.model.folder import (
     check_teacher,
@@ -13,6 +17,9 @@ from rl.model.folder import (
     damaged_weight_file,
     fingerprint,
 )
+from rl.model.shape import read_sizes, shape
+from tests.support.scripted import tiny_model
+from tests.support.tiny_policy import model_folder
 
 
 def safetensors(path, values=b"\x00\x01\x02\x03"):
@@ -50,19 +57,19 @@ def test_links_out_of_the_folder_are_not_copied(model, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("repository", "parent", "is_followed"),
+    ("snapshot", "is_followed"),
     [
-        ("models--org--name", "snapshots", True),
-        ("models--org--name", "others", False),
-        ("mine", "snapshots", False),
+        ("models--org--name/snapshots/abc", True),
+        ("models--org--name/others/abc", False),
+        ("mine/snapshots/abc", False),
     ],
 )
-def test_only_the_links_of_the_hubs_cache_are_followed(repository, parent, is_followed, tmp_path):
-    repository = tmp_path / repository
-    snapshot = repository / parent / "abc"
-    snapshot.mkdir(parents=True)
-    (repository / "blobs").mkdir()
-    (repository / "blobs" / "123").write_text("{}")
+def test_only_the_links_of_the_hubs_cache_are_followed(snapshot, is_followed, tmp_path):
+    snapshot = tmp_path / snapshot
+    blobs = snapshot.parents[1] / "blobs"
+    for folder in (snapshot, blobs):
+        folder.mkdir(parents=True)
+    (blobs / "123").write_text("{}")
     (snapshot / "tokenizer.json").symlink_to("../../blobs/123")
     copy_tokenizer(snapshot, tmp_path)
     assert (tmp_path / "tokenizer.json").exists() == is_followed
@@ -99,14 +106,17 @@ def test_the_fingerprint_covers_weights_config_and_tokenizer_and_not_the_path(mo
     first = ("config.json", "tokenizer.json", "tokenizer_config.json", "chat_template.jinja")
     others = ("special_tokens_map.json", "added_tokens.json", "tokenizer.model")
     for name in (*first, *others, "generation_config.json"):
-        content = (elsewhere / name).read_text() if (elsewhere / name).exists() else None
-        (elsewhere / name).write_text('{"a": 1}')
-        assert fingerprint(elsewhere) != before, name
-        (elsewhere / name).write_text(content) if content else (elsewhere / name).unlink()
+        changed = shutil.copytree(elsewhere, tmp_path / name)
+        (changed / name).write_text('{"a": 1}')
+        assert fingerprint(changed) != before, name
+
+
+def refused(said):
+    return nullcontext() if said is None else pytest.raises(ValueError, match=said)
 
 
 @pytest.mark.parametrize(
-    ("config", "sentence"),
+    ("config", "said"),
     [
         *(
             ({"architectures": [kind]}, f"contains a {kind}, which is not a causal")
@@ -115,25 +125,18 @@ def test_the_fingerprint_covers_weights_config_and_tokenizer_and_not_the_path(mo
                 *("XForQuestionAnswering", "XForSpeechSeq2Seq", "XForImageClassification"),
             )
         ),
-        (
-            {"architectures": ["T5Model"], "is_encoder_decoder": True},
-            "contains a T5Model, which is",
-        ),
+        ({"architectures": ["T5"], "is_encoder_decoder": True}, "contains a T5, which is"),
         ({"quantization_config": {"quant_method": "gptq"}}, r"quantised weights \(gptq\), which"),
+        # Any other model is left to transformers.
+        ({}, None),
+        ({"architectures": ["Qwen3ForCausalLM"]}, None),
+        ({"architectures": ["GPT2LMHeadModel"]}, None),
     ],
 )
-def test_a_model_of_a_wrong_kind_is_refused(config, sentence, tmp_path):
+def test_a_model_of_a_wrong_kind_is_refused(config, said, tmp_path):
     (tmp_path / "config.json").write_text(json.dumps(config))
-    with pytest.raises(ValueError, match=sentence):
+    with refused(said):
         check_trainable(tmp_path)
-
-
-@pytest.mark.parametrize(
-    "config", [{}, {"architectures": ["Qwen3ForCausalLM"]}, {"architectures": ["GPT2LMHeadModel"]}]
-)
-def test_any_other_is_left_to_transformers(config, tmp_path):
-    (tmp_path / "config.json").write_text(json.dumps(config))
-    check_trainable(tmp_path)
 
 
 @pytest.mark.parametrize("file", ["tokenizer_config.json", "chat_template.jinja"])
@@ -149,7 +152,7 @@ def test_only_special_tokens_that_no_chat_uses_need_no_embedding(
     tokenizer = {"model": {"vocab": [["a", -1.0], ["b", -2.0]]}, "added_tokens": added}
     (tmp_path / "tokenizer.json").write_text(json.dumps(tokenizer))
     (tmp_path / file).write_text(json.dumps({"chat_template": template}))
-    with nullcontext() if usable else pytest.raises(ValueError, match=r"from 2 on \('<image>'\)"):
+    with refused(None if usable else r"from 2 on \('<image>'\)"):
         check_trainable(tmp_path)
 
 
@@ -187,5 +190,60 @@ def test_a_teacher_needs_the_tokenizer_and_the_logits_of_the_policy(
         content = {"model": model, "added_tokens": [{"content": "<x>", "id": number}]}
         (folder / "tokenizer.json").write_text(json.dumps(content))
         (folder / "config.json").write_text(json.dumps({"vocab_size": num_logits}))
-    with pytest.raises(ValueError, match=said) if said else nullcontext():
+    with refused(said):
         check_teacher(teacher, policy)
+
+
+def sizes_of(folder):
+    sizes = read_sizes(folder)
+    assert sizes is not None
+    return sizes
+
+
+def model_and_sizes(folder):
+    sizes = sizes_of(folder)
+    model = AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(folder))
+    # Norms are not worth counting.
+    assert sizes.parameters == sum(p.numel() for p in model.parameters() if p.ndim > 1)
+    return model, sizes
+
+
+def test_parameters_of_a_model_without_weights_are_those_it_will_have(tmp_path):
+    model, sizes = model_and_sizes(tiny_model(tmp_path))
+    assert sizes.linear_layers() == {
+        name.rpartition(".")[2]: tuple(reversed(module.weight.shape))
+        for name, module in model.model.named_modules()
+        if isinstance(module, torch.nn.Linear)
+    }
+
+
+def test_parameters_of_a_mixture_are_counted_with_all_experts_and_the_router(tmp_path):
+    _, sizes = model_and_sizes(model_folder(tmp_path, num_experts=4, experts_per_token=2))
+    assert (sizes.expert, sizes.inner) == (32, 64)  # width of one expert, and of those of a token
+    assert sizes.linear_layers().keys() == {"q_proj", "k_proj", "v_proj", "o_proj"}
+
+
+@pytest.mark.parametrize("files", [1, 2])
+def test_weights_that_are_there_are_counted(files, tmp_path):
+    config = {"hidden_size": 4, "num_hidden_layers": 1, "num_attention_heads": 2, "vocab_size": 8}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    for number in range(files):
+        tensors = {f"w{number}": torch.zeros(3, 5), "norm": torch.zeros(4)}
+        save_file(tensors, tmp_path / f"{number}.safetensors", metadata={"format": "pt"})
+    assert sizes_of(tmp_path).parameters == files * 19
+
+
+def test_another_copy_of_the_weights_beside_the_shards_is_not_counted(tmp_path):
+    folder = tiny_model(tmp_path)
+    save_file({"a": torch.zeros(3, 5)}, folder / "model-00001-of-00001.safetensors")
+    save_file({"a": torch.zeros(3, 5)}, folder / "consolidated.safetensors")
+    index = {"weight_map": {"a": "model-00001-of-00001.safetensors"}}
+    (folder / "model.safetensors.index.json").write_text(json.dumps(index))
+    assert sizes_of(folder).parameters == 15
+
+
+@pytest.mark.parametrize("key", ["intermediate_size", "moe_intermediate_size"])
+def test_sizes_that_differ_by_layer_are_not_guessed(key, tmp_path):
+    config = json.loads((tiny_model(tmp_path) / "config.json").read_text())
+    assert shape(config | {"text_config": None}) is not None
+    assert shape(config | {key: [512, 1024]}) is None

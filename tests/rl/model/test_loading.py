@@ -18,20 +18,6 @@ def folder(tmp_path_factory):
     return tiny_policy.model_folder(tmp_path_factory.mktemp("attention") / "model")
 
 
-def seen_dtypes(model, monkeypatch, token_ids):
-    """Of the queries that reach the kernel."""
-    found = set()
-    original = torch.nn.functional.scaled_dot_product_attention
-
-    def looked_at(query, *args, **kwargs):
-        found.add(query.dtype)
-        return original(query, *args, **kwargs)
-
-    monkeypatch.setattr(torch.nn.functional, "scaled_dot_product_attention", looked_at)
-    logits = model(token_ids).logits
-    return found, logits.dtype
-
-
 @pytest.mark.parametrize(
     ("dtype", "length", "inside"),
     [
@@ -45,23 +31,23 @@ def seen_dtypes(model, monkeypatch, token_ids):
 def test_short_rows_of_half_precision_are_attended_to_in_float32(
     folder, monkeypatch, dtype, length, inside
 ):
-    model = load_model(folder, torch.float32, 0).to(dtype)
-    token_ids = torch.arange(length)[None] % 50
-    assert seen_dtypes(model, monkeypatch, token_ids) == ({inside}, dtype)
+    model, seen = load_model(folder, torch.float32, 0).to(dtype), set()
+    original = torch.nn.functional.scaled_dot_product_attention
+
+    def attend(query, *args, **kwargs):
+        seen.add(query.dtype)
+        return original(query, *args, **kwargs)
+
+    monkeypatch.setattr(torch.nn.functional, "scaled_dot_product_attention", attend)
+    assert model(torch.arange(length)[None] % 50).logits.dtype == dtype
+    assert seen == {inside}
 
 
 def test_a_sliding_window_and_shared_heads_stay_what_they_are():
-    config = MistralConfig(
-        vocab_size=32,
-        hidden_size=32,
-        intermediate_size=32,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        sliding_window=4,
-    )
+    heads = {"num_attention_heads": 4, "num_key_value_heads": 2, "sliding_window": 4}
+    sizes = {"vocab_size": 32, "hidden_size": 32, "intermediate_size": 32, "num_hidden_layers": 2}
     torch.manual_seed(0)
-    model = MistralForCausalLM(config).eval()
+    model = MistralForCausalLM(MistralConfig(**sizes, **heads)).eval()
     expected = model(TOKENS).logits
     model.config.sliding_window = None
     without_window = model(TOKENS).logits

@@ -10,14 +10,12 @@ from transformers import AutoConfig, AutoModelForCausalLM, GPT2Config, Lfm2Confi
 
 from rl.learner.logprobs import PolicyModule
 from rl.model.loading import load_model
-from rl.model.lora import LoRA, active_module, adapter_recipes, full_recipes, without_adapter
+from rl.model.lora import active_module, adapter_recipes, full_recipes, without_adapter
 from tests.support import tiny_policy
 
 torch.set_num_threads(1)
 
-PLAIN = LoRA(
-    rank=4, alpha=12.0, dropout=0.0, target_modules="all-linear", modules_to_save=[], rslora=False
-)
+PLAIN = dataclasses.replace(tiny_policy.ADAPTER, alpha=12.0)
 TOKENS = torch.tensor([[72, 101, 108, 108, 111, 257, 3]])
 MASK = torch.tensor([[False, True, True, True, True, True, True]])
 
@@ -47,10 +45,10 @@ def gpt2(tmp_path_factory):
     return where
 
 
-def adapted(folder, adapter=PLAIN, *, dtype=torch.float32, seed=0, trained=True, **knobs):
+def adapted(folder, *, dtype=torch.float32, seed=0, trained=True, **knobs):
     """A model with an adapter, as it is after some training unless told otherwise."""
     model = load_model(folder, dtype, 0)
-    model = dataclasses.replace(adapter, **knobs).attach(model, seed, "the base")
+    model = dataclasses.replace(PLAIN, **knobs).attach(model, seed, "the base")
     generator = torch.Generator().manual_seed(1)
     for name, parameter in model.named_parameters():
         if parameter.requires_grad and trained and "lora_A" not in name:
@@ -101,8 +99,10 @@ def test_a_merge_in_bfloat16_rounds_once(folder):
 
 
 def test_a_fresh_adapter_changes_nothing_and_is_drawn_from_the_seed(folder):
-    base, fresh = load_model(folder, torch.float32, 0), adapted(folder, trained=False)
-    assert torch.equal(logits(base), logits(fresh))
+    base = load_model(folder, torch.float32, 0)
+    expected, before = logits(base), torch.get_rng_state()
+    assert torch.equal(logits(PLAIN.attach(base, 7, "")), expected)
+    assert torch.equal(before, torch.get_rng_state())
     first, same, other = (
         weights(adapter_recipes(adapted(folder, seed=s, trained=False))) for s in (0, 0, 1)
     )
@@ -110,38 +110,25 @@ def test_a_fresh_adapter_changes_nothing_and_is_drawn_from_the_seed(folder):
     assert any(not torch.equal(first[name], other[name]) for name in first)
 
 
-def test_drawing_an_adapter_does_not_change_the_global_generator(folder):
-    model = load_model(folder, torch.float32, 0)
-    before = torch.get_rng_state()
-    PLAIN.attach(model, 7, "")
-    assert torch.equal(before, torch.get_rng_state())
-
-
-def test_only_the_adapter_is_trained_and_has_the_models_dtype(folder):
-    for dtype in (torch.float32, torch.bfloat16):
-        model = adapted(folder, dtype=dtype)
-        trained = {n: p for n, p in model.named_parameters() if p.requires_grad}
-        assert len(trained) == 2 * 7 * 2  # A and B of seven layers in each of two blocks
-        assert all(".lora_" in name and p.dtype == dtype for name, p in trained.items())
-
-
-def test_all_linear_means_every_linear_layer_but_the_head(untied):
-    names = {name.rsplit(".", 3)[1] for name in weights(adapter_recipes(adapted(untied)))}
-    assert {name.rsplit(".", 2)[0] for name in names} == {
-        *("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_only_the_matrices_of_the_chosen_layers_are_trained_in_the_models_dtype(untied, dtype):
+    """The output head is not among all-linear."""
+    model = adapted(untied, dtype=dtype, rank=8, alpha=24.0, rslora=True)
+    trained = {n: p for n, p in model.named_parameters() if p.requires_grad}
+    attention = {f"self_attn.{name}" for name in ("q_proj", "k_proj", "v_proj", "o_proj")}
+    linear = attention | {f"mlp.{name}" for name in ("gate_proj", "up_proj", "down_proj")}
+    assert trained.keys() == {
+        f"model.layers.{layer}.{name}.lora_{matrix}.default.weight"
+        for layer in range(2)
+        for name in linear
+        for matrix in "AB"
     }
-
-
-def test_rank_alpha_and_rslora_reach_peft(folder):
-    config = adapted(folder, rank=8, alpha=24.0, rslora=True).peft_config["default"]
+    assert {p.dtype for p in trained.values()} == {dtype}
+    config = model.peft_config["default"]
     assert (config.r, config.lora_alpha, config.use_rslora) == (8, 24.0, True)
-
-
-def test_target_modules_choose_the_layers(folder):
-    model = adapted(folder, target_modules=["q_proj", "layers.1.mlp.down_proj"])
-    found = weights(adapter_recipes(model))
-    assert {name.removeprefix("base_model.model.model.layers.") for name in found} == {
-        f"{layer}.lora_{matrix}.weight"
+    model = adapted(untied, target_modules=["q_proj", "layers.1.mlp.down_proj"])
+    assert weights(adapter_recipes(model)).keys() == {
+        f"base_model.model.model.layers.{layer}.lora_{matrix}.weight"
         for layer in ("0.self_attn.q_proj", "1.self_attn.q_proj", "1.mlp.down_proj")
         for matrix in "AB"
     }
@@ -150,11 +137,8 @@ def test_target_modules_choose_the_layers(folder):
 @pytest.mark.parametrize(
     ("knobs", "said"),
     [
-        (
-            {"target_modules": ["q_proj", "query"]},
-            "adapter.target_modules contains query, which the model does not have: choose from "
-            "[a-z]+",  # names, not the numbers of layers
-        ),
+        # The choices are names, not the numbers of layers.
+        ({"target_modules": ["q_proj", "query"]}, "target_modules contains query, .* from [a-z]+"),
         ({"modules_to_save": ["score"]}, "adapter.modules_to_save contains score, which the model"),
         ({"modules_to_save": ["lm_head"]}, "contains lm_head, but embedding"),
         ({"modules_to_save": ["embed_tokens"]}, "contains embed_tokens, but embedding"),
@@ -178,19 +162,14 @@ def test_an_adapted_head_is_refused_and_a_saved_one_works(untied):
     assert module.head is active_module(model.lm_head) is model.lm_head.modules_to_save["default"]
 
 
-def test_the_adapter_is_on_again_after_an_error(folder):
+def test_the_adapter_is_on_again_after_an_error_and_its_absence_is_one(folder):
     model = adapted(folder)
     on = logits(model)
     with pytest.raises(KeyError), without_adapter(model):
         raise KeyError
     assert torch.equal(logits(model), on)
-
-
-def test_nothing_to_switch_off_is_an_error(folder):
-    with (
-        pytest.raises(ValueError, match="no adapter to disable"),
-        without_adapter(load_model(folder, torch.float32, 0)),
-    ):
+    plain = load_model(folder, torch.float32, 0)
+    with pytest.raises(ValueError, match="no adapter to disable"), without_adapter(plain):
         pass
 
 
@@ -203,18 +182,14 @@ def mixture(tmp_path_factory):
 def test_the_adapter_of_a_mixture_leaves_its_experts_frozen_and_its_names_unchanged(mixture):
     model = adapted(mixture)
     attention = {"q_proj", "k_proj", "v_proj", "o_proj"}
-    assert {name.split(".")[-2] for name in weights(adapter_recipes(model))} == {"lora_A", "lora_B"}
-    assert {name.split(".")[-3] for name in weights(adapter_recipes(model))} == attention
-    plain = {
-        name: p.detach() for name, p in load_model(mixture, torch.float32, 0).named_parameters()
-    }
+    names = [name.split(".") for name in weights(adapter_recipes(model))]
+    assert {name[-2] for name in names} == {"lora_A", "lora_B"}
+    assert {name[-3] for name in names} == attention
+    plain = dict(load_model(mixture, torch.float32, 0).named_parameters())
     merged = weights(full_recipes(model))
     assert merged.keys() == plain.keys()
     changed = {name.split(".")[-2] for name in plain if not torch.equal(merged[name], plain[name])}
     assert changed == attention
-
-
-def test_an_adapter_that_names_experts_is_refused_with_what_to_do(mixture):
     for named in (["q_proj", "up_proj"], ["layers.0.mlp.up_proj"]):
         with pytest.raises(ValueError, match="target_modules names up_proj, which are matrices"):
             adapted(mixture, target_modules=named)

@@ -1,6 +1,7 @@
 """Rows that share their beginnings: packed, and computed with the result of plain rows."""
 
 import copy
+import dataclasses
 import logging
 
 import numpy as np
@@ -29,32 +30,19 @@ from rl.learner.critic import ValueModule
 from rl.learner.logprobs import PolicyModule
 from rl.learner.weight_gradients import use_float32_gradients
 from rl.model.loading import compile_layers, enable_recompute, load_model, use_float32_attention
-from rl.model.lora import LoRA
 from rl.model.shared_prefixes import pack, share_prefixes, shares_prefixes, states_before
 from tests.support import tiny_policy
 
 torch.set_num_threads(1)
 SIZES = {
-    "vocab_size": 50,
-    "hidden_size": 32,
-    "intermediate_size": 48,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "max_position_embeddings": 256,
-    "pad_token_id": 0,
-    "bos_token_id": 1,
-    "eos_token_id": 2,
-}
+    "vocab_size": 50, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2,
+    "num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 256,
+    "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2,
+}  # fmt: skip
 GPT2 = {
-    "vocab_size": 50,
-    "n_embd": 32,
-    "n_layer": 2,
-    "n_head": 4,
-    "bos_token_id": 1,
-    "eos_token_id": 2,
+    "vocab_size": 50, "n_embd": 32, "n_layer": 2, "n_head": 4, "bos_token_id": 1, "eos_token_id": 2,
     **dict.fromkeys(("resid_pdrop", "embd_pdrop", "attn_pdrop"), 0.0),
-}
+}  # fmt: skip
 FAMILIES = {
     "llama": LlamaConfig(**SIZES),
     "qwen2": Qwen2Config(**SIZES),
@@ -146,17 +134,16 @@ def test_every_token_stands_in_a_leaf_behind_the_tokens_of_its_row(rows, length)
     assert next(read, None) is None
 
 
-def test_leaves_of_similar_length_are_in_one_block():
-    rows = [(np.full(n, n), [n - 1]) for n in (101, 11, 90, 81, 9, 70)]
-    blocks = [(index.shape, first) for index, first in pack(*padded(rows)).leaves]
-    assert blocks == [((3, 100), 0), ((1, 69), 0), ((2, 10), 0)]
-
-
-def test_the_attention_of_a_long_common_beginning_is_computed_once():
-    rows = [([group] * 300 + [1 + i] * (9 + i), [305 + i]) for group in (8, 9) for i in range(3)]
-    rows.append(([5] * 400, [399]))
-    blocks = [(index.shape, first) for index, first in pack(*padded(rows)).leaves]
-    assert blocks == [((1, 399), 0), *[((1, 300), 0), ((3, 307), 300)] * 2]
+def test_leaves_of_similar_length_are_in_one_block_and_long_beginnings_in_their_own():
+    similar = [(np.full(n, n), [n - 1]) for n in (101, 11, 90, 81, 9, 70)]
+    common = [([group] * 300 + [1 + i] * (9 + i), [305 + i]) for group in (8, 9) for i in range(3)]
+    common.append(([5] * 400, [399]))
+    for rows, expected in (
+        (similar, [((3, 100), 0), ((1, 69), 0), ((2, 10), 0)]),
+        (common, [((1, 399), 0), *[((1, 300), 0), ((3, 307), 300)] * 2]),
+    ):
+        blocks = [(index.shape, first) for index, first in pack(*padded(rows)).leaves]
+        assert blocks == expected
 
 
 def forked(vocab, seed=0, count=14, length=0):
@@ -246,8 +233,7 @@ def test_every_family_of_models_computes_what_plain_rows_compute(family, how, le
     model = AutoModelForCausalLM.from_config(FAMILIES[family], dtype=torch.float32).train()
     use_float32_attention(model)
     if how == "lora":
-        knobs = {"rank": 4, "alpha": 8.0, "target_modules": "all-linear", "rslora": False}
-        model = LoRA(**knobs, dropout=0.0, modules_to_save=[]).attach(model, 0, "base")
+        model = tiny_policy.ADAPTER.attach(model, 0, "base")
 
     def make(model):
         if how == "checkpointing":
@@ -309,18 +295,11 @@ def test_bfloat16_is_as_far_from_float32_arithmetic_as_plain_rows(tmp_path, leng
 
 
 NEXT = Qwen3NextConfig(
-    **SIZES,
-    head_dim=16,
-    layer_types=["linear_attention", "full_attention"],
-    linear_num_key_heads=2,
-    linear_num_value_heads=2,
-    linear_key_head_dim=8,
-    linear_value_head_dim=8,
-    num_experts=2,
-    num_experts_per_tok=1,
-    moe_intermediate_size=16,
+    **SIZES, head_dim=16, layer_types=["linear_attention", "full_attention"],
+    linear_num_key_heads=2, linear_num_value_heads=2, linear_key_head_dim=8,
+    linear_value_head_dim=8, num_experts=2, num_experts_per_tok=1, moe_intermediate_size=16,
     shared_expert_intermediate_size=16,
-)
+)  # fmt: skip
 
 
 @pytest.mark.parametrize(
@@ -353,21 +332,17 @@ def test_a_model_that_cannot_share_exactly_computes_plain_rows_and_says_why(capl
     torch.testing.assert_close(found, expected, rtol=0, atol=0)
 
 
-def test_a_model_in_which_the_check_fails_computes_plain_rows(monkeypatch, caplog):
-    model = AutoModelForCausalLM.from_config(LlamaConfig(**SIZES))
-
+def test_a_failed_check_or_the_dropout_of_an_adapter_makes_a_model_compute_plain_rows(
+    tmp_path, monkeypatch, caplog
+):
     def forward(*args, **kwargs):
         raise RuntimeError("no such kernel")
 
-    monkeypatch.setattr(model.base_model, "forward", forward)
-    share_prefixes(model)
-    assert "no such kernel" in caplog.text
-    assert not shares_prefixes(model)
-
-
-def test_dropout_of_an_adapter_is_refused_too(tmp_path, caplog):
-    model = load_model(tiny_policy.model_folder(tmp_path), torch.float32, 0)
-    knobs = {"rank": 4, "alpha": 8.0, "target_modules": "all-linear", "rslora": False}
-    share_prefixes(LoRA(**knobs, dropout=0.1, modules_to_save=[]).attach(model, 0, "base"))
-    assert "lora_dropout" in caplog.text
-    assert not shares_prefixes(model)
+    failing = AutoModelForCausalLM.from_config(LlamaConfig(**SIZES))
+    monkeypatch.setattr(failing.base_model, "forward", forward)
+    adapted = load_model(tiny_policy.model_folder(tmp_path), torch.float32, 0)
+    adapted = dataclasses.replace(tiny_policy.ADAPTER, dropout=0.1).attach(adapted, 0, "base")
+    for model, reason in ((failing, "no such kernel"), (adapted, "lora_dropout")):
+        share_prefixes(model)
+        assert reason in caplog.text
+        assert not shares_prefixes(model)

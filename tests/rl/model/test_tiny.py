@@ -15,23 +15,13 @@ KNOBS = {key: value for key, value in CONF.items() if key != "_target_"}
 
 TOOL_CALL = {"type": "function", "function": {"name": "add", "arguments": {"a": 1, "b": "ü"}}}
 TOOL = {"name": "add", "description": "Adds.", "parameters": {"type": "object"}}
-CONVERSATIONS = {
-    "user": [{"role": "user", "content": "reverse: cat"}],
-    "system": [{"role": "system", "content": "Be ☃."}, {"role": "user", "content": "hi"}],
-    "turns": [
-        {"role": "user", "content": "a"},
-        {"role": "assistant", "content": "b"},
-        {"role": "system", "content": "late"},
-        {"role": "user", "content": ""},
-    ],
+CONVERSATIONS = {  # role, content, number of tool calls
+    "user": [("user", "reverse: cat", 0)],
+    "system": [("system", "Be ☃.", 0), ("user", "hi", 0)],
+    "turns": [("user", "a", 0), ("assistant", "b", 0), ("system", "late", 0), ("user", "", 0)],
     "tools": [
-        {"role": "system", "content": "S"},
-        {"role": "user", "content": "1 + 2"},
-        {"role": "assistant", "content": "", "tool_calls": [TOOL_CALL, TOOL_CALL]},
-        {"role": "tool", "content": "3"},
-        {"role": "tool", "content": "4"},
-        {"role": "assistant", "content": "so", "tool_calls": [TOOL_CALL]},
-        {"role": "tool", "content": "3"},
+        *[("system", "S", 0), ("user", "1 + 2", 0), ("assistant", "", 2), ("tool", "3", 0)],
+        *[("tool", "4", 0), ("assistant", "so", 1), ("tool", "3", 0)],
     ],
 }
 
@@ -49,12 +39,8 @@ def auto_tokenizer(folder):
 
 
 def test_the_folder_holds_four_files_and_no_weights(folder):
-    assert sorted(path.name for path in folder.iterdir()) == [
-        "config.json",
-        "generation_config.json",
-        "tokenizer.json",
-        "tokenizer_config.json",
-    ]
+    files = ["config", "generation_config", "tokenizer", "tokenizer_config"]
+    assert sorted(path.name for path in folder.iterdir()) == [f"{name}.json" for name in files]
     assert [path.name for path in folder.parent.iterdir()] == ["model"]  # nothing left aside
 
 
@@ -88,7 +74,10 @@ def test_transformers_tokenizes_as_we_do(folder, auto_tokenizer, text):
 
 @pytest.mark.parametrize("which", CONVERSATIONS)
 def test_the_chat_template_says_what_the_renderer_says(folder, auto_tokenizer, which):
-    messages = CONVERSATIONS[which]
+    messages = [
+        {"role": role, "content": content, **({"tool_calls": [TOOL_CALL] * calls} if calls else {})}
+        for role, content, calls in CONVERSATIONS[which]
+    ]
     tools = [TOOL] if which == "tools" else None
     ours = load_renderer(folder, "qwen3").render_ids(
         messages, tools=tools, add_generation_prompt=True
@@ -99,22 +88,20 @@ def test_the_chat_template_says_what_the_renderer_says(folder, auto_tokenizer, w
     assert Tokenizer(folder).decode(ours) == text
 
 
-def test_preparing_again_changes_nothing_and_keeps_what_was_added(tmp_path):
-    folder = TinyModel(**KNOBS).prepare(tmp_path / "model")
+def test_a_prepared_folder_is_kept_an_empty_one_filled_and_a_foreign_one_refused(tmp_path):
+    folder = tmp_path / "empty"
+    folder.mkdir()
+    TinyModel(**KNOBS).prepare(folder)
     (folder / "model.safetensors").write_bytes(b"weights")
     before = {path.name: path.stat().st_mtime_ns for path in folder.iterdir()}
     TinyModel(**{**KNOBS, "learning_rate": 1.0, "max_tokens": 7}).prepare(folder)
-    assert {path.name: path.stat().st_mtime_ns for path in folder.iterdir()} == before
-
-
-def test_an_empty_folder_is_filled_and_a_foreign_one_refused(tmp_path):
-    (tmp_path / "empty").mkdir()
-    TinyModel(**KNOBS).prepare(tmp_path / "empty")
-    assert (tmp_path / "empty" / "config.json").is_file()
     for size in (64, 256):  # with 256, the file has the same number of bytes
         with pytest.raises(ValueError, match=r"config\.json differs"):
-            TinyModel(**{**KNOBS, "hidden_size": size}).prepare(tmp_path / "empty")
-    assert json.loads((tmp_path / "empty" / "config.json").read_text())["hidden_size"] == 128
+            TinyModel(**{**KNOBS, "hidden_size": size}).prepare(folder)
+    assert {path.name: path.stat().st_mtime_ns for path in folder.iterdir()} == before
+    longer = TinyModel(**{**KNOBS, "max_seq_len": 5000}).prepare(tmp_path / "longer")
+    configs = [json.loads((each / "config.json").read_text()) for each in (folder, longer)]
+    assert [config["max_position_embeddings"] for config in configs] == [2048, 5000]
 
 
 def test_a_users_tokenizer_needs_the_tokens_of_the_chat_format(tmp_path):
@@ -130,11 +117,6 @@ def test_a_users_tokenizer_needs_the_tokens_of_the_chat_format(tmp_path):
     path.write_text(path.read_text().replace("</think>", "</thought>"))
     with pytest.raises(ValueError, match=r"own\.json lacks </think>: add"):
         TinyModel(**knobs).prepare(tmp_path / "m")
-
-
-def test_positions_grow_with_max_seq_len(tmp_path):
-    folder = TinyModel(**{**KNOBS, "max_seq_len": 5000}).prepare(tmp_path / "m")
-    assert json.loads((folder / "config.json").read_text())["max_position_embeddings"] == 5000
 
 
 def test_a_mixture_saves_its_experts_one_by_one_and_loads_them_again(tmp_path):

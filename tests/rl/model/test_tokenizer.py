@@ -47,24 +47,21 @@ def test_special_tokens_are_found_in_both_of_their_spellings(tmp_path):
     assert Tokenizer(folder).eos_token_id == 256
 
 
-def test_the_prompt_ends_with_the_role_and_no_think_block(tmp_path):
+def test_the_prompt_ends_with_the_role_and_a_think_block_only_if_an_option_says_so(tmp_path):
     folder = tiny(tmp_path)
-    ids = load_renderer(folder, "qwen3").render_ids(CONVERSATION, add_generation_prompt=True)
-    prompt = Tokenizer(folder).decode(ids)
-    assert prompt == (
+    thinks, does_not = (
+        Tokenizer(folder).decode(renderer.render_ids(CONVERSATION, add_generation_prompt=True))
+        for renderer in (
+            load_renderer(folder, "qwen3", options)
+            for options in (None, {"enable_thinking": False})
+        )
+    )
+    assert thinks == (
         "<|im_start|>system\nBe brief.<|im_end|>\n<|im_start|>user\nGröße?<|im_end|>\n"
         "<|im_start|>assistant\n9<|im_end|>\n<|im_start|>user\nwhy 🙂<|im_end|>\n"
         "<|im_start|>assistant\n"
     )
-
-
-def test_options_change_the_prompt_and_a_wrong_one_is_refused_with_the_right_ones(tmp_path):
-    folder = tiny(tmp_path)
-    ids = load_renderer(folder, "qwen3", {"enable_thinking": False}).render_ids(
-        CONVERSATION, add_generation_prompt=True
-    )
-    prompt = Tokenizer(folder).decode(ids)
-    assert prompt.endswith("<|im_start|>assistant\n<think>\n\n</think>\n\n")
+    assert does_not.endswith("<|im_start|>assistant\n<think>\n\n</think>\n\n")
     effort = {"reasoning_effort": "low"}
     said = r"model.renderer_options=.* the renderer qwen3, which has the options enable_thinking, "
     with pytest.raises(ValueError, match=said):
@@ -108,27 +105,37 @@ def test_auto_goes_by_the_name_on_the_hub_then_by_the_config(tmp_path):
     snapshot = tmp_path / "models--Qwen--Qwen3-0.6B" / "snapshots" / "abc"
     assert hub_name(snapshot) == "Qwen/Qwen3-0.6B"
     assert hub_name(tmp_path / "models--a--b--c" / "snapshots" / "abc") == "a/b--c"
-    snapshot = tiny(snapshot)
-    rewrite(snapshot / "config.json", model_type="unheard_of")
-    assert load_renderer(snapshot, "auto").config.name == "qwen3"  # by name
+    snapshot, folder = tiny(snapshot), tiny(tmp_path / "fine-tune")
+    for where, changes in (
+        (snapshot, {"model_type": "unheard_of"}),
+        (folder, {}),
+        (folder, {"model_type": "qwen3_moe"}),
+        (folder, {"model_type": "x", "_name_or_path": "Qwen/Qwen3-8B"}),  # what it remembers
+    ):
+        rewrite(where / "config.json", **changes)
+        assert load_renderer(where, "auto").config.name == "qwen3"
     assert Tokenizer(snapshot).name_or_path == "Qwen/Qwen3-0.6B"
-    folder = tiny(tmp_path / "fine-tune")
-    assert load_renderer(folder, "auto").config.name == "qwen3"  # by model_type
-    rewrite(folder / "config.json", model_type="qwen3_moe")
-    assert load_renderer(folder, "auto").config.name == "qwen3"
-    rewrite(folder / "config.json", model_type="x", _name_or_path="Qwen/Qwen3-8B")
-    assert load_renderer(folder, "auto").config.name == "qwen3"  # by what the config remembers
 
 
-@pytest.mark.parametrize("file", ["config.json", "chat_template.jinja"])
-def test_auto_refuses_what_it_cannot_tell_and_lists_the_names(tmp_path, file):
+@pytest.mark.parametrize(
+    ("name", "model_type", "template", "said"),
+    [
+        ("auto", "llama", None, r"set model\.renderer to .*llama-3.*qwen3"),
+        # Qwen3's architecture with XML tool calls
+        ("auto", "qwen3", "<tool_call>\n<function=name>", r"set model\.renderer to .*qwen3"),
+        ("qwen_3", "qwen3", None, r"did you mean 'qwen3'\? choose auto, .*gpt-oss"),
+        ("llama-3", "qwen3", None, r"model\.renderer=llama-3 does not fit the tokenizer"),
+    ],
+)
+def test_a_renderer_that_cannot_be_told_or_does_not_fit_is_refused_with_the_names(
+    tmp_path, name, model_type, template, said
+):
     folder = tiny(tmp_path / "m")
-    if file == "config.json":
-        rewrite(folder / file, model_type="llama")
-    else:  # Qwen3's architecture with XML tool calls
-        (folder / file).write_text("<tool_call>\n<function=name>")
-    with pytest.raises(ValueError, match=r"set model\.renderer to .*llama-3.*qwen3"):
-        load_renderer(folder, "auto")
+    rewrite(folder / "config.json", model_type=model_type)
+    if template:
+        (folder / "chat_template.jinja").write_text(template)
+    with pytest.raises(ValueError, match=said):
+        load_renderer(folder, name)
 
 
 def test_auto_refuses_a_template_that_writes_another_format_than_the_renderer(tmp_path):
@@ -149,18 +156,6 @@ def test_auto_refuses_a_template_that_writes_another_format_than_the_renderer(tm
         with pytest.raises(ValueError, match=refusal):
             load_renderer(folder, "auto")
     assert load_renderer(folder, "qwen3").config.name == "qwen3"  # the user decides
-
-
-def test_a_misspelt_name_gets_a_suggestion_and_the_list(tmp_path):
-    folder = tiny(tmp_path / "m")
-    with pytest.raises(ValueError, match=r"did you mean 'qwen3'\? choose auto, .*gpt-oss"):
-        load_renderer(folder, "qwen_3")
-
-
-def test_a_family_whose_special_tokens_are_missing_does_not_fit(tmp_path):
-    folder = tiny(tmp_path / "m")
-    with pytest.raises(ValueError, match=r"model\.renderer=llama-3 does not fit the tokenizer"):
-        load_renderer(folder, "llama-3")
 
 
 @pytest.mark.parametrize(("given", "stops"), [([5, 7], [5, 7]), (0, [0]), (None, [258])])

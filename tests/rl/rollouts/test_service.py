@@ -93,7 +93,7 @@ def next_batch(step: int = 0, *, ranks: tuple[int, ...] = (0,)) -> list[Call]:
 async def test_a_loss_of_whole_groups_gets_them_and_an_aggregation_by_turn_gets_turns(tmp_path):
     turn_mean = chosen("aggregation", "turn_mean")
     served = service(tmp_path, [group(1.0, 2.0)], turn_mean, aggregation_takes_turns=True)
-    served._run.loss = {"_target_": "tests.rl.learner.test_batch_losses.Ranked"}
+    served._run.loss = {"_target_": "tests.rl.learner.test_objective.Ranked"}
     answers = await asked(served, *next_batch(ranks=(0, 1)))
     batches = [unpack(answer.value, RankBatch) for answer in answers]
     assert [b.micro_batches[0].rollout_ids.tolist() for b in batches] == [[0, 1], [-1]]
