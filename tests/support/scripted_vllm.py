@@ -169,12 +169,11 @@ class Engine:
         text = spoken(self._tokenizer.decode(prompt, skip_special_tokens=False), rng)
         ids = self._tokenizer.encode(text).ids + sampling.get("stop_token_ids", [])[:1]
         kept = ids[: sampling["max_tokens"]]
+        sampled = [{"token_id": token, "logprob": self._logprob(rng)} for token in kept]
         return {
             "index": index,
             "token_ids": kept,
-            "logprobs": {
-                "content": [{"token_id": token, "logprob": self._logprob(rng)} for token in kept]
-            },
+            "logprobs": {"content": [{**one, "top_logprobs": [one]} for one in sampled]},
             "weight_versions": [{"start": 0, "end": len(kept), "version": self._version}],
             "finish_reason": "stop" if len(kept) == len(ids) else "length",
             "stop_reason": None,

@@ -116,7 +116,7 @@ async def test_a_limited_sampler_asks_for_the_kept_tokens(tmp_path):
     assert sampling(top_k=20, allow_biased_ratio=True) is None
     async with served(tmp_path) as vllm, vllm.client() as client:
         await ask(client)
-        with pytest.raises(GenerationError, match="more tokens than the 0 that it returned"):
+        with pytest.raises(GenerationError, match="more tokens than the 1 that it returned"):
             await ask(client, logprobs=40)
     assert [body["sampling_params"]["logprobs"] for body in vllm.bodies] == [0, 40]
 
