@@ -3,29 +3,23 @@
     python -m benchmarks.replicas [--episodes 100 1000 10000]
 
 Scripted servers (tests/support), each in its own process, answer at once, so the numbers show our
-routing, HTTP, decoding and playing of alphabet-sort. One JSON line each:
-
-    {"episodes": 1000, "replicas": 2, "episodes_per_s": ..., "of_one": ..., "of_bare_loop": ...}
-
-`of_one` divides the rate by that on one replica; with fewer cores than processes it shows the cost
-of routing. `of_bare_loop` divides the requests a second by those of a loop that posts the same
-requests to one server and reads the JSON.
+routing, HTTP, decoding and playing of alphabet-sort. `of_one` divides the rate by that on one
+replica; with fewer cores than processes it shows the cost of routing. `of_bare_loop` divides the
+requests a second by those of a loop that posts the same requests to one server and reads the JSON.
 """
 
 import argparse
 import asyncio
 import json
-import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
-from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import aiohttp
 
-from benchmarks._composing import compose
+from benchmarks._measuring import folder_with, say
 from rl.config.build import build
 from rl.config.nodes import replica_names
 from rl.config.schema import Run
@@ -33,8 +27,8 @@ from rl.dry_call.learn import run_with_facts
 from rl.inference.client import VLLMClient
 from rl.inference.live_version import LiveVersion
 from rl.inference.replica import Replica
-from rl.inference.router import RequestGroup, Router
-from rl.inference.routes import VLLMRoutes, wait_until_healthy
+from rl.inference.router import Router
+from rl.inference.routes import wait_until_healthy
 from rl.inference.server import ServedPolicy, vllm_command
 from rl.model.tokenizer import load_renderer
 from rl.runtime.child import Child, Reaper
@@ -43,37 +37,29 @@ from rl.runtime.folder import RunFolder
 from rl.runtime.network import Address
 from rl.sampling.player import Player
 from rl.sampling.renderer_chat import RendererChat
+from tests.support.composing import composed
 from tests.support.scripted_vllm import ScriptedVLLM
 
-T = TypeVar("T")
 GROUP_SIZE = 10
-_START_S = 60.0
+START_S = 60.0
 
 
 @contextmanager
 def served(folder: RunFolder, number: int) -> Iterator[list[Replica]]:
     """Start `number` scripted servers, and end them with the block."""
-    server: Any = ScriptedVLLM(replicas=number, listen="unix", startup_timeout=_START_S, args={})
-    folder.private.make()
-    names = replica_names(number)
-    replicas = [Replica(name, Address(path=folder.private.vllm_socket_of(name))) for name in names]
+    server: Any = ScriptedVLLM(replicas=number, listen="unix", startup_timeout=START_S, args={})
     policy = ServedPolicy(dtype="float32", max_seq_len=512, seed=0)
+    folder.private.make()
     with ExitStack() as stack:
         stack.callback(folder.private.clear)
-        reaper = stack.enter_context(Reaper())
-        for replica in replicas:
-            command, env = vllm_command(
-                server,  # pyright: ignore[reportArgumentType]
-                folder,
-                replica,
-                policy,
-            )
-            log = folder.log_of(replica.name)
-            stack.enter_context(Child(replica.name, command, log=log, reaper=reaper, env=env))
-        for replica in replicas:
-            wait_until_healthy(replica, _START_S)
-            with VLLMRoutes(replica, timeout=_START_S) as vllm:
-                vllm.set_version(0)
+        reaper, replicas = stack.enter_context(Reaper()), []
+        for name in replica_names(number):
+            replica = Replica(name, Address(folder.private.vllm_socket_of(name)))
+            command, env = vllm_command(server, folder, replica, policy)
+            log = folder.log_of(name)
+            stack.enter_context(Child(name, command, log=log, reaper=reaper, env=env))
+            wait_until_healthy(replica, START_S)
+            replicas.append(replica)
         yield replicas
 
 
@@ -82,17 +68,10 @@ class Recording(VLLMClient):
 
     bodies: list[dict[str, Any]]
 
-    async def request(
-        self,
-        path: str,
-        body: dict[str, Any],
-        read: Callable[[bytes], T],
-        group: RequestGroup,
-        n: int = 0,
-    ) -> T:
+    async def request(self, path: str, body: dict[str, Any], *rest: Any, **further: Any) -> Any:
         """Send the request and keep its body."""
         self.bodies.append(body)
-        return await super().request(path, body, read, group, n)
+        return await super().request(path, body, *rest, **further)
 
 
 async def play(
@@ -115,9 +94,9 @@ async def play(
                 for i in range(num_episodes // GROUP_SIZE)
             )
         )
-        seconds = time.perf_counter() - began
-        assert not any(rollout.error for group in groups for rollout in group)
-        return seconds, client.bodies
+        took = time.perf_counter() - began
+    assert not any(rollout.error for group in groups for rollout in group)
+    return took, client.bodies
 
 
 async def bare_loop(replica: Replica, bodies: list[dict[str, Any]]) -> float:
@@ -142,28 +121,23 @@ def main() -> None:
     parser.add_argument("--episodes", type=int, nargs="*", default=[100, 1000, 10_000])
     counts = parser.parse_args().episodes
     raise_file_limit()
-    run = run_with_facts(compose(["env=alphabet-sort", "model.warm_start=null"]))
-    with tempfile.TemporaryDirectory() as path:
-        folder = RunFolder(Path(path))
-        folder.set_model(build(run.model)().prepare(folder.built_model))
-        rates: dict[int, float] = {}
+    run = run_with_facts(composed("env=alphabet-sort", "model.warm_start=null"))
+    rates: dict[int, float] = {}
+    with folder_with(run.model) as folder:
         for number in (1, 2):
             with served(folder, number) as replicas:
                 asyncio.run(play(run, folder, replicas, counts[0]))  # warms up
                 for count in counts:
-                    seconds, bodies = asyncio.run(play(run, folder, replicas, count))
+                    took, bodies = asyncio.run(play(run, folder, replicas, count))
                     bare = asyncio.run(bare_loop(replicas[0], bodies))
-                    rate = count / seconds
-                    rates.setdefault(count, rate)
-                    line = {
-                        "episodes": count,
-                        "replicas": number,
-                        "requests": len(bodies),
-                        "episodes_per_s": round(rate, 1),
-                        "of_one": round(rate / rates[count], 2),
-                        "of_bare_loop": round(bare / seconds, 2),
-                    }
-                    print(json.dumps(line), flush=True)
+                    say(
+                        episodes=count,
+                        replicas=number,
+                        requests=len(bodies),
+                        episodes_per_s=count / took,
+                        of_one=count / took / rates.setdefault(count, count / took),
+                        of_bare_loop=bare / took,
+                    )
 
 
 if __name__ == "__main__":

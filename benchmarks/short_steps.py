@@ -7,11 +7,8 @@
 Both train the same weights in float32 on the same prompts, 256 completions a step and one update,
 in alternating rounds. TRL generates with transformers' `generate`. With `--lengths` each of the 16
 groups of a step has another limit of tokens, a quantile of the geometric distribution with this
-mean and maximum. One JSON line of medians:
-
-    {"tokens": 5, "ours": ..., "generation": ..., "update": ..., "single": ..., "of_single": ...}
-
-`generation` is the time our trainer waits for a batch; `of_single` below 1: offbyone is faster.
+mean and maximum. `generation` is the time our trainer waits for a batch; `of_single` below 1:
+offbyone is faster.
 """
 
 import argparse
@@ -27,12 +24,14 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+import torch
 import yaml
 
+from benchmarks._measuring import in_another_process, say
+from rl.runtime.commit import REPO
 from rl.runtime.folder import RunFolder
 from rl.runtime.metrics import column, read_metrics
 
-REPO = Path(__file__).parents[1]
 _BATCH, _GROUP = 256, 16
 _FIRST = 3  # steps that do not count, because they compile kernels and fill caches
 
@@ -48,62 +47,38 @@ def limits_of(lengths: str) -> list[int]:
 
 def write_environment(folder: Path, limits: list[int]) -> None:
     """Write env=ragged: one environment for each limit, all equally frequent."""
-    names = [f"limit{number}" for number in range(len(limits))]
+    limit_of = {f"limit{number}": limit for number, limit in enumerate(limits)}
     content = {
-        "defaults": [*(f"reverse-text@envs.{name}" for name in names), "_self_"],
+        "defaults": [*(f"reverse-text@envs.{name}" for name in limit_of), "_self_"],
         "_target_": "envs.mixture.Mixture",
-        "weights": dict.fromkeys(names, 1.0),
-        "sampling": {
-            name: {"max_tokens": limit} for name, limit in zip(names, limits, strict=True)
-        },
+        "weights": dict.fromkeys(limit_of, 1.0),
+        "sampling": {name: {"max_tokens": limit} for name, limit in limit_of.items()},
         "system_prompt": None,
     }
     (folder / "env").mkdir(exist_ok=True)
     (folder / "env" / "ragged.yaml").write_text(yaml.safe_dump(content, sort_keys=False))
 
 
-def ours(folder: Path, arguments: argparse.Namespace, name: str) -> dict[str, float]:
+def ours(folder: RunFolder, asked: argparse.Namespace, limits: list[int]) -> dict[str, float]:
     """Train with the real vLLM; return the median seconds of a step and of its stages."""
-    ragged = []
-    if arguments.limits:
-        write_environment(folder, arguments.limits)
-        ragged = ["--config-dir", str(folder), "env=ragged"]
+    output, ragged = folder.path.parent, []
+    if limits:
+        write_environment(output, limits)
+        ragged = ["--config-dir", str(output), "env=ragged"]
     settings = [
-        *ragged,
-        *(f"output_dir={folder}", f"run_name={name}", f"max_steps={arguments.steps}"),
+        *(f"output_dir={output}", f"run_name={folder.path.name}", f"max_steps={asked.steps}"),
         *(f"batch_size={_BATCH}", f"group_size={_GROUP}", "optim.learning_rate=1e-6"),
-        *(f"sampler.max_tokens={arguments.tokens}", "model.dtype=float32", "model.warm_start=null"),
-        *arguments.overrides,
+        *(f"sampler.max_tokens={asked.tokens}", "model.dtype=float32", "model.warm_start=null"),
     ]
-    command = [sys.executable, "train.py", *settings]
+    command = [sys.executable, "train.py", *ragged, *settings, *asked.overrides]
     subprocess.run(command, cwd=REPO, check=True, stdout=sys.stderr)
-    rows = read_metrics(RunFolder(folder / name))[_FIRST:]
-    parts = {"ours": "step", "generation": "wait", "update": "update"}
-    return {part: statistics.median(column(rows, f"time/{key}")) for part, key in parts.items()}
-
-
-def single(folder: Path, arguments: argparse.Namespace, name: str) -> float:
-    """Train with TRL in another process; return the median seconds of a step."""
-    run = RunFolder(folder / name)
-    first = (json.loads(line) for line in (run.path / "rollouts/step_000000.jsonl").open())
-    peer = {
-        "model": str(run.complete_checkpoints()[-1] / "hf"),
-        "prompts": list({one["group"]: one["messages"][:-1] for one in first}.values()),
-        "tokens": arguments.tokens,
-        "steps": arguments.steps,
-        "limits": arguments.limits,
-    }
-    settings = folder / "peer.json"
-    settings.write_text(json.dumps(peer))
-    command = [sys.executable, "-m", "benchmarks.short_steps", "--peer", str(settings)]
-    done = subprocess.run(command, cwd=REPO, check=True, stdout=subprocess.PIPE, text=True)
-    return float(done.stdout.splitlines()[-1])
+    rows = read_metrics(folder)[_FIRST:]
+    stages = {"ours": "step", "generation": "wait", "update": "update"}
+    return {name: statistics.median(column(rows, f"time/{key}")) for name, key in stages.items()}
 
 
 def end_rows(model: Any, limits: list[int], eos: int) -> None:
     """Let `generate` end the rows of each group at the group's limit."""
-    import torch
-
     generate, rows = model.generate, torch.tensor(limits).repeat_interleave(_GROUP)
 
     def ending(**given: Any) -> Any:
@@ -120,13 +95,17 @@ def end_rows(model: Any, limits: list[int], eos: int) -> None:
     model.generate = ending
 
 
-def peer(model: str, prompts: list[Any], tokens: int, steps: int, limits: list[int]) -> float:
-    """Train with TRL in this process; return the median seconds of a step."""
-    import torch
+def single(run: Path, tokens: int, steps: int, limits: list[int]) -> float:
+    """Train our start weights on our prompts with TRL; return the median seconds of a step."""
     from datasets import Dataset
     from transformers import AutoModelForCausalLM, AutoTokenizer, TrainerCallback
     from trl import GRPOConfig, GRPOTrainer  # pyright: ignore[reportMissingImports]
 
+    model = RunFolder(run).complete_checkpoints()[-1] / "hf"
+    lines = map(json.loads, (run / "rollouts/step_000000.jsonl").read_text().splitlines())
+    prompts = list({one["group"]: one["messages"][:-1] for one in lines}.values())
+    policy = AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32)
+    tokenizer = AutoTokenizer.from_pretrained(model, padding_side="left")
     ended: list[float] = []
 
     class Clock(TrainerCallback):
@@ -135,7 +114,9 @@ def peer(model: str, prompts: list[Any], tokens: int, steps: int, limits: list[i
         def on_step_end(self, *_: Any, **__: Any) -> None:
             ended.append(time.perf_counter())
 
-    with tempfile.TemporaryDirectory() as folder:
+    if limits:
+        end_rows(policy, limits, tokenizer.eos_token_id)
+    with tempfile.TemporaryDirectory() as folder, redirect_stdout(sys.stderr):
         config = GRPOConfig(
             output_dir=folder,
             use_cpu=True,
@@ -151,10 +132,6 @@ def peer(model: str, prompts: list[Any], tokens: int, steps: int, limits: list[i
             report_to="none",
             disable_tqdm=True,
         )
-        policy = AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32)
-        tokenizer = AutoTokenizer.from_pretrained(model, padding_side="left")
-        if limits:
-            end_rows(policy, limits, tokenizer.eos_token_id)
         GRPOTrainer(
             model=policy,
             processing_class=tokenizer,
@@ -173,26 +150,21 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--steps", type=int, default=15)
     parser.add_argument("--lengths", default="", help="geometric:MEAN:MAXIMUM instead of --tokens")
-    parser.add_argument("--peer", type=Path, help=argparse.SUPPRESS)
     parser.add_argument("overrides", nargs="*")
-    arguments = parser.parse_args()
-    arguments.limits = limits_of(arguments.lengths) if arguments.lengths else []
-    arguments.tokens = max([arguments.tokens, *arguments.limits])
-    if arguments.peer:
-        with redirect_stdout(sys.stderr):
-            took = peer(**json.loads(arguments.peer.read_text()))
-        print(took)
-        return
+    asked = parser.parse_args()
+    limits = limits_of(asked.lengths) if asked.lengths else []
+    asked.tokens = max([asked.tokens, *limits])
     rounds: list[dict[str, float]] = []
-    with tempfile.TemporaryDirectory() as folder:
-        for number in range(arguments.rounds):
-            took = ours(Path(folder), arguments, f"round{number}")
-            took["single"] = single(Path(folder), arguments, f"round{number}")
+    with tempfile.TemporaryDirectory() as name:
+        for number in range(asked.rounds):
+            folder = RunFolder(Path(name) / f"round{number}")
+            took = ours(folder, asked, limits)
+            given = (folder.path, asked.tokens, asked.steps, limits)
+            took["single"] = in_another_process(single, *given)
             rounds.append({**took, "of_single": took["ours"] / took["single"]})
             print(rounds[-1], file=sys.stderr)
-    medians = {part: statistics.median(one[part] for one in rounds) for part in rounds[0]}
-    line = {"tokens": arguments.tokens, **{k: round(v, 2) for k, v in medians.items()}}
-    print(json.dumps(line), flush=True)
+    medians = {name: statistics.median(one[name] for one in rounds) for name in rounds[0]}
+    say(tokens=asked.tokens, **medians)
 
 
 if __name__ == "__main__":

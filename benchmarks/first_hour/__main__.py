@@ -4,9 +4,9 @@
     python -m benchmarks.first_hour --table
 
 A stage whose result exists is not run again. Each stage is a process with a time limit, so that a
-stage that hangs or takes all the memory does not stop the others. No stage needs vLLM. `runs` and
-`large` need the other packages of the project, the other stages only torch >= 2.11, transformers,
-peft, PyYAML, xxhash and msgspec.
+stage that hangs or takes all the memory does not stop the others. No stage needs vLLM. `runs` needs
+the other packages of the project, the other stages only torch >= 2.11, transformers, peft, PyYAML,
+xxhash and msgspec.
 """
 
 import argparse
@@ -26,12 +26,8 @@ STAGES = {  # the generator of each stage's lines
     "losses": "kernels.losses",
     "prefixes": "update.prefixes",
     **{f"update-{size}": "update.updates" for size in ("0.6b", "1.7b", "4b", "moe")},
-    "profile": "update.profile",
-    "ipc": "hand_over.ipc",
-    **{f"push-{size}": "hand_over.push" for size in ("0.6b", "4b")},
-    "engines": "hand_over.engines",
+    **{f"push-{size}": "kernels.push" for size in ("0.6b", "4b")},
     "runs": "runs.runs",
-    "large": "runs.large",
 }
 LIMIT_S = 540
 METRICS = ("rollout/tokens_per_s", "time/update", "time/push", "time/step", "mismatch/mean_abs")

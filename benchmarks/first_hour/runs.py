@@ -1,8 +1,8 @@
 """Whole runs with the real trainer on the device, beside equal runs on the CPU.
 
 The scripted engine of the tests answers instead of vLLM. Its answers do not depend on the weights,
-so that both runs train on the same rollouts, and every metric must be about equal. These stages
-need the packages of the project except vLLM.
+so that both runs train on the same rollouts, and every metric must be about equal. This stage needs
+the packages of the project except vLLM.
 """
 
 import json
@@ -10,7 +10,6 @@ import os
 import shutil
 import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -19,9 +18,7 @@ from threading import Lock
 from typing import Any
 
 import torch
-from transformers import AutoModelForCausalLM
 
-from benchmarks.first_hour.update import config
 from tests.support.equal_runs import COMPOSITIONS, EVERY, is_time
 
 ROOT = Path(__file__).parents[2]
@@ -132,32 +129,3 @@ def train(
             return [], (ran.stdout + ran.stderr)[-3000:]
         done.touch()
     return list(map(json.loads, (folder / "metrics.jsonl").read_text().splitlines())), ""
-
-
-def large(device: torch.device, tiny: bool) -> Iterator[dict[str, Any]]:
-    """Yield times and peak memory of runs with a network of 0.6B drawn from a configuration."""
-    with tempfile.TemporaryDirectory() as name:
-        model, output = Path(name, "model"), Path(name)
-        draw(model, tiny)
-        lora = ["adapter=lora", "sync=shm"]
-        for run, adapter in {
-            "full": ["adapter=none"],
-            "lora": lora,
-            "lora compiled": [*lora, "trainer.compile=true"],
-        }.items():
-            made = [*SYNC, *adapter, "model=tiny-wiki", f"model.path={model}", "max_steps=3"]
-            rows, screen = train(output, run.replace(" ", "-"), made, gpu=device.type == "cuda")
-            line: dict[str, Any] = {"run": run, "steps": len(rows)}
-            if screen:
-                yield {**line, "screen": screen}
-            else:
-                times = {key: value for key, value in rows[-1].items() if is_time(key)}
-                yield line | {key: round(float(value), 3) for key, value in times.items()}
-
-
-def draw(folder: Path, tiny: bool) -> None:
-    """Write a network of 0.6B with the tokenizer of tiny-wiki."""
-    model = AutoModelForCausalLM.from_config(config("0.6b", tiny), dtype=torch.bfloat16)
-    model.save_pretrained(folder)
-    for path in (ROOT / "models" / "tiny-wiki").glob("*token*"):
-        (folder / path.name).write_bytes(path.read_bytes())
