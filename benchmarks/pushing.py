@@ -104,7 +104,7 @@ def reading_processes(folder: Path) -> Iterator[list[VLLMRoutes]]:
 def transports(folder: Path, weights: Weights) -> Stages:
     """Push to one and to two processes by each transport that takes all weights."""
     stages: Stages = {}
-    policy: Any = SimpleNamespace(ranks=SimpleNamespace(first=True), weights=lambda: weights)
+    policy: Any = SimpleNamespace(ranks=SimpleNamespace(first=True), weights=lambda _: weights)
     with reading_processes(folder) as receivers:
         for name, kind in (("shm", ShmSender), ("gloo", GlooSender)):
             for number in (1, 2):

@@ -10,11 +10,9 @@ import os
 import shutil
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from threading import Lock
 from typing import Any
 
 import torch
@@ -53,46 +51,31 @@ def runs(device: torch.device, tiny: bool) -> Iterator[dict[str, Any]]:
     output.mkdir(parents=True, exist_ok=True)
     names = [(name, "float32") for name in (FEW if tiny else (*RUNS, *ALIKE))]
     names += [(name, "bfloat16") for name in IN_BFLOAT16 if not tiny or name in FEW]
-    with ThreadPoolExecutor(2 if device.type == "cpu" else 12) as pool:
-        yield from pool.map(lambda asked: _compared(asked[0], asked[1], output, device), names)
-
-
-def _compared(name: str, width: str, output: Path, device: torch.device) -> dict[str, Any]:
-    line: dict[str, Any] = {"run": name, "dtype": width}
-    reference = "cispo" if name in ALIKE else name
-    overrides = RUNS[reference] + ALIKE.get(name, []) + [f"model.dtype={width}"]
-    began = time.monotonic()
-    on_gpu = device.type == "cuda"
-    found, screen = train(output / "device", f"{name}-{width}", overrides, gpu=on_gpu)
-    line["seconds"] = round(time.monotonic() - began)
-    if screen:
-        return {**line, "failed": screen}
-    expected, screen = cpu_run(reference, width, output)
-    if screen:
-        return {**line, "failed on the CPU": screen}
-    pairs = [gaps(*both) for both in zip(found, expected, strict=True)]
-    return {**line, "steps": len(found), "step 1": _largest(pairs[:1]), "all": _largest(pairs)}
-
-
-def cpu_run(name: str, width: str, output: Path) -> tuple[list[dict[str, Any]], str]:
-    """Run a composition on the CPU unless that was done; return what `train` returns."""
-    with _LOCKS.setdefault((name, width), Lock()):
-        overrides = [*RUNS[name], f"model.dtype={width}"]
-        return train(output / "cpu", f"{name}-{width}", overrides, gpu=False)
-
-
-_LOCKS: dict[tuple[str, str], Lock] = {}  # variants of a run wait for the same run on the CPU
+    on_gpu, started = device.type == "cuda", {}
+    with ThreadPoolExecutor(12 if on_gpu else 2) as pool:
+        for name, width in names:
+            base = "cispo" if name in ALIKE else name
+            for where, run, gpu in (("device", name, on_gpu), ("cpu", base, False)):
+                made = [*RUNS[base], *ALIKE.get(run, []), f"model.dtype={width}"]
+                folder = output / where / f"{run}-{width}"
+                if folder not in started:  # several ways are compared with the same run
+                    started[folder] = pool.submit(train, folder, made, gpu=gpu)
+        for name, width in names:
+            base = "cispo" if name in ALIKE else name
+            found, screen = started[output / "device" / f"{name}-{width}"].result()
+            expected, on_cpu = started[output / "cpu" / f"{base}-{width}"].result()
+            line = {"run": name, "dtype": width}
+            if screen or on_cpu:
+                yield {**line, "failed" if screen else "failed on the CPU": screen or on_cpu}
+                continue
+            pairs = [gaps(*both) for both in zip(found, expected, strict=True)]
+            yield {**line, "steps": len(found), "step 1": largest(pairs[:1]), "all": largest(pairs)}
 
 
 def gaps(ours: dict[str, Any], expected: dict[str, Any]) -> list[tuple[float, str]]:
-    """Return the difference of each metric of training, with its name."""
+    """Return the relative difference of each metric of training, with its name."""
     keys = sorted(key for key in {**ours, **expected} if key.startswith("train/"))
     return [(difference(ours.get(key), expected.get(key)), key) for key in keys if not is_time(key)]
-
-
-def _largest(steps: list[list[tuple[float, str]]]) -> str:
-    gap, key = max(gap for step in steps for gap in step)  # a row of an evaluation has none
-    return f"{gap:.1e} {key}"
 
 
 def difference(one: Any, other: Any) -> float:
@@ -102,22 +85,30 @@ def difference(one: Any, other: Any) -> float:
     return abs(one - other) / max(abs(one), abs(other), 0.01)
 
 
-def train(
-    output: Path, name: str, overrides: list[str], *, gpu: bool
-) -> tuple[list[dict[str, Any]], str]:
+def largest(steps: list[list[tuple[float, str]]]) -> str:
+    """Return the largest difference, and the metric that has it."""
+    gap, key = max(gap for step in steps for gap in step)  # a row of an evaluation has none
+    return f"{gap:.1e} {key}"
+
+
+def train(folder: Path, overrides: list[str], *, gpu: bool) -> tuple[list[dict[str, Any]], str]:
     """Run train.py unless it was done; return its metrics, and its screen if it failed."""
-    folder, done = output / name, output / f"{name}.ok"
-    command = [sys.executable, "train.py", f"run_name={name}", f"output_dir={output}"]
-    paths = [str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]  # it may not be installed
-    own = {"HF_HUB_OFFLINE": "1", "OFFBYONE_CACHE": str(output / "cache" / name)}
-    own["PYTHONPATH"] = os.pathsep.join(paths)
-    own |= {} if gpu else {"CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1"}
-    settings = [given for given in EVERY if not given.startswith("inference._target_")]
-    settings.append("trainer.compile=false")  # unless an override says otherwise
+    output, name = folder.parent, folder.name
+    done = output / f"{name}.ok"
     if not done.exists():
         shutil.rmtree(folder, ignore_errors=True)
+        settings = [given for given in EVERY if not given.startswith("inference._target_")]
+        settings += [ENGINE, f"run_name={name}", f"output_dir={output}"]
+        settings.append("trainer.compile=false")  # unless an override says otherwise
+        paths = [
+            str(ROOT),
+            *filter(None, [os.environ.get("PYTHONPATH")]),
+        ]  # it may not be installed
+        own = {"HF_HUB_OFFLINE": "1", "OFFBYONE_CACHE": str(output / "cache" / name)}
+        own |= {"PYTHONPATH": os.pathsep.join(paths)}
+        own |= {} if gpu else {"CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1"}
         ran = subprocess.run(
-            [*command, *settings, ENGINE, *overrides],
+            [sys.executable, "train.py", *settings, *overrides],
             cwd=ROOT,
             env={**os.environ, **own},
             stdin=subprocess.DEVNULL,
