@@ -19,7 +19,7 @@ from typing import Any
 
 import aiohttp
 
-from benchmarks._measuring import folder_with, say
+from benchmarks._measuring import folder_with, play, say
 from rl.config.build import build
 from rl.config.nodes import replica_names
 from rl.config.schema import Run
@@ -28,7 +28,7 @@ from rl.inference.client import VLLMClient
 from rl.inference.live_version import LiveVersion
 from rl.inference.replica import Replica
 from rl.inference.router import Router
-from rl.inference.routes import wait_until_healthy
+from rl.inference.routes import VLLMRoutes, wait_until_healthy
 from rl.inference.server import ServedPolicy, vllm_command
 from rl.model.tokenizer import load_renderer
 from rl.runtime.child import Child, Reaper
@@ -59,6 +59,8 @@ def served(folder: RunFolder, number: int) -> Iterator[list[Replica]]:
             log = folder.log_of(name)
             stack.enter_context(Child(name, command, log=log, reaper=reaper, env=env))
             wait_until_healthy(replica, START_S)
+            with VLLMRoutes(replica, timeout=START_S) as vllm:
+                vllm.set_version(0)
             replicas.append(replica)
         yield replicas
 
@@ -74,28 +76,21 @@ class Recording(VLLMClient):
         return await super().request(path, body, *rest, **further)
 
 
-async def play(
+async def played(
     run: Run, folder: RunFolder, replicas: list[Replica], num_episodes: int
 ) -> tuple[float, list[dict[str, Any]]]:
     """Play all episodes at once; return the seconds and the requests."""
     env, sampler = build(run.env)(), build(run.sampler)()
     sampler = replace(sampler, rollout_timeout=3600.0, max_tokens=64)
     renderer = load_renderer(folder.initial_model(), build(run.model)().renderer)
-    examples = env.examples("train")
+    every = env.examples("train")
+    examples = [every[i % len(every)] for i in range(num_episodes // GROUP_SIZE)]
     client = Recording(Router.to(*replicas), model="policy", timeout=3600.0)
     client.bodies = []
     async with client:
         chat = RendererChat(sampler, renderer, client, run.max_seq_len, LiveVersion(0))
-        player = Player(sampler, env, chat)
-        began = time.perf_counter()
-        groups = await asyncio.gather(
-            *(
-                player.play_group(i, examples[i % len(examples)], GROUP_SIZE)
-                for i in range(num_episodes // GROUP_SIZE)
-            )
-        )
-        took = time.perf_counter() - began
-    assert not any(rollout.error for group in groups for rollout in group)
+        took, rollouts = await play(Player(sampler, env, chat), examples, GROUP_SIZE)
+    assert not any(rollout.error for rollout in rollouts)
     return took, client.bodies
 
 
@@ -126,9 +121,9 @@ def main() -> None:
     with folder_with(run.model) as folder:
         for number in (1, 2):
             with served(folder, number) as replicas:
-                asyncio.run(play(run, folder, replicas, counts[0]))  # warms up
+                asyncio.run(played(run, folder, replicas, counts[0]))  # warms up
                 for count in counts:
-                    took, bodies = asyncio.run(play(run, folder, replicas, count))
+                    took, bodies = asyncio.run(played(run, folder, replicas, count))
                     bare = asyncio.run(bare_loop(replicas[0], bodies))
                     say(
                         episodes=count,

@@ -13,7 +13,7 @@ import os
 import time
 from typing import Any
 
-from benchmarks._measuring import folder_with, in_another_process, say
+from benchmarks._measuring import folder_with, in_another_process, play, say
 from rl.config.build import build
 from rl.config.schema import Run
 from rl.dry_call.learn import run_with_facts
@@ -73,12 +73,7 @@ async def online(run: Run, run_folder: RunFolder, groups: int) -> tuple[Rounds, 
         opened = [await chat.first_prompt(list(e.messages), env.tool_specs) for e in examples]
         player = Player(sampler, env, chat)
         for _ in range(REPEATS + 1):
-            began = time.perf_counter()
-            played = await asyncio.gather(
-                *(player.play_group(i, e, GROUP_SIZE) for i, e in enumerate(examples))
-            )
-            took = time.perf_counter() - began
-            rollouts = [rollout for group in played for rollout in group]
+            took, rollouts = await play(player, examples, GROUP_SIZE)
             assert all(rollout.reward is not None for rollout in rollouts)
             rounds.append((sum(rollout.num_completion for rollout in rollouts), took))
     return rounds, [prompt.token_ids for prompt in opened]
