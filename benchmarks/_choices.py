@@ -25,15 +25,8 @@ COMPANIONS = {
     "evaluation=default": ["evaluation.temperature=1.0"],
 }
 # The group that each fact of a dry call follows from, by the fact's prefix.
-_LEARNED_FROM = {
-    "loss": "loss_",
-    "correction": "correction_",
-    "kl": "divergence_",
-    "advantage": "advantage_",
-    "batch_credit": "batch_credit_",
-    "aggregation": "aggregation_",
-    "truncation": "truncation_",
-}
+_SAME = ("loss", "correction", "advantage", "batch_credit", "aggregation", "truncation")
+_LEARNED_FROM = {"kl": "divergence_", **{group: f"{group}_" for group in _SAME}}
 # Groups left out, because no rule connects their choices to another group.
 ELSEWHERE = ("env", "inference", "logger", "record", "experiment", "reward", "cluster", "until")
 # Keys that are varied like groups. A dotted key is set only where its node has that key.

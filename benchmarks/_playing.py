@@ -190,14 +190,12 @@ def sample(
         eos_token_id=stops,
         pad_token_id=stops[0],
         return_dict_in_generate=True,
-        output_logits=True,
+        output_scores=True,  # logits after the temperature, as for vLLM's logprobs
     )
     model.train()
     model.set_attn_implementation(attention)
-    # Divide the raw logits by the temperature, because vLLM's logprobs are taken after it.
-    scores = (torch.stack(made.logits, 1).float() / temperature).log_softmax(-1)  # [B, new, V]
-    new = made.sequences[:, width:]
-    chosen = scores.gather(-1, new.unsqueeze(-1)).squeeze(-1)  # [B, new]
+    chosen = model.compute_transition_scores(made.sequences, made.scores, normalize_logits=True)
+    new = made.sequences[:, width:]  # [B, new], as `chosen`
     completions = []
     for tokens, logprobs in zip(new.tolist(), chosen.tolist(), strict=True):
         end = next((i + 1 for i, token in enumerate(tokens) if token in stops), len(tokens))
