@@ -5,11 +5,8 @@ so that both runs train on the same rollouts, and every metric must be about equ
 the packages of the project except vLLM.
 """
 
-import json
 import os
 import shutil
-import subprocess
-import sys
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -17,11 +14,9 @@ from typing import Any
 
 import torch
 
-from tests.support.equal_runs import COMPOSITIONS, EVERY, is_time
+from tests.support.equal_runs import COMPOSITIONS, SYNC, Run, is_time
 
 ROOT = Path(__file__).parents[2]
-SYNC = ["sampler=sync", "sampler.rollout_timeout=120"]
-ENGINE = "inference._target_=tests.support.scripted_vllm.ScriptedVLLM"
 ALIKE = {  # ways of computing the same run
     **{stage: [f"deepspeed={stage}"] for stage in ("zero1", "zero2", "zero3")},
     "offload": ["deepspeed=zero3_offload_optimizer"],
@@ -94,29 +89,19 @@ def largest(steps: list[list[tuple[float, str]]]) -> str:
 def train(folder: Path, overrides: list[str], *, gpu: bool) -> tuple[list[dict[str, Any]], str]:
     """Run train.py unless it was done; return its metrics, and its screen if it failed."""
     output, name = folder.parent, folder.name
+    paths = [ROOT, ROOT / "tests" / "support", *filter(None, [os.environ.get("PYTHONPATH")])]
+    own = {"PYTHONPATH": os.pathsep.join(map(str, paths))}  # the project may not be installed
+    own["OFFBYONE_CACHE"] = str(output / "cache" / name)
+    if gpu:
+        own["CUDA_VISIBLE_DEVICES"] = os.environ.get("CUDA_VISIBLE_DEVICES", "0")
+    # Layers are compiled only if an override says so.
+    run = Run(ROOT, name, ["trainer.compile=false", *overrides], output, own)
     done = output / f"{name}.ok"
     if not done.exists():
         shutil.rmtree(folder, ignore_errors=True)
-        settings = [given for given in EVERY if not given.startswith("inference._target_")]
-        settings += [ENGINE, f"run_name={name}", f"output_dir={output}"]
-        settings.append("trainer.compile=false")  # unless an override says otherwise
-        paths = [
-            str(ROOT),
-            *filter(None, [os.environ.get("PYTHONPATH")]),
-        ]  # it may not be installed
-        own = {"HF_HUB_OFFLINE": "1", "OFFBYONE_CACHE": str(output / "cache" / name)}
-        own |= {"PYTHONPATH": os.pathsep.join(paths)}
-        own |= {} if gpu else {"CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1"}
-        ran = subprocess.run(
-            [sys.executable, "train.py", *settings, *overrides],
-            cwd=ROOT,
-            env={**os.environ, **own},
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            text=True,
-            check=False,
-        )
-        if ran.returncode:
-            return [], (ran.stdout + ran.stderr)[-3000:]
+        process = run.start()
+        screen = process.communicate()[0]
+        if process.returncode:
+            return [], screen[-3000:]
         done.touch()
-    return list(map(json.loads, (folder / "metrics.jsonl").read_text().splitlines())), ""
+    return run.metrics, ""
