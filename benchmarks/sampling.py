@@ -54,6 +54,7 @@ def offline(
         outputs = llm.generate(given, sampling, use_tqdm=False)
         took = time.perf_counter() - began
         rounds.append((sum(len(o.token_ids) for one in outputs for o in one.outputs), took))
+    llm.llm_engine.engine_core.shutdown()  # this process waits for vLLM's process when it ends
     return rounds
 
 
