@@ -7,13 +7,12 @@ from dataclasses import asdict
 from functools import cached_property
 from typing import Any
 
-from benchmarks._composing import compose
 from benchmarks._covering import Assignment, Covering, merged
 from rl.config.check import check, check_learned
 from rl.config.learned import Learned
 from rl.config.schema import ConfigError
 from rl.dry_call.learn import learn
-from tests.support.composing import CONF
+from tests.support.composing import CONF, composed
 
 STEPS = 3
 # Overrides that a choice needs before it can be composed.
@@ -26,15 +25,8 @@ COMPANIONS = {
     "evaluation=default": ["evaluation.temperature=1.0"],
 }
 # The group that each fact of a dry call follows from, by the fact's prefix.
-_LEARNED_FROM = {
-    "loss": "loss_",
-    "correction": "correction_",
-    "kl": "divergence_",
-    "advantage": "advantage_",
-    "batch_credit": "batch_credit_",
-    "aggregation": "aggregation_",
-    "truncation": "truncation_",
-}
+_SAME = ("loss", "correction", "advantage", "batch_credit", "aggregation", "truncation")
+_LEARNED_FROM = {"kl": "divergence_", **{group: f"{group}_" for group in _SAME}}
 # Groups left out, because no rule connects their choices to another group.
 ELSEWHERE = ("env", "inference", "logger", "record", "experiment", "reward", "cluster", "until")
 # Keys that are varied like groups. A dotted key is set only where its node has that key.
@@ -51,13 +43,10 @@ NO_SERVER = {"reference": "endpoint"}
 NO_MIXTURE = {"reference": ["per_env"]}  # per_env needs env=mixture, and env is in ELSEWHERE
 ENVIRONMENTS = ("reverse-text", "arithmetic")  # their episodes fit the tiny policy
 SMALL = {
-    **{"batch_size": 16, "group_size": 4, "max_steps": STEPS},
-    **{"optim.warmup_steps": 0, "trainer.num_threads": 1},
+    **{"batch_size": 16, "group_size": 4, "max_steps": STEPS, "optim.warmup_steps": 0},
+    **{"trainer.num_threads": 1, "env.num_train": 300, "env.num_eval": 10},
     **{"model.warm_start": None, "model.dtype": "float32", "reference.dtype": "float32"},
-    **{"env.num_train": 300, "env.num_eval": 10},
 }
-
-
 HEAD = """\
 {:,} pairs of choices: {:,} are refused, {:,} cannot occur. The others occur in {} compositions.
 
@@ -77,7 +66,7 @@ class Compositions:
         self.groups = self._files | {key: list(values) for key, values in KEYS.items()}
         others = {name: files for name, files in self._files.items() if name != "model"}
         self._nodes: dict[str, dict[str, Any]] = {name: {} for name in self._files}
-        self._base = compose(["run_name=composition", "output_dir=nowhere"])
+        self._base = composed("run_name=composition", "output_dir=nowhere")
         self._facts: dict[str, dict[str, Any]] = {}
         # Composing is slow, so compose the i-th choices of all groups together.
         for i in range(max(map(len, others.values()))):
@@ -85,11 +74,9 @@ class Compositions:
         for file in self._files["model"]:
             self._compose({"model": file, "adapter": "none"})
         # An untrained policy answers nothing exactly, so a graded reward must tell answers apart.
-        graded = ["env.reward_weights.similarity=1"]
+        graded = {"reverse-text": ["env.reward_weights.similarity=1"]}
         self._env = {
-            name: compose(
-                [f"env={name}", "model=tiny", *(graded if name == "reverse-text" else [])]
-            )["env"]
+            name: composed(f"env={name}", "model=tiny", *graded.get(name, []))["env"]
             for name in ENVIRONMENTS
         }
 
@@ -98,9 +85,9 @@ class Compositions:
         if "loss" in choices and "reference" not in choices:
             lines.append("reference=initial")
         companions = [extra for line in lines for extra in COMPANIONS.get(line, [])]
-        composed = compose([*lines, *companions])
+        config = composed(*lines, *companions)
         for group, choice in choices.items():
-            self._nodes[group][choice] = composed[group]
+            self._nodes[group][choice] = config[group]
 
     def config(self, row: Assignment) -> dict[str, Any]:
         """Return the configuration of a row; groups that the row omits keep their default."""

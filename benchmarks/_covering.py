@@ -142,30 +142,23 @@ class Covering:
         return None
 
 
-def merged(conflicts: Mapping[Conflict, str]) -> list[tuple[dict[str, list[str]], str]]:
+Merged = tuple[dict[str, list[str]], str]  # group -> choices, and their message
+
+
+def merged(conflicts: Mapping[Conflict, str]) -> list[Merged]:
     """Merge conflicts of one kind: a list of choices for each group, and one message."""
-    kinds: dict[tuple[str, ...], list[tuple[dict[str, list[str]], str]]] = {}
+    kinds: dict[tuple[str, ...], list[Merged]] = {}
     for conflict, message in sorted(conflicts.items(), key=lambda item: sorted(item[0])):
-        row = dict(conflict)
-        kind = (form_of(message, row), *sorted(row))
-        kinds.setdefault(kind, []).append(({g: [row[g]] for g in sorted(row)}, message))
+        row = dict(sorted(conflict))
+        alone = {group: [choice] for group, choice in row.items()}
+        kinds.setdefault((form_of(message, row), *row), []).append((alone, message))
     table = []
-    for members in kinds.values():
-        for group in members[0][0]:
-            members = _merged_along(group, members)
+    for (_, *groups), members in kinds.items():
+        for group in groups:
+            together: dict[str, Merged] = {}  # members that differ in this group alone
+            for choices, message in members:
+                first = ({**choices, group: []}, message)
+                together.setdefault(str(first[0]), first)[0][group].extend(choices[group])
+            members = list(together.values())
         table += members
     return table
-
-
-def _merged_along(
-    group: str, members: list[tuple[dict[str, list[str]], str]]
-) -> list[tuple[dict[str, list[str]], str]]:
-    """Merge the members that differ in this group alone."""
-    together: dict[str, tuple[dict[str, list[str]], str]] = {}
-    for choices, message in members:
-        rest = str({name: names for name, names in choices.items() if name != group})
-        if rest in together:
-            together[rest][0][group] += choices[group]
-        else:
-            together[rest] = ({name: [*names] for name, names in choices.items()}, message)
-    return list(together.values())

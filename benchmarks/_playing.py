@@ -15,7 +15,6 @@ from typing import Any
 import torch
 from renderers import Renderer
 
-from benchmarks._composing import compose
 from envs.episode import Episode, Example, StopReason, rewards_by_name
 from envs.protocol import Environment
 from rl.config.build import build, component
@@ -34,6 +33,7 @@ from rl.rollouts.plan import plan_batch
 from rl.runtime.folder import RunFolder
 from rl.sampling.renderer_chat import render
 from rl.sampling.row_builder import RowBuilder
+from tests.support.composing import composed
 
 _WARM_STEPS, _TEACHER_STEPS = 50, 60
 _MOST_GROUPS = 240  # groups sampled for one batch at most
@@ -48,7 +48,7 @@ class Playground:
 
     def model(self, env: dict[str, Any]) -> Path:
         """Return the folder of a tiny model taught this environment; the first call teaches it."""
-        name = env["_target_"].rpartition(".")[2]
+        name = _name(env)
         if name not in self._models:
             self._models[name] = self._teach(env, self.folder / name)
         return self._models[name]
@@ -59,12 +59,12 @@ class Playground:
             *("batch_size=64", "group_size=1", f"max_steps={_TEACHER_STEPS}"),
             *("optim.learning_rate=3e-3", "trainer.num_threads=1", "run_name=taught"),
         ]
-        run = replace(run_with_facts(compose(overrides)), env=env)
+        run = replace(run_with_facts(composed(*overrides)), env=env)
         run_folder = RunFolder(folder / "run")
         run_folder.path.mkdir(parents=True)
         untaught = build(run.model)().prepare(folder / "untaught")
         # `batch` below calls `model`, which would start to teach again without this entry.
-        self._models[env["_target_"].rpartition(".")[2]] = untaught
+        self._models[_name(env)] = untaught
         run_folder.set_model(untaught)
         learner = Learner(run, run_folder, self._ranks)
         for step in range(_TEACHER_STEPS):
@@ -80,22 +80,20 @@ class Playground:
 
     def transcripts(self, env: dict[str, Any]) -> Path:
         """Return a file of conversations in this environment."""
-        path = self.folder / f"{env['_target_']}.jsonl"
-        if not path.exists():
-            conversations = islice(build(env)().demonstrations(Random(0)), 64)
-            path.write_text("".join(json.dumps({"messages": one}) + "\n" for one in conversations))
+        path = self.folder / f"{_name(env)}.jsonl"
+        conversations = islice(build(env)().demonstrations(Random(0)), 64)
+        path.write_text("".join(json.dumps({"messages": one}) + "\n" for one in conversations))
         return path
 
     def batch(self, run: Run, learner: Learner, step: int) -> RankBatch:
         """Return a batch for one step, sampled from the current policy."""
         env: Environment = build(run.env)()
         renderer = load_renderer(self.model(run.env), build(run.model)().renderer)
-        sampler = build(run.sampler)()
+        sampler, lengths = build(run.sampler)(), (run.group_size, run.max_seq_len)
         if step == 0:
             self._buffer = build(run.buffer)()  # kept, because it may replay groups
         buffer = self._buffer
         if shown := getattr(buffer, "demonstrations", None):
-            lengths = run.group_size, run.max_seq_len
             buffer.demonstrate = lambda seed, _: tuple(
                 shown.group(env, renderer, Random(seed), *lengths)
             )
@@ -110,15 +108,10 @@ class Playground:
                 torch.manual_seed(run.seed + indices[0])
                 played = play(run, learner, env, renderer, examples, step)
             else:
-                played = [
-                    sampler.group(
-                        env, renderer, Random(f"{run.seed}:{i}"), run.group_size, run.max_seq_len
-                    )
-                    for i in indices
-                ]
-            for index, place, example, rollouts in zip(
-                indices, places, examples, played, strict=True
-            ):
+                seeds = [Random(f"{run.seed}:{i}") for i in indices]
+                played = [sampler.group(env, renderer, seed, *lengths) for seed in seeds]
+            drawn = zip(indices, places, examples, played, strict=True)
+            for index, place, example, rollouts in drawn:
                 credits = credit(example, rollouts)
                 group = Group(index, example, step, tuple(rollouts), credits)
                 order.observe(place, group)
@@ -140,6 +133,10 @@ class Playground:
         return share
 
 
+def _name(env: dict[str, Any]) -> str:
+    return env["_target_"].rpartition(".")[2]
+
+
 def play(
     run: Run,
     learner: Learner,
@@ -151,24 +148,18 @@ def play(
     """Return a group of rollouts of each example, all generated together."""
     prompts = [render(renderer, example.messages) for example in examples]
     stops, limit = renderer.get_stop_token_ids(), run.sampler["max_tokens"]
-    completions = sample(
-        learner.policy.engine.module.model,
-        [prompt for prompt in prompts for _ in range(run.group_size)],
-        limit,
-        stops,
-        run.sampler.temperature,
-    )
-    rollouts = []
+    repeated = [prompt for prompt in prompts for _ in range(run.group_size)]
+    model, rollouts = learner.policy.engine.module.model, []
+    completions = sample(model, repeated, limit, stops, run.sampler.temperature)
     for i, (tokens, logprobs) in enumerate(completions):
-        example, prompt = examples[i // run.group_size], prompts[i // run.group_size]
-        cut_off = tokens[-1] not in stops
+        example, cut_off = examples[i // run.group_size], tokens[-1] not in stops
         reason = StopReason.MAX_TOKENS if cut_off else StopReason.STOP
         message = {"role": "assistant", "content": renderer.parse_response(tokens).content}
         messages = [*example.messages, message]
         episode = Episode(example, messages, turns=1, stop_reason=reason)
         rewards, _ = rewards_by_name(asyncio.run(env.score(episode)), episode.turns)
         rows = RowBuilder()
-        rows.add_turn(Completion(tokens, logprobs, [step] * len(tokens), cut_off, prompt))
+        rows.add_turn(Completion(tokens, logprobs, [step] * len(tokens), cut_off, repeated[i]))
         total = sum(w * rewards.get(name, 0.0) for name, w in env.reward_weights.items())
         rollouts.append(
             Rollout(rows.freeze(), messages, total, rewards, reason, 1, 0.0, turn_limit=limit)
@@ -199,14 +190,12 @@ def sample(
         eos_token_id=stops,
         pad_token_id=stops[0],
         return_dict_in_generate=True,
-        output_logits=True,
+        output_scores=True,  # logits after the temperature, as for vLLM's logprobs
     )
     model.train()
     model.set_attn_implementation(attention)
-    # Divide the raw logits by the temperature, because vLLM's logprobs are taken after it.
-    scores = (torch.stack(made.logits, 1).float() / temperature).log_softmax(-1)  # [B, new, V]
-    new = made.sequences[:, width:]
-    chosen = scores.gather(-1, new.unsqueeze(-1)).squeeze(-1)  # [B, new]
+    chosen = model.compute_transition_scores(made.sequences, made.scores, normalize_logits=True)
+    new = made.sequences[:, width:]  # [B, new], as `chosen`
     completions = []
     for tokens, logprobs in zip(new.tolist(), chosen.tolist(), strict=True):
         end = next((i + 1 for i, token in enumerate(tokens) if token in stops), len(tokens))

@@ -62,10 +62,11 @@ def compare_with_stored(today: Sequence[Run], file: Path) -> Comparison:
             "after version 0, no policy version was evaluated in both today's and the stored runs: "
             "use the stored runs' evaluation.every, or store again (`make baseline STORE=store`)"
         )
-    arms = [
-        Arm(name, name, tuple(_without_later(last, run) for run in runs))
-        for name, runs in ((STORED, stored), (TODAY, today))
-    ]
+    arms = []
+    for name, runs in ((STORED, stored), (TODAY, today)):
+        seen = [{v: one for v, one in run.evaluations.items() if v <= last} for run in runs]
+        cut = (replace(run, evaluations=e) for run, e in zip(runs, seen, strict=True))
+        arms.append(Arm(name, name, tuple(cut)))
     question = f"Does today's code learn as well as that of commit {stored[0].commit[:10]}?"
     comparison = compare(arms, baseline=STORED, question=question)
     if not comparison.others:
@@ -75,27 +76,17 @@ def compare_with_stored(today: Sequence[Run], file: Path) -> Comparison:
     return comparison
 
 
-def _without_later(last: int, run: Run) -> Run:
-    """Return the run without its evaluations of policy versions after `last`."""
-    return replace(run, evaluations={v: one for v, one in run.evaluations.items() if v <= last})
-
-
 def store(runs: Sequence[Run], file: Path) -> None:
     """Write the scores of these runs to `file`, by question and policy version."""
     questions = sorted(set().union(*(e.scores for run in runs for e in run.evaluations.values())))
-    stored = [
-        {
-            "seed": run.seed,
-            **{k: x.round(4).tolist() for k, x in zip(CURVE, run.held_out.columns, strict=True)},
-            "total_seconds": run.seconds,
-            "total_tokens": run.tokens,
-            "scores": {
-                version: [evaluation.rewards.get(question, [None]) for question in questions]
-                for version, evaluation in run.evaluations.items()
-            },
+    stored = []
+    for run in runs:
+        columns = {k: x.round(4).tolist() for k, x in zip(CURVE, run.held_out.columns, strict=True)}
+        totals = {"total_seconds": run.seconds, "total_tokens": run.tokens}
+        scores = {
+            v: [e.rewards.get(q, [None]) for q in questions] for v, e in run.evaluations.items()
         }
-        for run in runs
-    ]
+        stored.append({"seed": run.seed, **columns, **totals, "scores": scores})
     content = {"commit": runs[0].commit, "day": time.strftime("%Y-%m-%d"), "runs": stored}
     content["questions"] = [(q.env, q.example, q.digest) for q in questions]
     file.parent.mkdir(parents=True, exist_ok=True)

@@ -12,12 +12,11 @@ import argparse
 import ast
 import json
 import os
-import re
 import shlex
 import subprocess
 import sys
 import textwrap
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -32,8 +31,7 @@ this page. The machine has two cores (x86-64, bf16 without AMX) and no GPU; "a l
 other processes that wanted them. An empty cell was not kept; `run` is the number of the command.
 docs/experiments.md has the conclusions, docs/cuda.md the measurements of one H100.
 """
-WIDTH = 120
-# Rows that a table leaves out and names, because the other rows show the same: column and value.
+# Rows that a table leaves out and names, because they are near or between others: column and value.
 LEFT_OUT = {
     "pushing": {("part", "start"), ("part", "resume")},
     "replicas": {("episodes", 1000)},
@@ -41,20 +39,20 @@ LEFT_OUT = {
     "updating": {("idle", 0.25), ("idle", 0.44)},
 }
 
+OTHERS = ("compositions", "baseline", "claims", "page")  # make baseline, make claims
+
 Measurement = Mapping[str, Any]  # command, day, commit, load, lines
 
 
 def programs() -> list[str]:
     """Return the names of all programs that write to this page."""
     names = [path.stem for path in sorted(HERE.glob("[!_]*.py"))]
-    # baseline and claims compare runs: make baseline, make claims. starting compares two commits.
-    others = ("compositions", "baseline", "claims", "starting", Path(__file__).stem)
-    return [name for name in names if name not in others]
+    return [name for name in names if name not in OTHERS]
 
 
 def measured(program: str) -> list[Measurement]:
     """Return the kept measurements of a program, one for each command."""
-    path = _kept(program)
+    path = HERE / "measured" / f"{program}.jsonl"
     return list(map(json.loads, path.read_text().splitlines())) if path.exists() else []
 
 
@@ -71,66 +69,49 @@ def measure(command: str) -> bool:
     commit = commit[:7] + commit[40:]  # the suffix +uncommitted stays
     fresh = {"command": command, "day": day, "commit": commit, "load": load, "lines": lines}
     others = [one for one in measured(program) if one["command"] != command]
-    _kept(program).write_text("".join(json.dumps(one) + "\n" for one in [*others, fresh]))
+    content = "".join(json.dumps(one) + "\n" for one in [*others, fresh])
+    (HERE / "measured" / f"{program}.jsonl").write_text(content)
     return True
 
 
 def page() -> str:
     """Return the page: a section for each program, a table for each command."""
-    sections = ["\n".join(_section(name, _description(name))) for name in programs()]
+    sections = ["\n".join(_section(name)) for name in programs()]
     return "\n".join([f"# Benchmarks\n\n{_filled(HEAD)}\n", *sections])
 
 
-def _kept(program: str) -> Path:
-    return HERE / "measured" / f"{program}.jsonl"
-
-
-def _description(program: str) -> str:
-    """Return the docstring of a program without its indented examples."""
-    docstring = ast.get_docstring(ast.parse((HERE / f"{program}.py").read_text())) or ""
-    paragraphs = [p for p in docstring.split("\n\n") if not p.startswith("    ")]
-    # A sentence that ends in a colon introduces an example.
-    return " ".join(re.sub(r"[^.]*:$", "", p) for p in paragraphs)
-
-
 def _filled(text: str) -> str:
-    return textwrap.fill(" ".join(text.split()), WIDTH)
+    return textwrap.fill(" ".join(text.split()), 120)
 
 
-def _section(program: str, text: str) -> Iterator[str]:
+def _section(program: str) -> Iterator[str]:
+    docstring = ast.get_docstring(ast.parse((HERE / f"{program}.py").read_text())) or ""
+    # An indented paragraph has the commands.
+    text = " ".join(part for part in docstring.split("\n\n") if not part.startswith("    "))
     yield from (f"## {program}", "", _filled(text), "")
-    kept = measured(program)
-    if not kept:
-        yield f"- `python -m benchmarks.{program}`: no numbers are kept yet"
-        return
-    several = [{"run": i + 1} if len(kept) > 1 else {} for i in range(len(kept))]
-    lines = [run | line for run, one in zip(several, kept, strict=True) for line in one["lines"]]
-    left_out = LEFT_OUT.get(program, set())
-    lines = [one for one in lines if not any(one.get(column) == its for column, its in left_out)]
+    kept, left_out = measured(program), LEFT_OUT.get(program, set())
+    lines: list[Measurement] = []
+    for number, one in enumerate(kept, 1):
+        run = {"run": number} if len(kept) > 1 else {}
+        lines += [run | line for line in one["lines"] if not left_out & line.items()]
     single = len(lines) == 1 and not left_out
     for one in kept:
-        when = ", ".join(filter(None, (one["day"], one["commit"], one["load"])))
+        when = ", ".join((one["day"], one["commit"], one["load"]))
         yield f"- `python -m benchmarks.{one['command']}` ({when}){':' if single else ''}"
     if left_out:
         names = " or ".join(f"`{column}={value}`" for column, value in sorted(left_out))
         yield f"- left out: rows with {names} (benchmarks/measured/{program}.jsonl)"
     if single:
-        yield from (f"  {_cell(lines[0])}", "")
-    else:
-        yield from ("", *_table(lines), "")
-
-
-def _table(lines: Sequence[Mapping[str, Any]]) -> Iterator[str]:
-    columns = list(dict.fromkeys(column for line in lines for column in line))
-    yield f"| {' | '.join(columns)} |"
-    yield f"|{'---|' * len(columns)}"
-    for line in lines:
-        yield f"| {' | '.join(_cell(line.get(column, '')) for column in columns)} |"
+        yield f"  {', '.join(f'{key} {_cell(value)}' for key, value in lines[0].items())}"
+    elif lines:
+        columns = list(dict.fromkeys(column for line in lines for column in line))
+        yield from ("", f"| {' | '.join(columns)} |", f"|{'---|' * len(columns)}")
+        for line in lines:
+            yield f"| {' | '.join(_cell(line.get(column, '')) for column in columns)} |"
+    yield ""
 
 
 def _cell(value: Any) -> str:
-    if isinstance(value, Mapping):
-        return ", ".join(f"{key} {_cell(its)}" for key, its in value.items())
     return f"{value:,}" if type(value) is int else str(value)
 
 

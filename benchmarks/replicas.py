@@ -3,29 +3,23 @@
     python -m benchmarks.replicas [--episodes 100 1000 10000]
 
 Scripted servers (tests/support), each in its own process, answer at once, so the numbers show our
-routing, HTTP, decoding and playing of alphabet-sort. One JSON line each:
-
-    {"episodes": 1000, "replicas": 2, "episodes_per_s": ..., "of_one": ..., "of_bare_loop": ...}
-
-`of_one` divides the rate by that on one replica; with fewer cores than processes it shows the cost
-of routing. `of_bare_loop` divides the requests a second by those of a loop that posts the same
-requests to one server and reads the JSON.
+routing, HTTP, decoding and playing of alphabet-sort. `of_one` divides the rate by that on one
+replica; with fewer cores than processes it shows the cost of routing. `of_bare_loop` divides the
+requests a second by those of a loop that posts the same requests to one server and reads the JSON.
 """
 
 import argparse
 import asyncio
 import json
-import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
-from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import aiohttp
 
-from benchmarks._composing import compose
+from benchmarks._measuring import folder_with, play, say
 from rl.config.build import build
 from rl.config.nodes import replica_names
 from rl.config.schema import Run
@@ -33,7 +27,7 @@ from rl.dry_call.learn import run_with_facts
 from rl.inference.client import VLLMClient
 from rl.inference.live_version import LiveVersion
 from rl.inference.replica import Replica
-from rl.inference.router import RequestGroup, Router
+from rl.inference.router import Router
 from rl.inference.routes import VLLMRoutes, wait_until_healthy
 from rl.inference.server import ServedPolicy, vllm_command
 from rl.model.tokenizer import load_renderer
@@ -43,37 +37,31 @@ from rl.runtime.folder import RunFolder
 from rl.runtime.network import Address
 from rl.sampling.player import Player
 from rl.sampling.renderer_chat import RendererChat
+from tests.support.composing import composed
 from tests.support.scripted_vllm import ScriptedVLLM
 
-T = TypeVar("T")
 GROUP_SIZE = 10
-_START_S = 60.0
+START_S = 60.0
 
 
 @contextmanager
 def served(folder: RunFolder, number: int) -> Iterator[list[Replica]]:
     """Start `number` scripted servers, and end them with the block."""
-    server: Any = ScriptedVLLM(replicas=number, listen="unix", startup_timeout=_START_S, args={})
-    folder.private.make()
-    names = replica_names(number)
-    replicas = [Replica(name, Address(path=folder.private.vllm_socket_of(name))) for name in names]
+    server: Any = ScriptedVLLM(replicas=number, listen="unix", startup_timeout=START_S, args={})
     policy = ServedPolicy(dtype="float32", max_seq_len=512, seed=0)
+    folder.private.make()
     with ExitStack() as stack:
         stack.callback(folder.private.clear)
-        reaper = stack.enter_context(Reaper())
-        for replica in replicas:
-            command, env = vllm_command(
-                server,  # pyright: ignore[reportArgumentType]
-                folder,
-                replica,
-                policy,
-            )
-            log = folder.log_of(replica.name)
-            stack.enter_context(Child(replica.name, command, log=log, reaper=reaper, env=env))
-        for replica in replicas:
-            wait_until_healthy(replica, _START_S)
-            with VLLMRoutes(replica, timeout=_START_S) as vllm:
+        reaper, replicas = stack.enter_context(Reaper()), []
+        for name in replica_names(number):
+            replica = Replica(name, Address(folder.private.vllm_socket_of(name)))
+            command, env = vllm_command(server, folder, replica, policy)
+            log = folder.log_of(name)
+            stack.enter_context(Child(name, command, log=log, reaper=reaper, env=env))
+            wait_until_healthy(replica, START_S)
+            with VLLMRoutes(replica, timeout=START_S) as vllm:
                 vllm.set_version(0)
+            replicas.append(replica)
         yield replicas
 
 
@@ -82,42 +70,28 @@ class Recording(VLLMClient):
 
     bodies: list[dict[str, Any]]
 
-    async def request(
-        self,
-        path: str,
-        body: dict[str, Any],
-        read: Callable[[bytes], T],
-        group: RequestGroup,
-        n: int = 0,
-    ) -> T:
+    async def request(self, path: str, body: dict[str, Any], *rest: Any, **further: Any) -> Any:
         """Send the request and keep its body."""
         self.bodies.append(body)
-        return await super().request(path, body, read, group, n)
+        return await super().request(path, body, *rest, **further)
 
 
-async def play(
+async def played(
     run: Run, folder: RunFolder, replicas: list[Replica], num_episodes: int
 ) -> tuple[float, list[dict[str, Any]]]:
     """Play all episodes at once; return the seconds and the requests."""
     env, sampler = build(run.env)(), build(run.sampler)()
     sampler = replace(sampler, rollout_timeout=3600.0, max_tokens=64)
     renderer = load_renderer(folder.initial_model(), build(run.model)().renderer)
-    examples = env.examples("train")
+    every = env.examples("train")
+    examples = [every[i % len(every)] for i in range(num_episodes // GROUP_SIZE)]
     client = Recording(Router.to(*replicas), model="policy", timeout=3600.0)
     client.bodies = []
     async with client:
         chat = RendererChat(sampler, renderer, client, run.max_seq_len, LiveVersion(0))
-        player = Player(sampler, env, chat)
-        began = time.perf_counter()
-        groups = await asyncio.gather(
-            *(
-                player.play_group(i, examples[i % len(examples)], GROUP_SIZE)
-                for i in range(num_episodes // GROUP_SIZE)
-            )
-        )
-        seconds = time.perf_counter() - began
-        assert not any(rollout.error for group in groups for rollout in group)
-        return seconds, client.bodies
+        took, rollouts = await play(Player(sampler, env, chat), examples, GROUP_SIZE)
+    assert not any(rollout.error for rollout in rollouts)
+    return took, client.bodies
 
 
 async def bare_loop(replica: Replica, bodies: list[dict[str, Any]]) -> float:
@@ -142,28 +116,23 @@ def main() -> None:
     parser.add_argument("--episodes", type=int, nargs="*", default=[100, 1000, 10_000])
     counts = parser.parse_args().episodes
     raise_file_limit()
-    run = run_with_facts(compose(["env=alphabet-sort", "model.warm_start=null"]))
-    with tempfile.TemporaryDirectory() as path:
-        folder = RunFolder(Path(path))
-        folder.set_model(build(run.model)().prepare(folder.built_model))
-        rates: dict[int, float] = {}
+    run = run_with_facts(composed("env=alphabet-sort", "model.warm_start=null"))
+    rates: dict[int, float] = {}
+    with folder_with(run.model) as folder:
         for number in (1, 2):
             with served(folder, number) as replicas:
-                asyncio.run(play(run, folder, replicas, counts[0]))  # warms up
+                asyncio.run(played(run, folder, replicas, counts[0]))  # warms up
                 for count in counts:
-                    seconds, bodies = asyncio.run(play(run, folder, replicas, count))
+                    took, bodies = asyncio.run(played(run, folder, replicas, count))
                     bare = asyncio.run(bare_loop(replicas[0], bodies))
-                    rate = count / seconds
-                    rates.setdefault(count, rate)
-                    line = {
-                        "episodes": count,
-                        "replicas": number,
-                        "requests": len(bodies),
-                        "episodes_per_s": round(rate, 1),
-                        "of_one": round(rate / rates[count], 2),
-                        "of_bare_loop": round(bare / seconds, 2),
-                    }
-                    print(json.dumps(line), flush=True)
+                    say(
+                        episodes=count,
+                        replicas=number,
+                        requests=len(bodies),
+                        episodes_per_s=count / took,
+                        of_one=count / took / rates.setdefault(count, count / took),
+                        of_bare_loop=bare / took,
+                    )
 
 
 if __name__ == "__main__":

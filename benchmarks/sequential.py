@@ -14,7 +14,6 @@ Student's t with three degrees of freedom, for rewards and seeds); question and 
 """
 
 import argparse
-import json
 import zlib
 from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor
@@ -26,6 +25,7 @@ from numpy.typing import NDArray
 from scipy.optimize import root_scalar
 from scipy.special import ndtr, ndtri
 
+from benchmarks._measuring import say
 from lab.report.power import POWER
 from lab.report.sequential import decision_of, radius
 from lab.report.statistics import EQUAL, ERROR, FEWEST_SEEDS, OPEN, student_quantile
@@ -174,13 +174,12 @@ def measured(cell: tuple[int, str, float], num_questions: int) -> dict[str, Any]
         decisions, seeds = (np.concatenate(one) for one in zip(*parts, strict=True))
         is_equal, is_decided = decisions == EQUAL, decisions != OPEN
         false = is_equal if difference else is_decided & ~is_equal
-        wrong = float(false.any(1).mean())
-        line[f"{name}wrong"] = round(wrong, 4)
+        wrong, limit = float(false.any(1).mean()), plan if name == "group_" else most
+        line[f"{name}wrong"] = wrong
         if not name:
-            line["se"] = round((wrong * (1 - wrong) / num_questions) ** 0.5, 4)
-        line[f"{name}decided"] = round(float((seeds <= 2 * fixed).mean()), 3)
-        limit = plan if name == "group_" else most
-        line[f"{name}seeds"] = round(float(np.minimum(seeds, limit).mean()) / fixed, 2)
+            line["se"] = (wrong * (1 - wrong) / num_questions) ** 0.5
+        line[f"{name}decided"] = float((seeds <= 2 * fixed).mean())
+        line[f"{name}seeds"] = float(np.minimum(seeds, limit).mean()) / fixed
     return line
 
 
@@ -190,13 +189,12 @@ def main() -> None:
     parser.add_argument("--questions", type=int, default=2000)
     parser.add_argument("--arms", type=int, nargs="+", default=[2, 4, 12])
     parser.add_argument("--seed-sd", type=float, default=SEED_SD)
-    parser.add_argument("--processes", type=int, default=2)
     given = parser.parse_args()
     cells = list(product(given.arms, ("binary", "heavy"), (0, 1, 1.5)))
     spread = {"SEED_SD": given.seed_sd}
-    with ProcessPoolExecutor(given.processes, None, globals().update, (spread,)) as pool:
+    with ProcessPoolExecutor(2, None, globals().update, (spread,)) as pool:
         for line in pool.map(measured, cells, [given.questions] * len(cells)):
-            print(json.dumps(line), flush=True)
+            say(**line)
 
 
 if __name__ == "__main__":

@@ -5,13 +5,9 @@
     python -m benchmarks.updating --drawn 16 200 50 800 [key=value ...]    rows of a drawn group
 
 Rows are those of the environment's expert, one thread, bfloat16. `idle` is the share of rows
-without advantage. One JSON line each:
-
-    {"idle": 0.44, "seconds": ..., "tokens_per_s": ..., "of_plain": ..., "of_all": ...}
-
-`of_plain` divides the time of a whole update (objective, DeepSpeed, clipping, AdamW, metrics) by
-that of plain torch (all logits at once, backward, AdamW), `of_all` by our own time with an
-advantage in every row. Both are medians of the ratios of alternating rounds.
+without advantage. `of_plain` divides the time of a whole update (objective, DeepSpeed, clipping,
+AdamW, metrics) by that of plain torch (all logits at once, backward, AdamW), `of_all` by our own
+time with an advantage in every row. Both are medians of the ratios of alternating rounds.
 
 `--run` takes the rows of a run's last step. `--drawn 16 200 50 800` draws 16 rows with a common
 prompt of 200 tokens and answers of 50 to 800. `of_unshared` then divides the processor time by that
@@ -19,14 +15,13 @@ with trainer.share_prefixes=false. `distinct` is the share of tokens that are co
 """
 
 import argparse
-import json
 import os
 import statistics
-import tempfile
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from itertools import islice
 from pathlib import Path
 from random import Random
@@ -36,7 +31,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from benchmarks._composing import compose, seconds
+from benchmarks._measuring import folder_with, ratio, rounds, say
+from lab.losses.recorded import recorded_batches
 from rl.config.build import build
 from rl.config.schema import Run
 from rl.dry_call.learn import run_with_facts
@@ -48,10 +44,11 @@ from rl.model.tokenizer import load_renderer
 from rl.records import RankBatch, TrainingRow
 from rl.rollouts.plan import WeightedRow, plan, weighted_row
 from rl.runtime.folder import RunFolder
-from rl.runtime.token_files import read_rows
 from rl.sampling.demonstrations import tokenize
+from tests.support.composing import composed
 
 IDLE = (0.0, 0.25, 0.44, 0.75)  # 0.44 was measured in wiki-search at version 30
+COLUMNS = {"mask": "completion_mask", "mu": "rollout_logprobs", "version": "token_versions"}
 
 
 class Plain:
@@ -89,46 +86,46 @@ def parsed() -> argparse.Namespace:
 
 
 @contextmanager
-def learning(
-    asked: argparse.Namespace, overrides: Sequence[str] = ()
-) -> Iterator[tuple[Run, RunFolder, Learner, list[Any]]]:
-    """Prepare the learner of a run on one thread, and training rows for it."""
+def learning(asked: argparse.Namespace) -> Iterator[tuple[Run, RunFolder, Learner]]:
+    """Prepare the learner of a run on one thread."""
     torch.set_num_threads(1)
     os.environ |= {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1"}
-    run = run_with_facts(compose([f"env={asked.env}", "trainer.num_threads=1", *overrides]))
-    with tempfile.TemporaryDirectory() as name:
-        run_folder = RunFolder(Path(name))
-        model = build(run.model)()
-        folder = model.prepare(run_folder.built_model)
-        run_folder.set_model(folder)
-        learner = Learner(run, run_folder, Ranks.join(run_folder.path / "rendezvous", 60.0))
-        yield run, run_folder, learner, expert_rows(run, model, folder, asked.rows)
+    overrides = [f"env={asked.env}", "trainer.num_threads=1", *asked.overrides]
+    run = run_with_facts(composed(*overrides))
+    with folder_with(run.model) as folder:
+        yield run, folder, Learner(run, folder, Ranks.join(folder.path / "rendezvous", 60.0))
 
 
-def expert_rows(run: Run, model: Any, folder: Path, count: int) -> list[Any]:
+def expert_rows(run: Run, folder: RunFolder, count: int) -> list[TrainingRow]:
     """Return training rows from the demonstrations of the environment."""
-    env = build(run.env)()
-    renderer = load_renderer(folder, model.renderer)
-    conversations = islice(env.demonstrations(Random(0)), count)
+    renderer = load_renderer(folder.initial_model(), build(run.model)().renderer)
+    conversations = islice(build(run.env)().demonstrations(Random(0)), count)
     return [tokenize(renderer, messages, run.max_seq_len)[0] for messages in conversations]
 
 
-def recorded_rows(folder: Path) -> list[WeightedRow]:
-    """Return the rows of the last step of a run with record=all."""
-    found = RunFolder(folder)
-    step = max(int(path.stem[5:]) for path in found.rollouts_of(0).parent.glob("step_*.jsonl"))
-    lines = map(json.loads, found.rollouts_of(step).read_text().splitlines())
-    credits = {line["id"]: (i, line["advantage"]) for i, line in enumerate(lines) if line["used"]}
-    rows = []
-    for each in read_rows(found, step):
-        number, advantage = credits.get(each.id, (None, 0))
-        if number is None:
-            continue
-        keys = {"mask": "completion_mask", "mu": "rollout_logprobs", "version": "token_versions"}
-        columns = {keys.get(name, name): values for name, values in each.sampled.items()}
-        columns["rollout_logprobs"] = np.nan_to_num(columns["rollout_logprobs"])
-        advantages = advantage if isinstance(advantage, list) else [advantage]
-        place = {"rollout_id": number, "number": each.row}
+def with_advantages(rows: Sequence[TrainingRow], idle: float) -> list[WeightedRow]:
+    """Return the rows with advantages of 1 or -1, and 0 for a share `idle` of them."""
+    rng = Random(1)
+    zero = set(rng.sample(range(len(rows)), round(idle * len(rows))))
+    weights = (1 / sum(row.num_completion for row in rows),)
+    weighted = []
+    for i, row in enumerate(rows):
+        row = replace(row, rollout_logprobs=row.completion_mask * np.float32(-0.5))
+        advantage = 0.0 if i in zero else rng.choice((-1.0, 1.0))
+        weighted.append(weighted_row(row, (advantage,), weights, rollout_id=i))
+    return weighted
+
+
+def recorded_rows(path: Path) -> list[WeightedRow]:
+    """Return the trained rows of the last step of a run with record=all."""
+    folder = RunFolder(path)
+    step = max(int(path.stem[5:]) for path in folder.rollouts_of(0).parent.glob("step_*.jsonl"))
+    batch, rows = recorded_batches(folder, step)[0], []
+    for number, row in enumerate(batch.rows):
+        own = batch.tokens.sequence_ids == number
+        columns = {COLUMNS.get(name, name): np.nan_to_num(x) for name, x in row.sampled.items()}
+        place = {"rollout_id": int(batch.tokens.rollout_ids[own][0]), "number": row.row}
+        advantages = batch.tokens.advantages[own].numpy()
         rows.append(weighted_row(TrainingRow(**columns), advantages, (1e-4,), **place))
     return rows
 
@@ -146,92 +143,55 @@ def drawn_rows(count: int, prompt: int, least: int, most: int) -> list[WeightedR
     return rows
 
 
+def batch_of(run: Run, rows: Sequence[WeightedRow]) -> RankBatch:
+    """Return the rows as the batch of one step on one rank."""
+    settings: dict[str, Any] = {"step": 0, "ranks": 1, "metrics": {}}
+    settings["tokens_per_micro_batch"] = run.trainer.tokens_per_micro_batch
+    return plan(rows, shares_prefixes=run.trainer.share_prefixes, **settings)[0]
+
+
 def compare_sharing(asked: argparse.Namespace) -> None:
     """Print the processor time of an update with shared prefixes and of one without."""
     rows = recorded_rows(asked.run) if asked.run else drawn_rows(*asked.drawn)
-    took: dict[bool, list[float]] = {True: [], False: []}
-    with learning(asked, asked.overrides) as (run, folder, learner, _):
-        trainer = replace(run.trainer, share_prefixes=False)
-        plain = Learner(replace(run, trainer=trainer), folder, learner.policy.ranks)
-        budget, metrics = run.trainer.tokens_per_micro_batch, {}
-        for _ in range(asked.repeats + 1):
-            for each in (learner, plain):
-                shares = each.shares_prefixes
-                settings = {"step": 0, "ranks": 1, "metrics": metrics, "shares_prefixes": shares}
-                began = time.process_time()
-                (batch,) = plan(rows, tokens_per_micro_batch=budget, **settings)
-                each.update(batch)
-                took[shares].append(time.process_time() - began)
-    shared, unshared = took[True][1:], took[False][1:]
+    with learning(asked) as (run, folder, learner):
+        plain = replace(run, trainer=replace(run.trainer, share_prefixes=False))
+        other = Learner(plain, folder, learner.policy.ranks)
+        works = {
+            "shared": lambda: learner.update(batch_of(run, rows)),
+            "unshared": lambda: other.update(batch_of(plain, rows)),
+        }
+        took = rounds(works, asked.repeats, time.process_time)
     beginnings = {row.token_ids[:end].tobytes() for row in rows for end in range(1, row.length)}
     tokens = sum(row.length for row in rows)
-    line = {
-        "tokens": tokens,
-        "distinct": round(len(beginnings) / tokens, 2),
-        "seconds": round(statistics.median(shared), 3),
-        "of_unshared": round(ratio(shared, unshared), 3),
-    }
-    print(json.dumps(line), flush=True)
-
-
-def batch_of(run: Run, rows: list[Any], idle: float) -> RankBatch:
-    """Return all rows as the batch of one step; a share `idle` of them has no advantage."""
-    rng = Random(1)
-    zero = set(rng.sample(range(len(rows)), round(idle * len(rows))))
-    weight = 1 / sum(row.num_completion for row in rows)
-    weighted = [
-        weighted_row(
-            replace(row, rollout_logprobs=row.completion_mask * -0.5),
-            (0.0 if i in zero else rng.choice((-1.0, 1.0)),),
-            (weight,),
-            rollout_id=i,
-        )
-        for i, row in enumerate(rows)
-    ]
-    (share,) = plan(
-        weighted,
-        step=0,
-        ranks=1,
-        tokens_per_micro_batch=run.trainer.tokens_per_micro_batch,
-        metrics={},
-        shares_prefixes=run.trainer.share_prefixes,
+    say(
+        tokens=tokens,
+        distinct=len(beginnings) / tokens,
+        seconds=statistics.median(took["shared"]),
+        of_unshared=ratio(took["shared"], took["unshared"]),
     )
-    return share
 
 
-def main() -> None:
-    """Measure all rounds, then print a line for each share."""
-    arguments = parsed()
-    if arguments.run or arguments.drawn:
-        compare_sharing(arguments)
-        return
-    with learning(arguments) as (run, run_folder, learner, rows):
-        plain = Plain(run_folder.initial_model(), run.optim["learning_rate"])
-        batches = {idle: batch_of(run, rows, idle) for idle in IDLE}
+def compare_with_plain(asked: argparse.Namespace) -> None:
+    """Print a line for each share of idle rows."""
+    with learning(asked) as (run, folder, learner):
+        rows = expert_rows(run, folder, asked.rows)
+        batches = {idle: batch_of(run, with_advantages(rows, idle)) for idle in IDLE}
         device = learner.policy.ranks.device
         same = [Batch.of(micro, device, 0) for micro in batches[0.0].micro_batches]
-        took: dict[float | None, list[float]] = {idle: [] for idle in (None, *IDLE)}
-        for _ in range(arguments.repeats + 1):
-            took[None].append(seconds(lambda: plain.update(same)))
-            for idle, batch in batches.items():
-                took[idle].append(seconds(lambda batch=batch: learner.update(batch)))
+        plain = Plain(folder.initial_model(), run.optim["learning_rate"])
+        works = {idle: partial(learner.update, batch) for idle, batch in batches.items()}
+        took = rounds({"plain": lambda: plain.update(same), **works}, asked.repeats)
     tokens = sum(len(row.token_ids) for row in rows)
-    warm = {idle: times[1:] for idle, times in took.items()}  # the first round warms up
     for idle in IDLE:
-        line = {
-            "idle": idle,
-            "seconds": round(statistics.median(warm[idle]), 3),
-            "tokens_per_s": round(tokens / statistics.median(warm[idle])),
-            "of_plain": round(ratio(warm[idle], warm[None]), 3),
-            "of_all": round(ratio(warm[idle], warm[0.0]), 3),
-        }
-        print(json.dumps(line), flush=True)
-
-
-def ratio(times: list[float], baseline: list[float]) -> float:
-    """Return the median of the ratios of each round."""
-    return statistics.median(a / b for a, b in zip(times, baseline, strict=True))
+        say(
+            idle=idle,
+            seconds=statistics.median(took[idle]),
+            tokens_per_s=round(tokens / statistics.median(took[idle])),
+            of_plain=ratio(took[idle], took["plain"]),
+            of_all=ratio(took[idle], took[0.0]),
+        )
 
 
 if __name__ == "__main__":
-    main()
+    asked = parsed()
+    (compare_sharing if asked.run or asked.drawn else compare_with_plain)(asked)

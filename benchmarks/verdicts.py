@@ -9,17 +9,18 @@ share in which the interval and the p-value alone do.
 """
 
 import argparse
-import json
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import replace
+from functools import partial
 from itertools import repeat
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
+from benchmarks._measuring import say
 from lab.report.arms import Arm
 from lab.report.comparison import compare
 from lab.report.evaluations import Evaluation, Question
@@ -35,14 +36,11 @@ Rewards: TypeAlias = NDArray[np.float64]  # rewards by question and rollout
 Sweep: TypeAlias = Iterator[list[Arm]]  # the arms at each look, the baseline first
 
 
-@dataclass
 class World:
     """Equal arms: the probability that an answer is right depends on question and seed alone."""
 
-    rng: np.random.Generator
-
-    def __post_init__(self) -> None:
-        self.difficulty = self.rng.uniform(0.2, 0.8, NUM_QUESTIONS)
+    def __init__(self, rng: np.random.Generator) -> None:
+        self.rng, self.difficulty = rng, rng.uniform(0.2, 0.8, NUM_QUESTIONS)
 
     def chances(self, num_seeds: int) -> Rewards:
         """Return the probability of a right answer by seed and question."""
@@ -56,8 +54,7 @@ class World:
 
     def arm(self, name: str, num_seeds: int) -> Arm:
         """Return an arm whose runs all finished."""
-        rewards = self.rewards(self.chances(num_seeds))
-        return Arm(name, name, tuple(run_of(one, seed) for seed, one in enumerate(rewards)))
+        return arm_of(name, self.rewards(self.chances(num_seeds)))
 
 
 def run_of(rewards: Rewards, seed: int, version: int = LAST, cause: str = "") -> Run:
@@ -67,39 +64,32 @@ def run_of(rewards: Rewards, seed: int, version: int = LAST, cause: str = "") ->
     return Run(name=f"s{seed}", seed=seed, cause=cause, num_steps=LAST, evaluations=evaluations)
 
 
+def arm_of(name: str, *repeats: Rewards) -> Arm:
+    """Return an arm with a finished run for each seed of each repeat."""
+    runs = tuple(run_of(one, seed) for rewards in repeats for seed, one in enumerate(rewards))
+    return Arm(name, name, runs)
+
+
 def whole(world: World) -> Sweep:
     """Nothing is missing: five seeds."""
     yield [world.arm("base", 5), world.arm("other", 5)]
 
 
-def unscored(reward: float) -> Callable[[World], Sweep]:
+def unscored(world: World, reward: float) -> Sweep:
     """One arm loses the score of half of its rollouts with this reward."""
-
-    def sweep(world: World) -> Sweep:
-        rewards = world.rewards(world.chances(5))
-        lost = (rewards == reward) & (world.rng.random(rewards.shape) < 0.5)
-        runs = (run_of(one, seed) for seed, one in enumerate(np.where(lost, np.nan, rewards)))
-        yield [world.arm("base", 5), Arm("other", "other", tuple(runs))]
-
-    return sweep
+    rewards = world.rewards(world.chances(5))
+    lost = (rewards == reward) & (world.rng.random(rewards.shape) < 0.5)
+    yield [world.arm("base", 5), arm_of("other", np.where(lost, np.nan, rewards))]
 
 
-def ended_early(
-    choose: Callable[[Rewards, np.random.Generator], Sequence[int]],
-) -> Callable[[World], Sweep]:
-    """Three of ten runs of one arm stop at an earlier evaluation. `choose` orders the runs."""
-
-    def sweep(world: World) -> Sweep:
-        chances = world.chances(10)
-        final, earlier = world.rewards(chances), world.rewards(PROGRESS * chances)
-        dead = set(choose(final.mean((1, 2)), world.rng)[:3])
-        runs = [
-            run_of(earlier[seed], seed, EARLIER, "it failed") if seed in dead else run_of(one, seed)
-            for seed, one in enumerate(final)
-        ]
-        yield [world.arm("base", 10), Arm("other", "other", tuple(runs))]
-
-    return sweep
+def ended_early(world: World, order: Callable[[Rewards, World], NDArray[Any]]) -> Sweep:
+    """Three of ten runs of one arm stop at an earlier evaluation: the first ones in this order."""
+    chances = world.chances(10)
+    final, earlier = world.rewards(chances), world.rewards(PROGRESS * chances)
+    runs = list(arm_of("other", final).runs)
+    for seed in order(final.mean((1, 2)), world)[:3].tolist():
+        runs[seed] = run_of(earlier[seed], seed, EARLIER, "it failed")
+    yield [world.arm("base", 10), Arm("other", "other", tuple(runs))]
 
 
 def repeated(world: World) -> Sweep:
@@ -107,10 +97,7 @@ def repeated(world: World) -> Sweep:
     arms = []
     for name in ("base", "other"):
         chances = world.chances(4)
-        runs = [
-            run_of(one, seed) for _ in range(3) for seed, one in enumerate(world.rewards(chances))
-        ]
-        arms.append(Arm(name, name, tuple(runs)))
+        arms.append(arm_of(name, *(world.rewards(chances) for _ in range(3))))
     yield arms
 
 
@@ -126,11 +113,13 @@ def grown(world: World) -> Sweep:
 
 CASES: dict[str, Callable[[World], Sweep]] = {
     "whole": whole,
-    "wrong answers unscored": unscored(0.0),
-    "right answers unscored": unscored(1.0),
-    "worst runs ended early": ended_early(lambda scores, _: np.argsort(scores).tolist()),
-    "best runs ended early": ended_early(lambda scores, _: np.argsort(-scores).tolist()),
-    "any runs ended early": ended_early(lambda scores, rng: rng.permutation(len(scores)).tolist()),
+    "wrong answers unscored": partial(unscored, reward=0.0),
+    "right answers unscored": partial(unscored, reward=1.0),
+    "worst runs ended early": partial(ended_early, order=lambda scores, _: np.argsort(scores)),
+    "best runs ended early": partial(ended_early, order=lambda scores, _: np.argsort(-scores)),
+    "any runs ended early": partial(
+        ended_early, order=lambda scores, world: world.rng.permutation(len(scores))
+    ),
     "seeds repeated": repeated,
     "grown": grown,
 }
@@ -170,9 +159,8 @@ def main() -> None:
             found = list(pool.map(judged, repeat(case), numbers, chunksize=25))
             called, careless = np.mean(found, axis=0).tolist()
             error = math.sqrt(called * (1 - called) / given.sweeps)
-            line = {"case": case, "sweeps": given.sweeps, "called": round(called, 4)}
-            line |= {"standard_error": round(error, 4), "without_care": round(careless, 4)}
-            print(json.dumps(line), flush=True)
+            rates = {"called": called, "standard_error": error, "without_care": careless}
+            say(case=case, sweeps=given.sweeps, **rates)
 
 
 if __name__ == "__main__":

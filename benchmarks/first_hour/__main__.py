@@ -4,9 +4,9 @@
     python -m benchmarks.first_hour --table
 
 A stage whose result exists is not run again. Each stage is a process with a time limit, so that a
-stage that hangs or takes all the memory does not stop the others. No stage needs vLLM. `runs` and
-`large` need the other packages of the project, the other stages only torch >= 2.11, transformers,
-peft, PyYAML, xxhash and msgspec.
+stage that hangs or takes all the memory does not stop the others. No stage needs vLLM. `runs` needs
+the other packages of the project, the other stages only torch >= 2.11, transformers, peft, PyYAML,
+xxhash and msgspec.
 """
 
 import argparse
@@ -26,12 +26,8 @@ STAGES = {  # the generator of each stage's lines
     "losses": "kernels.losses",
     "prefixes": "update.prefixes",
     **{f"update-{size}": "update.updates" for size in ("0.6b", "1.7b", "4b", "moe")},
-    "profile": "update.profile",
-    "ipc": "hand_over.ipc",
-    **{f"push-{size}": "hand_over.push" for size in ("0.6b", "4b")},
-    "engines": "hand_over.engines",
+    **{f"push-{size}": "kernels.push" for size in ("0.6b", "4b")},
     "runs": "runs.runs",
-    "large": "runs.large",
 }
 LIMIT_S = 540
 METRICS = ("rollout/tokens_per_s", "time/update", "time/push", "time/step", "mismatch/mean_abs")
@@ -99,9 +95,8 @@ def table(folder: Path) -> Iterator[str]:
     yield f"| stage | {machine()} |"
     yield "|---|---|"
     for stage in STAGES:
-        found = next((path for path in folder.glob(f"{stage}.*")), None)
-        printed = found.read_text().splitlines() if found else []
-        results = [json.loads(x) for x in printed if x.startswith("{")]
+        printed = read(folder / f"{stage}.jsonl") or read(folder / f"{stage}.part")
+        results = [json.loads(x) for x in printed.splitlines() if x.startswith("{")]
         for line in results or [{"result": "not run"}]:
             yield f"| {stage} | {', '.join(f'{key} {value}' for key, value in line.items())} |"
 
@@ -112,21 +107,22 @@ def full_table(folder: Path, stages: Sequence[str]) -> Iterator[str]:
     yield f"| stage | result | {' | '.join(METRICS)} | plan GiB | peak GiB |"
     yield f"|---|---|{'---|' * len(METRICS)}---|---|"
     for stage in stages:
-        log, metrics = folder / f"{stage}.log", folder / "runs" / stage / "metrics.jsonl"
-        result = "not run" if not log.exists() else "failed"
-        result = "ok" if (folder / f"{stage}.ok").exists() else result
-        steps = list(map(json.loads, metrics.read_text().splitlines())) if metrics.exists() else []
-        cells = []
+        log, used = folder / f"{stage}.log", read(folder / f"{stage}.memory").split()
+        metrics = folder / "runs" / stage / "metrics.jsonl"
+        steps = list(map(json.loads, read(metrics).splitlines()))
+        done = (folder / f"{stage}.ok").exists()
+        cells = ["ok" if done else "failed" if log.exists() else "not run"]
         for name in METRICS:
             values = [step[name] for step in steps[1:] if name in step]  # the first step warms up
             cells.append(f"{statistics.median(values):.4g}" if values else "")
-        memory = folder / f"{stage}.memory"
-        used = memory.read_text().split() if memory.exists() else []
-        peak = f"{max(map(int, used)) / 1024:.1f}" if used else ""
-        cells.append(
-            planned_gib(log.read_text(), metrics.with_name("config.yaml")) if steps else ""
-        )
-        yield f"| {stage} | {result} | {' | '.join(cells)} | {peak} |"
+        cells.append(planned_gib(read(log), metrics.with_name("config.yaml")) if steps else "")
+        cells.append(f"{max(map(int, used)) / 1024:.1f}" if used else "")
+        yield f"| {stage} | {' | '.join(cells)} |"
+
+
+def read(path: Path) -> str:
+    """Return the text of a file, or an empty string if there is none."""
+    return path.read_text() if path.exists() else ""
 
 
 def planned_gib(page: str, config: Path) -> str:

@@ -1,22 +1,26 @@
-"""Single operations: products with a float32 result, and the gradients of all losses."""
+"""Parts of a step: products with a float32 result, the gradients of all losses, a push."""
 
 import tempfile
 from collections.abc import Iterator
+from contextlib import closing
 from functools import partial
-from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 import torch
+import xxhash
 import yaml
+from transformers import AutoModelForCausalLM
 
-from benchmarks.first_hour.update import seconds
+from benchmarks.first_hour.update import config, seconds
 from losses.aggregation import token_mean
+from rl.config.build import component
 from rl.learner.logprobs import PolicyModule
 from rl.learner.objective import Batch, Objective, with_outputs
 from rl.learner.weight_gradients import use_float32_gradients, weight_gradient
 from rl.model.loading import load_model
 from rl.rollouts.plan import plan
+from rl.weights.memory_file import MemoryFile
 from tests.support import tiny_policy
 
 LOSSES = Path(__file__).parents[2] / "conf/loss"
@@ -51,7 +55,7 @@ def losses(device: torch.device, tiny: bool) -> Iterator[dict[str, Any]]:  # noq
         rows = tiny_policy.weighted(tiny_policy.exact_model(folder).float(), token_mean)
         (share,) = plan(rows, step=1, ranks=1, tokens_per_micro_batch=10_000, metrics={})
         for path in sorted(LOSSES.glob("*.yaml")):
-            loss = _loss(path.stem)
+            loss = component(_node(path.stem))
             exact = _gradient(folder, loss, share, cpu, torch.float32)
             errors = {
                 where: float((_gradient(folder, loss, share, on, torch.bfloat16) - exact).norm())
@@ -61,29 +65,13 @@ def losses(device: torch.device, tiny: bool) -> Iterator[dict[str, Any]]:  # noq
             yield {"loss": path.stem, **{key: f"{error:.1e}" for key, error in errors.items()}}
 
 
-def _loss(name: str) -> Any:
-    """Return a loss with the options of its YAML, without Hydra."""
-    return _made(_node(name))
-
-
 def _node(name: str) -> dict[str, Any]:
+    """Return the options of a loss from its YAML, without Hydra."""
     node = yaml.safe_load((LOSSES / f"{name}.yaml").read_text())
     inherited = {}
     for base in node.pop("defaults", ()):
         inherited |= _node(base) if isinstance(base, str) and base != "_self_" else {}
     return inherited | node
-
-
-def _made(node: dict[str, Any]) -> Any:
-    """Return the function or the object that a node with a `_target_` describes."""
-    module, _, name = node["_target_"].rpartition(".")
-    options = {
-        key: _made(value) if isinstance(value, dict) and "_target_" in value else value
-        for key, value in node.items()
-        if key != "_target_"
-    }
-    target = getattr(import_module(module), name)
-    return target(**options) if isinstance(target, type) else partial(target, **options)
 
 
 def _gradient(
@@ -105,3 +93,24 @@ def _gradient(
     batch.weighted_sum(value).backward()
     given = [p.grad for p in module.parameters() if p.grad is not None]
     return torch.cat([g.double().flatten().cpu() for g in given])
+
+
+def push(size: str, device: torch.device, tiny: bool) -> Iterator[dict[str, Any]]:
+    """Yield the time of each part of a push of all weights through the memory file."""
+    with torch.device(device):
+        model = AutoModelForCausalLM.from_config(config(size, tiny), dtype=torch.bfloat16)
+    weights = {name: parameter.detach() for name, parameter in model.named_parameters()}
+    host = {name: tensor.cpu() for name, tensor in weights.items()}
+    total = sum(tensor.nbytes for tensor in weights.values())
+    with closing(MemoryFile()) as file:
+        file.write(weights)  # the first write pays for the pages
+        with memoryview(file.content) as content:
+            for part, work, repeats in (
+                ("write", lambda: file.write(weights), 3),
+                ("hash", lambda: xxhash.xxh3_64(content), 1),
+                ("copy and hash", lambda: file.write(host), 3),
+                ("collect", lambda: [tensor.cpu() for tensor in weights.values()], 1),
+            ):
+                took = seconds(work, device, repeats=repeats)
+                rate = round(total / took / 1e9, 2)
+                yield {"part": part, "ms": round(1000 * took, 1), "gb_per_s": rate}

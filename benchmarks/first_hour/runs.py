@@ -1,32 +1,22 @@
 """Whole runs with the real trainer on the device, beside equal runs on the CPU.
 
 The scripted engine of the tests answers instead of vLLM. Its answers do not depend on the weights,
-so that both runs train on the same rollouts, and every metric must be about equal. These stages
-need the packages of the project except vLLM.
+so that both runs train on the same rollouts, and every metric must be about equal. This stage needs
+the packages of the project except vLLM.
 """
 
-import json
 import os
 import shutil
-import subprocess
-import sys
-import tempfile
-import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from threading import Lock
 from typing import Any
 
 import torch
-from transformers import AutoModelForCausalLM
 
-from benchmarks.first_hour.update import config
-from tests.support.equal_runs import COMPOSITIONS, EVERY, is_time
+from tests.support.equal_runs import COMPOSITIONS, SYNC, Run, is_time
 
 ROOT = Path(__file__).parents[2]
-SYNC = ["sampler=sync", "sampler.rollout_timeout=120"]
-ENGINE = "inference._target_=tests.support.scripted_vllm.ScriptedVLLM"
 ALIKE = {  # ways of computing the same run
     **{stage: [f"deepspeed={stage}"] for stage in ("zero1", "zero2", "zero3")},
     "offload": ["deepspeed=zero3_offload_optimizer"],
@@ -56,46 +46,31 @@ def runs(device: torch.device, tiny: bool) -> Iterator[dict[str, Any]]:
     output.mkdir(parents=True, exist_ok=True)
     names = [(name, "float32") for name in (FEW if tiny else (*RUNS, *ALIKE))]
     names += [(name, "bfloat16") for name in IN_BFLOAT16 if not tiny or name in FEW]
-    with ThreadPoolExecutor(2 if device.type == "cpu" else 12) as pool:
-        yield from pool.map(lambda asked: _compared(asked[0], asked[1], output, device), names)
-
-
-def _compared(name: str, width: str, output: Path, device: torch.device) -> dict[str, Any]:
-    line: dict[str, Any] = {"run": name, "dtype": width}
-    reference = "cispo" if name in ALIKE else name
-    overrides = RUNS[reference] + ALIKE.get(name, []) + [f"model.dtype={width}"]
-    began = time.monotonic()
-    on_gpu = device.type == "cuda"
-    found, screen = train(output / "device", f"{name}-{width}", overrides, gpu=on_gpu)
-    line["seconds"] = round(time.monotonic() - began)
-    if screen:
-        return {**line, "failed": screen}
-    expected, screen = cpu_run(reference, width, output)
-    if screen:
-        return {**line, "failed on the CPU": screen}
-    pairs = [gaps(*both) for both in zip(found, expected, strict=True)]
-    return {**line, "steps": len(found), "step 1": _largest(pairs[:1]), "all": _largest(pairs)}
-
-
-def cpu_run(name: str, width: str, output: Path) -> tuple[list[dict[str, Any]], str]:
-    """Run a composition on the CPU unless that was done; return what `train` returns."""
-    with _LOCKS.setdefault((name, width), Lock()):
-        overrides = [*RUNS[name], f"model.dtype={width}"]
-        return train(output / "cpu", f"{name}-{width}", overrides, gpu=False)
-
-
-_LOCKS: dict[tuple[str, str], Lock] = {}  # variants of a run wait for the same run on the CPU
+    on_gpu, started = device.type == "cuda", {}
+    with ThreadPoolExecutor(12 if on_gpu else 2) as pool:
+        for name, width in names:
+            base = "cispo" if name in ALIKE else name
+            for where, run, gpu in (("device", name, on_gpu), ("cpu", base, False)):
+                made = [*RUNS[base], *ALIKE.get(run, []), f"model.dtype={width}"]
+                folder = output / where / f"{run}-{width}"
+                if folder not in started:  # several ways are compared with the same run
+                    started[folder] = pool.submit(train, folder, made, gpu=gpu)
+        for name, width in names:
+            base = "cispo" if name in ALIKE else name
+            found, screen = started[output / "device" / f"{name}-{width}"].result()
+            expected, on_cpu = started[output / "cpu" / f"{base}-{width}"].result()
+            line = {"run": name, "dtype": width}
+            if screen or on_cpu:
+                yield {**line, "failed" if screen else "failed on the CPU": screen or on_cpu}
+                continue
+            pairs = [gaps(*both) for both in zip(found, expected, strict=True)]
+            yield {**line, "steps": len(found), "step 1": largest(pairs[:1]), "all": largest(pairs)}
 
 
 def gaps(ours: dict[str, Any], expected: dict[str, Any]) -> list[tuple[float, str]]:
-    """Return the difference of each metric of training, with its name."""
+    """Return the relative difference of each metric of training, with its name."""
     keys = sorted(key for key in {**ours, **expected} if key.startswith("train/"))
     return [(difference(ours.get(key), expected.get(key)), key) for key in keys if not is_time(key)]
-
-
-def _largest(steps: list[list[tuple[float, str]]]) -> str:
-    gap, key = max(gap for step in steps for gap in step)  # a row of an evaluation has none
-    return f"{gap:.1e} {key}"
 
 
 def difference(one: Any, other: Any) -> float:
@@ -105,59 +80,28 @@ def difference(one: Any, other: Any) -> float:
     return abs(one - other) / max(abs(one), abs(other), 0.01)
 
 
-def train(
-    output: Path, name: str, overrides: list[str], *, gpu: bool
-) -> tuple[list[dict[str, Any]], str]:
+def largest(steps: list[list[tuple[float, str]]]) -> str:
+    """Return the largest difference, and the metric that has it."""
+    gap, key = max(gap for step in steps for gap in step)  # a row of an evaluation has none
+    return f"{gap:.1e} {key}"
+
+
+def train(folder: Path, overrides: list[str], *, gpu: bool) -> tuple[list[dict[str, Any]], str]:
     """Run train.py unless it was done; return its metrics, and its screen if it failed."""
-    folder, done = output / name, output / f"{name}.ok"
-    command = [sys.executable, "train.py", f"run_name={name}", f"output_dir={output}"]
-    paths = [str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]  # it may not be installed
-    own = {"HF_HUB_OFFLINE": "1", "OFFBYONE_CACHE": str(output / "cache" / name)}
-    own["PYTHONPATH"] = os.pathsep.join(paths)
-    own |= {} if gpu else {"CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1"}
-    settings = [given for given in EVERY if not given.startswith("inference._target_")]
-    settings.append("trainer.compile=false")  # unless an override says otherwise
+    output, name = folder.parent, folder.name
+    paths = [ROOT, ROOT / "tests" / "support", *filter(None, [os.environ.get("PYTHONPATH")])]
+    own = {"PYTHONPATH": os.pathsep.join(map(str, paths))}  # the project may not be installed
+    own["OFFBYONE_CACHE"] = str(output / "cache" / name)
+    if gpu:
+        own["CUDA_VISIBLE_DEVICES"] = os.environ.get("CUDA_VISIBLE_DEVICES", "0")
+    # Layers are compiled only if an override says so.
+    run = Run(ROOT, name, ["trainer.compile=false", *overrides], output, own)
+    done = output / f"{name}.ok"
     if not done.exists():
         shutil.rmtree(folder, ignore_errors=True)
-        ran = subprocess.run(
-            [*command, *settings, ENGINE, *overrides],
-            cwd=ROOT,
-            env={**os.environ, **own},
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            text=True,
-            check=False,
-        )
-        if ran.returncode:
-            return [], (ran.stdout + ran.stderr)[-3000:]
+        process = run.start()
+        screen = process.communicate()[0]
+        if process.returncode:
+            return [], screen[-3000:]
         done.touch()
-    return list(map(json.loads, (folder / "metrics.jsonl").read_text().splitlines())), ""
-
-
-def large(device: torch.device, tiny: bool) -> Iterator[dict[str, Any]]:
-    """Yield times and peak memory of runs with a network of 0.6B drawn from a configuration."""
-    with tempfile.TemporaryDirectory() as name:
-        model, output = Path(name, "model"), Path(name)
-        draw(model, tiny)
-        lora = ["adapter=lora", "sync=shm"]
-        for run, adapter in {
-            "full": ["adapter=none"],
-            "lora": lora,
-            "lora compiled": [*lora, "trainer.compile=true"],
-        }.items():
-            made = [*SYNC, *adapter, "model=tiny-wiki", f"model.path={model}", "max_steps=3"]
-            rows, screen = train(output, run.replace(" ", "-"), made, gpu=device.type == "cuda")
-            line: dict[str, Any] = {"run": run, "steps": len(rows)}
-            if screen:
-                yield {**line, "screen": screen}
-            else:
-                times = {key: value for key, value in rows[-1].items() if is_time(key)}
-                yield line | {key: round(float(value), 3) for key, value in times.items()}
-
-
-def draw(folder: Path, tiny: bool) -> None:
-    """Write a network of 0.6B with the tokenizer of tiny-wiki."""
-    model = AutoModelForCausalLM.from_config(config("0.6b", tiny), dtype=torch.bfloat16)
-    model.save_pretrained(folder)
-    for path in (ROOT / "models" / "tiny-wiki").glob("*token*"):
-        (folder / path.name).write_bytes(path.read_bytes())
+    return run.metrics, ""

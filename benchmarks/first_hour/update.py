@@ -7,6 +7,7 @@ work of an update is 6 FLOPs a parameter and token (LoRA: 4), and attention's pr
 import operator
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
@@ -108,44 +109,24 @@ def prefixes(device: torch.device, tiny: bool) -> Iterator[dict[str, Any]]:
         mask = torch.arange(length, device=device).expand(rows, -1) >= prompt
         for how in ("plain", "shared", "plain compiled", "shared compiled"):
             reset(device)
-            updater = Updater(made, device, "lora", how)
-            updater.passes(token_ids, mask)
-            took = seconds(lambda: updater.passes(token_ids, mask), device, repeats=3)  # noqa: B023
-            line[f"{how}_ms"] = round(1000 * took, 1)
+            passes = partial(Updater(made, device, "lora", how).passes, token_ids, mask)
+            passes()
+            line[f"{how}_ms"] = round(1000 * seconds(passes, device, repeats=3), 1)
             if device.type == "cuda":
                 line[f"{how}_gib"] = round(torch.cuda.max_memory_reserved() / GIB, 1)
         yield line
 
 
-def profile(device: torch.device, tiny: bool) -> Iterator[dict[str, Any]]:
-    """Yield the kernels that take most of the GPU's time in an update of 4B with LoRA."""
-    made, rows, length = config("4b", tiny), 8, 32 if tiny else 1024
-    token_ids = torch.randint(0, made.vocab_size, (rows, length), device=device)
-    mask = torch.arange(length, device=device).expand(rows, -1) >= length // 4
-    for how in ("plain", "compiled"):
-        reset(device)
-        updater = Updater(made, device, "lora", how)
-        for _ in range(2):
-            updater.step(token_ids, mask)
-        times = kernels(lambda: updater.step(token_ids, mask), device)  # noqa: B023
-        total = sum(took for took, _, _ in times)
-        for took, name, count in sorted(times, reverse=True)[:15]:
-            line = {"layers": how, "share": round(took / total, 3), "ms": round(1000 * took, 1)}
-            yield {**line, "calls": count, "kernel": name[:90]}
-
-
-def kernels(work: Callable[[], object], device: torch.device) -> list[tuple[float, str, int]]:
-    """Return the seconds, the name and the number of calls of each kernel on the device."""
+def kernel_seconds(work: Callable[[], object], device: torch.device) -> float:
+    """Return the seconds that all kernels of the work take on the device."""
     with torch.profiler.profile(acc_events=True) as recorded:
         seconds(work, device, repeats=1)
-    kind = (
-        torch.autograd.DeviceType.CUDA if device.type == "cuda" else torch.autograd.DeviceType.CPU
-    )
-    time_of = operator.attrgetter(f"self_{'device' if device.type == 'cuda' else 'cpu'}_time_total")
+    on_gpu, found = device.type == "cuda", recorded.key_averages()
+    kind = torch.autograd.DeviceType.CUDA if on_gpu else torch.autograd.DeviceType.CPU
+    time_of = operator.attrgetter("self_device_time_total" if on_gpu else "self_cpu_time_total")
     # The name of a range, which has its kernels' time again, contains a #.
-    found = recorded.key_averages()
-    events = [event for event in found if event.device_type == kind and "#" not in event.key]
-    return [(time_of(event) / 1e6, event.key, event.count) for event in events]
+    events = (event for event in found if event.device_type == kind and "#" not in event.key)
+    return sum(map(time_of, events)) / 1e6
 
 
 def updates(size: str, device: torch.device, tiny: bool) -> Iterator[dict[str, Any]]:
@@ -175,24 +156,18 @@ def measured(
     updater: Updater, made: PreTrainedConfig, token_ids: torch.Tensor, mask: torch.Tensor
 ) -> dict[str, Any]:
     """Return the time of the first step, which compiles, and the rate of the next five."""
-
-    def step() -> None:
-        updater.step(token_ids, mask)
-
-    first = seconds(step, token_ids.device, repeats=1)
-    took = seconds(step, token_ids.device, repeats=5)
+    device, step = token_ids.device, partial(updater.step, token_ids, mask)
+    first = seconds(step, device, repeats=1)
+    took = seconds(step, device, repeats=5)
     mfu = flops(made, updater.adapter, token_ids) / took / PEAK_FLOPS
-    rate = round(token_ids.numel() / took)
-    busy = sum(took for took, _, _ in kernels(step, token_ids.device)) / took
-    speed = {"first_s": round(first, 1), "tokens_per_s": rate, "mfu": round(mfu, 3)}
-    speed["gpu_busy"] = round(busy, 2)
+    speed = {"first_s": round(first, 1), "tokens_per_s": round(token_ids.numel() / took)}
+    speed |= {"mfu": round(mfu, 3), "gpu_busy": round(kernel_seconds(step, device) / took, 2)}
     for master in updater.masters:
         master.grad = torch.ones_like(master)
     for name, fused in (("optimizer_ms", None), ("fused_optimizer_ms", True)):
         updater.optimizer = torch.optim.AdamW(updater.masters, lr=1e-6, fused=fused)
         updater.optimizer.step()
-        took = seconds(updater.optimizer.step, token_ids.device, repeats=5)
-        speed[name] = round(1000 * took, 2)
+        speed[name] = round(1000 * seconds(updater.optimizer.step, device, repeats=5), 2)
     return speed
 
 

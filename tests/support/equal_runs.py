@@ -18,7 +18,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import zip_longest
 from pathlib import Path
 from typing import Any
@@ -71,6 +71,7 @@ class Run:
     name: str
     overrides: list[str]
     output: Path
+    environment: dict[str, str] = field(default_factory=dict)
 
     @property
     def folder(self) -> Path:
@@ -83,10 +84,11 @@ class Run:
         command = [python, "train.py", f"run_name={self.name}", f"output_dir={self.output}"]
         beside = {"PYTHONPATH": str(Path(__file__).parent), "OMP_NUM_THREADS": "1"}
         beside |= {"HF_HUB_OFFLINE": "1", "CUDA_VISIBLE_DEVICES": ""}
+        beside |= {"OFFBYONE_CACHE": str(self.output / "cache")}
         return subprocess.Popen(
             [*command, *EVERY, *(o.replace("OUTPUT", str(self.output)) for o in self.overrides)],
             cwd=self.tree,
-            env={**os.environ, **beside, "OFFBYONE_CACHE": str(self.output / "cache")},
+            env={**os.environ, **beside, **self.environment},
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
