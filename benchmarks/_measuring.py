@@ -6,7 +6,9 @@ import statistics
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor
 from contextlib import contextmanager
+from multiprocessing import get_context
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -42,6 +44,12 @@ def rounds(
 def ratio(times: list[float], baseline: list[float]) -> float:
     """Return the median of the ratios of each round."""
     return statistics.median(a / b for a, b in zip(times, baseline, strict=True))
+
+
+def in_another_process(work: Callable[..., T], *arguments: Any) -> T:
+    """Return the result of `work`, which gets memory and threads of its own."""
+    with ProcessPoolExecutor(1, get_context("spawn")) as pool:
+        return pool.submit(work, *arguments).result()
 
 
 async def play(

@@ -39,7 +39,8 @@ LEFT_OUT = {
     "updating": {("idle", 0.25), ("idle", 0.44)},
 }
 
-OTHERS = ("compositions", "baseline", "claims", "page")  # make baseline, make claims
+# baseline and claims compare runs: make baseline, make claims. starting compares two commits.
+OTHERS = ("compositions", "baseline", "claims", "starting", "page")
 
 Measurement = Mapping[str, Any]  # command, day, commit, load, lines
 

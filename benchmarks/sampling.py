@@ -11,11 +11,9 @@ import argparse
 import asyncio
 import os
 import time
-from concurrent.futures import ProcessPoolExecutor
-from multiprocessing import get_context
 from typing import Any
 
-from benchmarks._measuring import folder_with, play, say
+from benchmarks._measuring import folder_with, in_another_process, play, say
 from rl.config.build import build
 from rl.config.schema import Run
 from rl.dry_call.learn import run_with_facts
@@ -113,9 +111,7 @@ def main() -> None:
             "detokenize": False,
         }
         variables = server.environment(adapter=None)
-        # Use another process, so that our memory and threads do not slow down the reference.
-        with ProcessPoolExecutor(1, get_context("spawn")) as pool:
-            alone = pool.submit(offline, variables, engine, options, prompts).result()
+        alone = in_another_process(offline, variables, engine, options, prompts)
     limit, line = best("vllm offline", alone), best("offbyone", ours)
     say(**limit)
     say(**line, of_offline=line["tokens_per_s"] / limit["tokens_per_s"])
