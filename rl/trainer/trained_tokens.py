@@ -4,7 +4,7 @@ N: number of completion tokens of a micro-batch, B: number of its rows.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import numpy as np
 import torch
@@ -15,18 +15,6 @@ from rl.runtime.folder import RunFolder
 from rl.runtime.token_files import Lines, write_lines
 
 
-@dataclass(frozen=True)
-class _RecordedRows:
-    update: int
-    ids: list[str]
-    row_numbers: list[int]
-    lengths: list[int]
-    columns: dict[str, np.ndarray]  # name -> values of the rows' tokens, concatenated
-
-    def column(self, name: str) -> np.ndarray:
-        return self.columns.get(name, np.full(sum(self.lengths), np.nan, np.float32))
-
-
 class StepRecord:
     """The recorded token values of one step on one rank."""
 
@@ -34,7 +22,7 @@ class StepRecord:
         self._batch = batch
         # Each entry is (update, micro-batch, values on the device) of the newest update.
         self._observed: list[tuple[int, int, dict[str, Tensor]]] = []
-        self._recorded: list[_RecordedRows] = []
+        self._recorded: list[Lines] = []  # the rows of a micro-batch in one update
 
     def observe(self, update: int, number: int, tokens: Mapping[str, Tensor]) -> None:
         """Store the values of micro-batch `number`. The learner calls this as its `Observer`."""
@@ -55,12 +43,12 @@ class StepRecord:
             values = torch.stack([each.float() for each in tokens.values()]).cpu().numpy()
             chosen = values[:, np.repeat(is_recorded, counts)]  # [columns, N of the recorded rows]
             self._recorded.append(
-                _RecordedRows(
-                    update,
+                Lines(
                     list(filter(None, ids)),
                     micro.row_numbers[is_recorded].tolist(),
                     counts[is_recorded].tolist(),
                     dict(zip(tokens, chosen, strict=True)),
+                    [update] * int(is_recorded.sum()),
                 )
             )
         self._observed.clear()
@@ -68,15 +56,17 @@ class StepRecord:
     def write(self, run_folder: RunFolder, rank: int) -> None:
         self._copy_to_cpu()
         names = dict.fromkeys(name for each in self._recorded for name in each.columns)
+        columns = {name: [] for name in names}
+        for each in self._recorded:
+            unknown = np.full(sum(each.lengths), np.nan, np.float32)
+            for name, parts in columns.items():
+                parts.append(each.columns.get(name, unknown))
         lines = Lines(
             [id for each in self._recorded for id in each.ids],
-            [number for each in self._recorded for number in each.row_numbers],
+            [number for each in self._recorded for number in each.rows],
             [length for each in self._recorded for length in each.lengths],
-            {
-                name: np.concatenate([each.column(name) for each in self._recorded])
-                for name in names
-            },
-            [each.update for each in self._recorded for _ in each.ids],
+            {name: np.concatenate(parts) for name, parts in columns.items()},
+            [update for each in self._recorded for update in each.updates or ()],
         )
         write_lines(run_folder.tokens_of(self._batch.step, f"trainer.rank{rank}"), lines)
 
