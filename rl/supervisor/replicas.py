@@ -82,10 +82,7 @@ class Replicas:
         starting = f"starting vLLM{again} ({replica.log})"
         server.status.set(starting if server.child else f"waiting for {replica.address} to answer")
         pid = server.child.group if server.child else None
-        self._write_endpoint(replica, pid or 0)
-
-    def _write_endpoint(self, replica: Replica, pid: int) -> None:
-        endpoint = Endpoint(replica.address, replica.incarnation, pid)
+        endpoint = Endpoint(replica.address, replica.incarnation, pid or 0)
         endpoint.write(self._run_folder, replica.name)
 
     def check_and_restart(self, *, may_restart: bool) -> tuple[str, str] | None:
@@ -94,9 +91,8 @@ class Replicas:
         seen = list(zip(self._all, self._pool.map(self._cause_of_end, self._all), strict=True))
         gone = [(server, cause) for server, cause in seen if cause is not None]
         another_serves = any(server.ready for server, cause in seen if cause is None)
-        if (
-            may_restart and another_serves
-        ):  # in parallel, because to end a hung server takes seconds
+        if may_restart and another_serves:
+            # End hung servers in parallel, because each takes seconds.
             list(self._pool.map(lambda item: item[0].child and item[0].child.end(), gone))
         for server, cause in gone:
             name = server.replica.name
@@ -134,7 +130,8 @@ class Replicas:
         except HostLost as lost:
             self._all.remove(server)
             server.status.set("its host is lost")
-            self._write_endpoint(server.replica, 0)
+            lost_at = Endpoint(server.replica.address, server.replica.incarnation)
+            lost_at.write(self._run_folder, name)
             note_warning(self._run_folder, name, f"{lost}; {go_on} without it")
 
     def _cause_of_end(self, server: WatchedReplica) -> str | None:
