@@ -124,12 +124,8 @@ def read_pools(node: Any) -> tuple[list[str], list[Pool] | None]:
     The pools are None after a failure, or if reading them takes over two seconds. An `OSError` is
     not reported, because the rollouts process reports missing data when it starts.
     """
-    if (key := repr(node)) not in POOLS_CACHE:
-        POOLS_CACHE[key] = _read_pools(node)
-    return POOLS_CACHE[key]
-
-
-def _read_pools(node: Any) -> tuple[list[str], list[Pool] | None]:
+    if (key := repr(node)) in POOLS_CACHE:
+        return POOLS_CACHE[key]
     made, trial = build(node), Report()
     found: list[list[Pool] | None] = [None]
 
@@ -155,7 +151,8 @@ def _read_pools(node: Any) -> tuple[list[str], list[Pool] | None]:
     thread = threading.Thread(target=read, daemon=True)
     thread.start()
     thread.join(ENV_TIMEOUT_S)
-    return trial.problems, found[0]
+    POOLS_CACHE[key] = trial.problems, found[0]
+    return POOLS_CACHE[key]
 
 
 def check_methods(report: Report, env: type) -> None:
