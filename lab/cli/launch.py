@@ -37,10 +37,6 @@ from rl.runtime.sweep_folder import sweep_of_this_process
 from rl.runtime.text import printable
 
 
-def _shipped_path(path: str) -> str:
-    return path if Path(path).exists() else str(SHIPPED / path)
-
-
 def _at_most_positions(length: int, *, _parent_: DictConfig) -> int:
     """Return `length`, or the model's maximum number of positions if that is lower.
 
@@ -50,7 +46,9 @@ def _at_most_positions(length: int, *, _parent_: DictConfig) -> int:
     return min(length, positions_of(path) or length)
 
 
-OmegaConf.register_new_resolver("shipped", _shipped_path, replace=True)
+OmegaConf.register_new_resolver(
+    "shipped", lambda path: path if Path(path).exists() else str(SHIPPED / path), replace=True
+)
 OmegaConf.register_new_resolver("fast_dtype", fast_dtype, replace=True)
 OmegaConf.register_new_resolver("explained_keys", explained_keys, replace=True)
 OmegaConf.register_new_resolver("at_most_positions", _at_most_positions, replace=True)

@@ -81,7 +81,10 @@ def rollouts(index: RunIndex, numbers: Sequence[int]) -> list[dict[str, Any]]:
 
 def tokens(index: RunIndex, numbers: Sequence[int]) -> list[dict[str, Any]]:
     """Return the token record of each rollout as {rows, why} (see `token_record.tokens_of`)."""
-    options, run = _loss_options(index), index.run_folder
+    run = index.run_folder
+    loss = run.read_yaml(run.config).get("loss")
+    loss = loss if isinstance(loss, dict) else {}
+    options = {name: value for name, value in loss.items() if isinstance(value, int | float)}
     only = index.rows[numbers[0]].id if len(numbers) == 1 else None
 
     @cache
@@ -98,12 +101,6 @@ def tokens(index: RunIndex, numbers: Sequence[int]) -> list[dict[str, Any]]:
         return tokens_of(run, row.step, row.id, recorded, used=row.used, options=options)
 
     return [answer_for(index.rows[number]) for number in numbers]
-
-
-def _loss_options(index: RunIndex) -> dict[str, Any]:
-    loss = index.run_folder.read_yaml(index.run_folder.config).get("loss")
-    loss = loss if isinstance(loss, dict) else {}
-    return {name: value for name, value in loss.items() if isinstance(value, int | float)}
 
 
 def search(index: RunIndex, text: str) -> list[int]:
