@@ -4,8 +4,7 @@ The supervisor writes the facts into config.yaml, so that no other process repea
 """
 
 from dataclasses import dataclass
-
-import msgspec
+from typing import Any
 
 from rl.config.schema import Run
 
@@ -36,7 +35,12 @@ class Learned:
     def of(run: Run) -> "Learned":
         if not run.learned:
             raise ValueError("config.yaml has no key `learned`: start the run with train.py")
-        return msgspec.convert(run.learned, Learned)
+        return Learned.from_settings(run.learned)
+
+    @staticmethod
+    def from_settings(settings: dict[str, Any]) -> "Learned":
+        """Undo `asdict`. Make `loss_reads` a tuple again, because YAML and JSON store a list."""
+        return Learned(**{**settings, "loss_reads": tuple(settings["loss_reads"])})
 
     def reads(self, fields: set[str]) -> bool:
         return not fields.isdisjoint(self.loss_reads)

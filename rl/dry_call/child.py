@@ -22,8 +22,6 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any, Self
 
-import msgspec
-
 from envs.loading import cache_folder
 from rl.config.check import check_learned
 from rl.config.learned import Learned
@@ -89,7 +87,7 @@ class DryCall:
         assert answer is not None
         if "problems" in answer:
             raise ConfigError(answer["problems"])
-        learned = msgspec.convert(answer["learned"], Learned)
+        learned = Learned.from_settings(answer["learned"])
         check_learned(self._full_configs[index], learned)
         return learned
 
@@ -139,11 +137,11 @@ def _file_stamp(file: str) -> list[int]:
 
 
 def _cached_answer(config: Mapping[str, Any]) -> Answer | None:
-    # An answer cached by another version of offbyone may lack a key, which raises ValueError.
+    # An answer cached by another version of offbyone may have other keys, which raises TypeError.
     with suppress(OSError, ValueError, KeyError, TypeError):
         kept = json.loads(_cache_file(config).read_text())
         if all(_file_stamp(file) == then for file, then in kept["files"].items()):
-            msgspec.convert(kept["learned"], Learned)
+            Learned.from_settings(kept["learned"])
             return {"learned": kept["learned"], "files": list(kept["files"])}
     return None
 

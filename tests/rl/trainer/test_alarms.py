@@ -3,7 +3,6 @@
 import re
 from pathlib import Path
 
-import msgspec
 import pytest
 
 from rl.config.learned import Learned
@@ -22,7 +21,7 @@ FINE |= {"rollout/zero_spread": 0.3, "rollout/truncated": 0.0}
 
 def warnings(caplog, *rows: dict, loss_reads: tuple[str, ...] = ("advantages",)) -> list[str]:
     facts = learned(advantage_compares=True, loss_reads=loss_reads)
-    alarms = Alarms(msgspec.convert(facts, Learned))
+    alarms = Alarms(Learned.from_settings(facts))
     for row in (row for row in rows for _ in range(WINDOW)):
         alarms.add(FINE | row)
     return caplog.messages
@@ -72,7 +71,7 @@ def test_no_alarm_without_a_problem(row, caplog):
 )
 def test_memory_that_grows_by_half_and_a_gib_is_named(early, last, warns, caplog):
     left = [early, *[last] * WINDOW]
-    alarms = Alarms(msgspec.convert(learned(), Learned), memory=lambda: left.pop(0))
+    alarms = Alarms(Learned.from_settings(learned()), memory=lambda: left.pop(0))
     for _ in range(2 * WINDOW - 1):
         alarms.add(FINE)
     said = "the memory of rank 0 grew from 2.0 to 3.1 GiB"
