@@ -127,9 +127,7 @@ class Arm:
 
 def arms_of(folder: RunFolder, words: Sequence[str], has_model: bool = False) -> list[Arm]:
     """Return the run's own arm, and an arm per combination of the override values in `words`."""
-    for path in (_started_in(folder), Path.cwd()):
-        if str(path) not in sys.path:
-            sys.path.append(str(path))  # makes the user's modules importable
+    sys.path += [str(_started_in(folder)), str(Path.cwd())]  # makes user modules importable
     try:
         base = Run.load(folder.config)
         arms = [Arm(RECORDED, base, base, has_model=has_model)]
@@ -169,9 +167,8 @@ def _compose_run(folder: RunFolder, words: list[str]) -> dict[str, Any]:
     command = read_record(folder).get("command", [])
     flags, _ = get_args_parser().parse_known_args(list(map(str, command)))
     started_in = _started_in(folder)
-    own = [started_in / flags.config_dir] if flags.config_dir else []
-    conf_folders = dict.fromkeys((started_in / "conf", Path("conf").resolve()))
-    own += [path for path in conf_folders if path.is_dir()]
+    paths = (started_in / (flags.config_dir or "conf"), started_in / "conf", Path("conf").resolve())
+    own = [path for path in dict.fromkeys(paths) if path.is_dir()]
     folders = ",".join(f"file://{path}" for path in [*own, CONF])
     keys = {word.partition("=")[0].split("@")[0] for word in words}
     before = read_overrides(folder)

@@ -17,14 +17,8 @@ from rl.config.shipped import SHIPPED
 END_OF_TEXT, IM_START, IM_END = "<|endoftext|>", "<|im_start|>", "<|im_end|>"
 CONTROL_TOKENS = (END_OF_TEXT, IM_START, IM_END)  # token ids 256, 257, 258 of `byte_tokenizer`
 # As in Qwen3, these are not special tokens, so decoding keeps them in the text for the parsers.
-MARKUP_TOKENS = (
-    "<tool_call>",
-    "</tool_call>",
-    "<tool_response>",
-    "</tool_response>",
-    "<think>",
-    "</think>",
-)
+_MARKUP = ("tool_call", "tool_response", "think")
+MARKUP_TOKENS = tuple(f"<{slash}{name}>" for name in _MARKUP for slash in ("", "/"))
 _TEMPLATE_FILE = SHIPPED / "models" / "tiny-wiki" / "tokenizer_config.json"
 
 
