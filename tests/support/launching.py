@@ -42,7 +42,7 @@ def train(
         text=True,
         cwd=started_in or output_dir,
         env={**os.environ, **environment},
-        timeout=60,
+        timeout=240,
         check=False,
     )
 

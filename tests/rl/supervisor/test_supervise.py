@@ -139,7 +139,7 @@ def test_a_wrong_loss_ends_the_engine_that_has_started_and_does_no_step(tmp_path
     paths = {"PYTHONPATH": str(REPO / "tests" / "support"), "OFFBYONE_CACHE": f"{tmp_path}/cache"}
     result = train(*given, output_dir=tmp_path, **paths)
     assert result.returncode == 2, result.stderr
-    assert result.stderr.startswith("this run cannot start:\n- loss: wrong.mine returned a Tensor")
+    assert result.stderr.startswith("this run cannot start:\n- loss: wrong.mine, called with eight")
     assert result.stderr.endswith(f"({tmp_path}/wrong.py, line 1)\n")
     assert not (tmp_path / "r").exists()
     commands = [path.read_bytes() for path in Path("/proc").glob("[0-9]*/cmdline") if path.exists()]
