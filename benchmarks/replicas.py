@@ -103,7 +103,7 @@ async def play(
     sampler = replace(sampler, rollout_timeout=3600.0, max_tokens=64)
     renderer = load_renderer(folder.initial_model(), build(run.model)().renderer)
     examples = env.examples("train")
-    client = Recording(Router.to(*replicas), model="policy", timeout=3600.0)
+    client = Recording(Router.with_replicas(*replicas), model="policy", timeout=3600.0)
     client.bodies = []
     async with client:
         chat = RendererChat(sampler, renderer, client, run.max_seq_len, LiveVersion(0))

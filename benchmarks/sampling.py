@@ -72,7 +72,7 @@ async def play_rounds(
         max_seq_len=run.max_seq_len,
         is_multi_turn=env.is_multi_turn,
         version=LiveVersion(VERSION),
-        router=Router.to(only_replica(run_folder)),
+        router=Router.with_replicas(only_replica(run_folder)),
         served_as="policy",
         model=run_folder.initial_model(),
         renderer=build(run.model)().renderer,

@@ -70,6 +70,7 @@ class VLLMClient(AbstractAsyncContextManager["VLLMClient"]):
 
     @contextmanager
     def group(self) -> Iterator["GroupClient"]:
+        """Yield a client that sends all requests of a group of rollouts to one replica."""
         with self._router.group() as group:
             yield GroupClient(self, group)
 

@@ -84,7 +84,7 @@ class Router:
     _lost: dict[str, int] = field(default_factory=dict)  # name of a lost replica -> its incarnation
 
     @classmethod
-    def to(cls, *replicas: Replica) -> "Router":
+    def with_replicas(cls, *replicas: Replica) -> "Router":
         router = cls()
         router.serve(replicas)
         return router
@@ -143,6 +143,7 @@ class Router:
 
     @contextmanager
     def group(self) -> Iterator[RequestGroup]:
+        """Yield an object that chooses one replica for all requests of a group of rollouts."""
         group = RequestGroup(self)
         try:
             yield group

@@ -80,7 +80,7 @@ class OutputHead(torch.autograd.Function):
         hidden_grad = torch.empty_like(hidden) if of_hidden else None
         weight_grad = torch.zeros_like(weight, dtype=exact) if of_weight else None
         bias_grad = torch.zeros_like(bias, dtype=exact) if of_bias else None
-        rounds = weight.is_cuda and not of_bias  # weight_gradient also rounds the gradients there
+        rounds = weight.is_cuda and not of_bias  # weight_gradient rounds gradients on a GPU
         divisors = _chunk_temperatures(temperature, chunk)
         for begin, divisor in zip(range(0, len(targets), chunk), divisors, strict=False):
             part = slice(begin, begin + chunk)

@@ -143,7 +143,7 @@ class Policy:
                 candidates=batch.candidates,
                 kept=batch.kept,
             )
-            if "kl_from_uniform" in self._outputs:  # it has no gradient
+            if "kl_from_uniform" in self._outputs:  # this output has no gradient
                 batch = replace(batch, kl_from_uniform=outputs[2])
                 outputs = (*outputs[:2], *outputs[3:])
             # First differentiate with respect to the outputs only, which is cheap. If the gradients
