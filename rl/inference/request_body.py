@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import Any
 from uuid import uuid4
 
-_PLACEHOLDER = uuid4().hex  # replaces a bytes value in the JSON; random, so no text contains it
+_GAP = uuid4().hex  # stands for a bytes value in the JSON; random, so no other text contains it
 _PIECE_BYTES = 3 << 18  # a multiple of 3, so that the base64 texts of the pieces can be joined
 
 
@@ -15,15 +15,13 @@ class JSONBody:
 
     def __init__(self, content: dict[str, Any]) -> None:
         self._binary: list[Any] = []  # bytes-like values, in their order in the JSON
-        text = json.dumps(content, default=self._store_bytes).encode()
-        self._around = text.split(_PLACEHOLDER.encode())
-        self.num_bytes = sum(map(len, self._around)) + sum(
-            4 * -(-len(v) // 3) for v in self._binary
-        )
+        self._around = json.dumps(content, default=self._cut_bytes).encode().split(_GAP.encode())
+        encoded = sum(4 * -(-len(value) // 3) for value in self._binary)
+        self.num_bytes = sum(map(len, self._around)) + encoded
 
-    def _store_bytes(self, value: Any) -> str:
+    def _cut_bytes(self, value: Any) -> str:
         self._binary.append(value)
-        return _PLACEHOLDER
+        return _GAP
 
     def __iter__(self) -> Iterator[bytes]:
         first, *rest = self._around
