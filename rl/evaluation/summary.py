@@ -109,7 +109,7 @@ def average(values: Sequence[float]) -> float:
 
 
 def rollout_means(rollouts: Sequence[Rollout]) -> dict[str, float]:
-    """Return max_length and means over rollouts. Names lack the prefix `rollout/` or `eval/`."""
+    """Return means over rollouts, and max_length, by metric name without `rollout/` or `eval/`."""
     lengths = [rollout.num_completion for rollout in rollouts]  # completion tokens per rollout
     return {
         "mean_length": average(lengths),

@@ -146,7 +146,7 @@ class VLLMClient(AbstractAsyncContextManager["VLLMClient"]):
             task = asyncio.current_task()
             if not route.lost or task is None or task.cancelling():
                 raise
-            # `_close_session` makes aiohttp raise this error in requests that await a connection.
+            # `_close_session` makes aiohttp cancel the requests that wait for a connection.
             raise AttemptFailed(f"the run no longer uses {route.replica.name}") from error
         text = content[:500].decode(errors="replace")
         if status == HTTPStatus.BAD_REQUEST and path == "/tokenize":

@@ -46,7 +46,7 @@ class Completion:
     kept: Sequence[Sequence[int]] = ()
 
 
-# Decoding into these types takes a fifth of the time of decoding into dictionaries.
+# Decoding into msgspec.Struct types takes a fifth of the time of decoding into dictionaries.
 class _Likely(msgspec.Struct, gc=False):
     token_id: int
     logprob: float

@@ -144,7 +144,7 @@ def _maybe_compiled(function: Callable[..., Any], compiled: bool) -> Callable[..
     if not compiled:
         return function
     made = torch.compile(function, dynamic=True)
-    # Copy slices, because torch.compile recompiles for each new ratio of a slice to its tensor.
+    # Copy slices, because torch.compile recompiles when the ratio of slice to tensor size changes.
     return lambda *given: made(*tree_map_only(Tensor, _copy_if_slice, given))
 
 

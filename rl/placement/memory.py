@@ -50,7 +50,7 @@ class _Stage:
     buffers: float = 0.0  # bytes per element of DeepSpeed's buffers (at most _BUCKET elements)
 
 
-# These were measured with one rank. From stage 1 on, `step` includes AdamW's two weight copies.
+# All numbers were measured with one rank. From stage 1 on, `step` includes two weight copies.
 _STAGES = {
     0: _Stage(gradients=4, step=4),
     1: _Stage(gradients=9, step=8),
@@ -194,7 +194,7 @@ def _activation_bytes(run: Run, shape: Shape, ranks: int, on_gpu: bool) -> float
         layer += 6 * shape.query + 4 * shape.key
     if frozen:
         layer += 14 * run.adapter.rank
-    if _compiles(run, on_gpu) and not shape.experts:  # not measured for experts
+    if _compiles(run, on_gpu) and not shape.experts:  # _COMPILED was not measured with experts
         layer *= _COMPILED[frozen, run.trainer.share_prefixes]
     kept = shape.layers * layer
     if run.trainer.gradient_checkpointing:  # autograd keeps every layer's input and one full layer
