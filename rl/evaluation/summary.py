@@ -98,7 +98,7 @@ def _summary(played: Sequence[PlayedExample], threshold: float) -> Summary:
         zero_spread=zero_spread(compared),
         **means,
         rewards=mean_rewards(rollouts),
-        stop_reasons=stop_shares(rollouts),
+        stop_reasons=stop_reason_shares(rollouts),
         errors=dict(Counter(r.error for r in rollouts if r.error).most_common()),
     )
 
@@ -136,7 +136,7 @@ def finite_means(pairs: Iterable[tuple[str, float]]) -> dict[str, float]:
     return means | {f"{name}/nonfinite": float(count) for name, count in counts.items() if count}
 
 
-def stop_shares(rollouts: Sequence[Rollout]) -> dict[str, float]:
+def stop_reason_shares(rollouts: Sequence[Rollout]) -> dict[str, float]:
     counts = Counter(str(rollout.stop_reason) for rollout in rollouts)
     return {reason: count / len(rollouts) for reason, count in counts.most_common()}
 

@@ -26,6 +26,7 @@ from rl.inference.router import RequestGroup, Route, Router
 from rl.runtime.devices import file_limit
 
 T = TypeVar("T")
+_GENERATE = "/inference/v1/generate"
 _RETRIES = 3
 _RETRY_DELAY_S = 0.5  # seconds before the first retry; doubled before each further retry
 _KEEP_ALIVE_S = 2.0  # close idle connections before vLLM closes them, which it does after 5 s
@@ -207,12 +208,12 @@ class GroupClient:
             },
         }
 
-        def read(content: bytes) -> list[Completion]:
+        def read_completions(content: bytes) -> list[Completion]:
             choices = msgspec.json.decode(content, type=GenerateAnswer).choices
             returns_kept = sampling.get("logprobs", 0) > 0
             return [completion_of(choice, list(prompt_ids), returns_kept) for choice in choices]
 
-        completions = await self.client.request("/inference/v1/generate", body, read, self.group, n)
+        completions = await self.client.request(_GENERATE, body, read_completions, self.group, n)
         if route := self.group.chosen:
             route.num_completions += len(completions)
             route.num_tokens += sum(len(completion.token_ids) for completion in completions)
@@ -225,14 +226,13 @@ class GroupClient:
         body = scoring_request(token_ids)
         body["sampling_params"]["logprobs"] = 0  # `completion_of` needs the sampled token's logprob
 
-        def read(content: bytes) -> tuple[list[float], int]:
+        def read_logprobs(content: bytes) -> tuple[list[float], int]:
             (choice,) = msgspec.json.decode(content, type=GenerateAnswer).choices
             logprobs = prompt_logprobs(msgspec.json.decode(content), token_ids)
             return logprobs[len(logprobs) - count :], completion_of(choice, []).versions[0]
 
         while True:
-            path = "/inference/v1/generate"
-            logprobs, now = await self.client.request(path, body, read, self.group, 1)
+            logprobs, now = await self.client.request(_GENERATE, body, read_logprobs, self.group, 1)
             # If the version is unchanged, vLLM loaded no weights while it computed the logprobs.
             if now == version:
                 return logprobs, version

@@ -47,7 +47,7 @@ class Completion:
 
 
 # Decoding into msgspec.Struct types takes a fifth of the time of decoding into dictionaries.
-class _Likely(msgspec.Struct, gc=False):
+class _LikelyToken(msgspec.Struct, gc=False):
     token_id: int
     logprob: float
 
@@ -58,7 +58,7 @@ class _Logprob(msgspec.Struct, gc=False):
     top_logprobs: msgspec.Raw = msgspec.Raw(b"[]")
 
 
-_LIKELY = msgspec.json.Decoder(list[_Likely])
+_LIKELY = msgspec.json.Decoder(list[_LikelyToken])
 
 
 class _Logprobs(msgspec.Struct, gc=False):

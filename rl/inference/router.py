@@ -54,12 +54,12 @@ class RequestGroup:
 
     def choose_route(self) -> Route:
         if self.chosen is None or self.chosen.lost:
-            self.leave()
+            self.release_route()
             self.chosen = min(self.router.routes, key=lambda r: (r.num_groups, r.num_pending))
             self.chosen.num_groups += 1
         return self.chosen
 
-    def leave(self) -> None:
+    def release_route(self) -> None:
         if self.chosen is not None:
             self.chosen.num_groups -= 1
         self.chosen = None
@@ -148,4 +148,4 @@ class Router:
         try:
             yield group
         finally:
-            group.leave()
+            group.release_route()

@@ -12,7 +12,7 @@ from rl.evaluation.summary import (
     mean_of_all_rewards,
     mean_rewards,
     rollout_means,
-    stop_shares,
+    stop_reason_shares,
     zero_spread,
 )
 from rl.records import Group, Rollout
@@ -46,7 +46,7 @@ def batch_metrics(groups: Sequence[Group], step: int) -> dict[str, float]:
         "rollout/zero_spread": zero_spread(most_varied),
         "train/tokens": sum(rollout.num_completion for rollout in rollouts),
         **{f"reward/{name}": value for name, value in mean_rewards(rollouts).items()},
-        **{f"stop/{reason}": share for reason, share in stop_shares(rollouts).items()},
+        **{f"stop/{reason}": share for reason, share in stop_reason_shares(rollouts).items()},
     }
     metrics |= finite_means(
         (f"reward/{name}/turn_{turn}", value)

@@ -57,8 +57,8 @@ def test_a_group_stays_with_its_replica_when_others_become_idle():
         groups = [stack.enter_context(router.group()) for _ in range(5)]
         asked = [group.choose_route().replica.name for group in groups]
         assert asked == ["inference0", "inference1"] * 2 + ["inference0"]
-        groups[1].leave()
-        groups[3].leave()
+        groups[1].release_route()
+        groups[3].release_route()
         assert [groups[i].choose_route().replica.name for i in (0, 2, 4)] == ["inference0"] * 3
         assert [route.num_groups for route in router.routes] == [3, 0]
     assert [route.num_groups for route in router.routes] == [0, 0]
