@@ -85,7 +85,7 @@ async def played(
     renderer = load_renderer(folder.initial_model(), build(run.model)().renderer)
     every = env.examples("train")
     examples = [every[i % len(every)] for i in range(num_episodes // GROUP_SIZE)]
-    client = Recording(Router.to(*replicas), model="policy", timeout=3600.0)
+    client = Recording(Router.with_replicas(*replicas), model="policy", timeout=3600.0)
     client.bodies = []
     async with client:
         chat = RendererChat(sampler, renderer, client, run.max_seq_len, LiveVersion(0))

@@ -16,7 +16,7 @@ from transformers import AutoModelForCausalLM, PreTrainedConfig, Qwen3Config, Qw
 
 from rl.learner.logprobs import PolicyModule
 from rl.learner.weight_gradients import use_float32_gradients
-from rl.model.loading import compile_layers, enable_recompute
+from rl.model.loading import compile_layers, enable_gradient_checkpointing
 from rl.model.lora import LoRA
 from rl.model.shape import GIB, shape
 from rl.model.shared_prefixes import share_prefixes
@@ -62,7 +62,7 @@ class Updater:
             model = AutoModelForCausalLM.from_config(made, dtype=torch.bfloat16)
             model = ADAPTER.attach(model, 0, "none") if adapter == "lora" else model
         if "checkpointed" in how:
-            enable_recompute(model)
+            enable_gradient_checkpointing(model)
         if "shared" in how:
             share_prefixes(model)
         if "compiled" in how:

@@ -117,7 +117,7 @@ def chat_settings(policy: PolicySettings, run_folder: RunFolder, env: Environmen
         is_multi_turn=env.is_multi_turn,
         num_seqs=((policy.inference and policy.inference.args) or {}).get("max_num_seqs"),
         version=LiveVersion(_VERSION),
-        router=Router.to(only_replica(run_folder)),
+        router=Router.with_replicas(only_replica(run_folder)),
         served_as=SERVED_AS[policy.adapter_path is not None],
         model=run_folder.initial_model() if policy.model else Path(),
         renderer=model.renderer if model else "auto",

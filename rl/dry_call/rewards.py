@@ -114,10 +114,10 @@ def check_batch_credit(report: Report, batch_credit: Any, count: int) -> dict[st
     `count` is the number of advantages of a made-up rollout, which has two turns and five tokens.
     """
 
-    def group(index: int, *numbers: float | None) -> Group:
-        rollouts = tuple(made_up_rollout(number, 2, 3) for number in numbers)
+    def made_up_group(index: int, *rewards: float | None) -> Group:
+        rollouts = tuple(made_up_rollout(reward, 2, 3) for reward in rewards)
         credits = (
-            Credit(x, (x or 0.0,) * count, x is not None, by_token=count > 2) for x in numbers
+            Credit(x, (x or 0.0,) * count, x is not None, by_token=count > 2) for x in rewards
         )
         return Group(index, _EXAMPLE, 0, rollouts, tuple(credits))
 
@@ -126,9 +126,9 @@ def check_batch_credit(report: Report, batch_credit: Any, count: int) -> dict[st
         *([(0.0, 0.0), (0.0, 0.0)], [(1.0, None)], [(None, None)], []),
     ]
     same = []
-    for numbers in batches:
-        with report.calling("batch_credit", batch_credit, f"groups with the rewards {numbers}"):
-            groups = [group(i, *each) for i, each in enumerate(numbers)]
+    for batch in batches:
+        with report.calling("batch_credit", batch_credit, f"groups with the rewards {batch}"):
+            groups = [made_up_group(i, *rewards) for i, rewards in enumerate(batch)]
             try:
                 made = apply_batch_credit(groups, batch_credit)
             except RunFailed as error:
@@ -159,7 +159,7 @@ def check_aggregation(report: Report, aggregation: Any) -> dict[str, bool]:
 
 
 def _require_numbers(result: Any, items: list[Any], part: str = "", unit: str = "rollout") -> None:
-    """Require a finite number per item of `items`; with `part`, one per element of each item."""
+    """Require in `result` a finite number per item or, with `part`, per element of each item."""
     is_list = isinstance(result, Sequence | np.ndarray)
     if not is_list or len(result) != len(items):
         kind = "lists" if part else "numbers"

@@ -53,13 +53,13 @@ class RecordingTensor(Tensor):
 
 
 def made_up_tokens(*, has_old: bool, change: float = 0.0) -> tuple[Tokens, list[Tensor], set[str]]:
-    """Return made-up tokens, their tensors with a gradient, and a set that collects used fields.
+    """Return made-up tokens, the tensors that require a gradient, and a set for the used fields.
 
     `has_old`: whether the tokens have old_logprobs. `change` is added to rollout_logprobs.
     """
     generator = torch.Generator().manual_seed(0)
 
-    def perturbed(values: Tensor) -> Tensor:
+    def add_noise(values: Tensor) -> Tensor:
         return values + 0.02 * torch.randn(values.shape, generator=generator)
 
     logprobs = -0.2 - torch.rand(NUM_TOKENS, generator=generator)
@@ -67,7 +67,7 @@ def made_up_tokens(*, has_old: bool, change: float = 0.0) -> tuple[Tokens, list[
     leaves = [logprobs.clone().requires_grad_(), candidates.clone().requires_grad_()]
     fields: dict[str, Tensor] = {
         "logprobs": leaves[0],
-        "rollout_logprobs": perturbed(logprobs) + change,
+        "rollout_logprobs": add_noise(logprobs) + change,
         "advantages": torch.tensor([1.0, 1.0, 0.5, 0.5, 0.5, -1.0, -1.0, -0.5]),
         "sequence_ids": torch.tensor([0, 0, 0, 0, 0, 1, 1, 1]),
         "staleness": torch.tensor([0, 0, 1, 1, 1, 0, 0, 2]),
@@ -77,13 +77,13 @@ def made_up_tokens(*, has_old: bool, change: float = 0.0) -> tuple[Tokens, list[
         "rollout_ids": torch.tensor([0, 0, 0, 0, 0, 1, 1, 1]),
         "group_ids": torch.zeros(NUM_TOKENS, dtype=torch.int64),
         "source": torch.tensor([0, 0, 1, 1, 1, 0, 0, 2]),
-        "ref_logprobs": perturbed(logprobs),
+        "ref_logprobs": add_noise(logprobs),
         "candidate_logprobs": leaves[1],
-        "ref_candidate_logprobs": perturbed(candidates).sort(descending=True).values,
+        "ref_candidate_logprobs": add_noise(candidates).sort(descending=True).values,
         "kl_from_uniform": torch.linspace(2.0, 0.5, NUM_TOKENS),
     }
     if has_old:
-        fields["old_logprobs"] = perturbed(logprobs)
+        fields["old_logprobs"] = add_noise(logprobs)
     used: set[str] = set()
     watched: dict[str, Any] = {}
     for name, values in fields.items():
@@ -93,7 +93,7 @@ def made_up_tokens(*, has_old: bool, change: float = 0.0) -> tuple[Tokens, list[
 
 
 def check_loss(report: Report, loss: Any, num_updates: int) -> tuple[set[str], bool]:
-    """Return the facts `loss_reads` and `loss_corrects` (rl/config/learned.py).
+    """Return the names of the fields that the loss reads, and whether it corrects (see below).
 
     The loss is called with and without old_logprobs, which it gets if a batch has several updates.
     An error is reported only if it would also occur in this run. A loss corrects for the difference
@@ -107,7 +107,7 @@ def check_loss(report: Report, loss: Any, num_updates: int) -> tuple[set[str], b
             result = with_statistics(loss, tokens)(tokens)
             check_token_loss(trial, result, leaves)
             if not getattr(loss, "whole_groups", False):
-                _require_same_losses_of_parts(with_statistics(loss, tokens), tokens)
+                _require_independent_losses(with_statistics(loss, tokens), tokens)
             results += [result.loss.detach()] if has_old else []
         used |= here
     corrects = len(results) == 2 and not torch.equal(*results)
@@ -125,10 +125,10 @@ def check_loss(report: Report, loss: Any, num_updates: int) -> tuple[set[str], b
 
 
 def with_statistics(loss: Any, tokens: Tokens) -> Any:
-    """Return the loss, with the sums of its method `statistics`, if any, bound as an argument."""
+    """Return the loss. If it has a method `statistics`, bind the sums that this method returns."""
     if not hasattr(loss, "statistics"):
         return loss
-    whole, *shares = (loss.statistics(each) for each in (tokens, *_parts(tokens)))
+    whole, *shares = (loss.statistics(each) for each in (tokens, *_split_sequences(tokens)))
     if not isinstance(whole, Tensor) or whole.dim() != 1 or not whole.isfinite().all():
         what = f"has statistics() that return {_describe(whole)}"
         raise BadResult(
@@ -143,9 +143,9 @@ def with_statistics(loss: Any, tokens: Tokens) -> Any:
     return partial(loss, statistics=whole.detach())
 
 
-def _parts(tokens: Tokens) -> list[Tokens]:
-    """Return the two sequences of made-up tokens, and an empty one, as micro-batches."""
-    with torch._C.DisableTorchFunctionSubclass():  # a copy is not a use, so record nothing
+def _split_sequences(tokens: Tokens) -> list[Tokens]:
+    """Return one micro-batch for each of the three sequences. The last sequence is empty."""
+    with torch._C.DisableTorchFunctionSubclass():  # do not record copies as uses
         values = {k: v.detach() for k, v in vars(tokens).items() if isinstance(v, Tensor)}
         values["sequence_ids"] = torch.zeros(NUM_TOKENS, dtype=torch.int64)
         return [
@@ -154,10 +154,10 @@ def _parts(tokens: Tokens) -> list[Tokens]:
         ]
 
 
-def _require_same_losses_of_parts(loss: Any, tokens: Tokens) -> None:
+def _require_independent_losses(loss: Any, tokens: Tokens) -> None:
     """Raise BadResult if a token's loss depends on other sequences. Skip random losses."""
     first, again = loss(tokens).loss.detach(), loss(tokens).loss.detach()
-    parts = torch.cat([loss(part).loss for part in _parts(tokens)[:2]])
+    parts = torch.cat([loss(part).loss for part in _split_sequences(tokens)[:2]])
     if torch.equal(first, again) and not torch.allclose(parts, first, rtol=1e-4, atol=1e-6):
         raise BadResult(
             "returned other losses for the same tokens if a call had only one of the sequences: a "

@@ -68,10 +68,10 @@ async def play(
 
 
 def write_rollouts(
-    path: Path, played: Sequence[PlayedExample], more: Callable[[Example], Any] = lambda _: {}
+    path: Path, played: Sequence[PlayedExample], extra_keys: Callable[[Example], Any] = lambda _: {}
 ) -> None:
-    """Write a line per rollout. `more` returns further keys for the lines of an example."""
-    pairs = ((one, more(one.example), r) for one in played for r in one.rollouts)
+    """Write a JSON line per rollout. `extra_keys(example)` is added to the example's lines."""
+    pairs = ((one, extra_keys(one.example), r) for one in played for r in one.rollouts)
     path.write_text("".join(json_line(eval_line(one, r) | keys) for one, keys, r in pairs))
 
 

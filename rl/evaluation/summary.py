@@ -89,7 +89,7 @@ def _summary(played: Sequence[PlayedExample], threshold: float) -> Summary:
         num_examples=len(played),
         num_rollouts=len(rollouts),
         num_scored=sum(map(len, groups)),
-        reward=mean(groups),
+        reward=mean_of_all_rewards(groups),
         reward_standard_error=standard_error(groups),
         passes={
             k: pass_at_k(compared, k, threshold)
@@ -98,7 +98,7 @@ def _summary(played: Sequence[PlayedExample], threshold: float) -> Summary:
         zero_spread=zero_spread(compared),
         **means,
         rewards=mean_rewards(rollouts),
-        stop_reasons=stop_shares(rollouts),
+        stop_reasons=stop_reason_shares(rollouts),
         errors=dict(Counter(r.error for r in rollouts if r.error).most_common()),
     )
 
@@ -109,7 +109,7 @@ def average(values: Sequence[float]) -> float:
 
 
 def rollout_means(rollouts: Sequence[Rollout]) -> dict[str, float]:
-    """Return max_length and means over rollouts. Names lack the prefix `rollout/` or `eval/`."""
+    """Return means over rollouts, and max_length, by metric name without `rollout/` or `eval/`."""
     lengths = [rollout.num_completion for rollout in rollouts]  # completion tokens per rollout
     return {
         "mean_length": average(lengths),
@@ -136,7 +136,7 @@ def finite_means(pairs: Iterable[tuple[str, float]]) -> dict[str, float]:
     return means | {f"{name}/nonfinite": float(count) for name, count in counts.items() if count}
 
 
-def stop_shares(rollouts: Sequence[Rollout]) -> dict[str, float]:
+def stop_reason_shares(rollouts: Sequence[Rollout]) -> dict[str, float]:
     counts = Counter(str(rollout.stop_reason) for rollout in rollouts)
     return {reason: count / len(rollouts) for reason, count in counts.most_common()}
 
@@ -145,16 +145,16 @@ RewardGroups = Sequence[Sequence[float]]
 """One list per example, or per role of an example, with the rewards of its scored rollouts."""
 
 
-def mean(groups: RewardGroups) -> float:
+def mean_of_all_rewards(groups: RewardGroups) -> float:
     return average([reward for group in groups for reward in group])
 
 
 def standard_error(groups: RewardGroups) -> float:
-    """Return the standard error of `mean`, clustered by example; NaN for fewer than 2 examples."""
+    """Return the standard error of the mean, clustered by example; NaN for 0 or 1 examples."""
     scored = [group for group in groups if group]
     if len(scored) < 2:
         return math.nan
-    mean_reward, count = mean(scored), sum(map(len, scored))
+    mean_reward, count = mean_of_all_rewards(scored), sum(map(len, scored))
     # The rollouts of an example are not independent, so deviations are summed per example first.
     squares = sum(sum(reward - mean_reward for reward in group) ** 2 for group in scored)
     return math.sqrt(len(scored) / (len(scored) - 1) * squares) / count

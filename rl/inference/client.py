@@ -26,6 +26,7 @@ from rl.inference.router import RequestGroup, Route, Router
 from rl.runtime.devices import file_limit
 
 T = TypeVar("T")
+_GENERATE = "/inference/v1/generate"
 _RETRIES = 3
 _RETRY_DELAY_S = 0.5  # seconds before the first retry; doubled before each further retry
 _KEEP_ALIVE_S = 2.0  # close idle connections before vLLM closes them, which it does after 5 s
@@ -70,6 +71,7 @@ class VLLMClient(AbstractAsyncContextManager["VLLMClient"]):
 
     @contextmanager
     def group(self) -> Iterator["GroupClient"]:
+        """Yield a client that sends all requests of a group of rollouts to one replica."""
         with self._router.group() as group:
             yield GroupClient(self, group)
 
@@ -145,7 +147,7 @@ class VLLMClient(AbstractAsyncContextManager["VLLMClient"]):
             task = asyncio.current_task()
             if not route.lost or task is None or task.cancelling():
                 raise
-            # `_close_session` makes aiohttp raise this error in requests that await a connection.
+            # `_close_session` makes aiohttp cancel the requests that wait for a connection.
             raise AttemptFailed(f"the run no longer uses {route.replica.name}") from error
         text = content[:500].decode(errors="replace")
         if status == HTTPStatus.BAD_REQUEST and path == "/tokenize":
@@ -206,12 +208,12 @@ class GroupClient:
             },
         }
 
-        def read(content: bytes) -> list[Completion]:
+        def read_completions(content: bytes) -> list[Completion]:
             choices = msgspec.json.decode(content, type=GenerateAnswer).choices
             returns_kept = sampling.get("logprobs", 0) > 0
             return [completion_of(choice, list(prompt_ids), returns_kept) for choice in choices]
 
-        completions = await self.client.request("/inference/v1/generate", body, read, self.group, n)
+        completions = await self.client.request(_GENERATE, body, read_completions, self.group, n)
         if route := self.group.chosen:
             route.num_completions += len(completions)
             route.num_tokens += sum(len(completion.token_ids) for completion in completions)
@@ -224,14 +226,13 @@ class GroupClient:
         body = scoring_request(token_ids)
         body["sampling_params"]["logprobs"] = 0  # `completion_of` needs the sampled token's logprob
 
-        def read(content: bytes) -> tuple[list[float], int]:
+        def read_logprobs(content: bytes) -> tuple[list[float], int]:
             (choice,) = msgspec.json.decode(content, type=GenerateAnswer).choices
             logprobs = prompt_logprobs(msgspec.json.decode(content), token_ids)
             return logprobs[len(logprobs) - count :], completion_of(choice, []).versions[0]
 
         while True:
-            path = "/inference/v1/generate"
-            logprobs, now = await self.client.request(path, body, read, self.group, 1)
+            logprobs, now = await self.client.request(_GENERATE, body, read_logprobs, self.group, 1)
             # If the version is unchanged, vLLM loaded no weights while it computed the logprobs.
             if now == version:
                 return logprobs, version

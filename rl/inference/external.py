@@ -91,7 +91,7 @@ def _why_unusable(http: httpx.Client, model: Path, max_seq_len: int) -> str | No
             f"--max-model-len {max_seq_len}, or set max_seq_len={longest}"
         )
     for route in _REQUIRED_ROUTES:
-        # These routes accept only POST, so a GET changes nothing. A missing route answers 404.
+        # The required routes accept only POST, so GET changes nothing. A missing route answers 404.
         if http.get(route).status_code == httpx.codes.NOT_FOUND:
             return f"has no route {route}: {_REMEDY}"
     body = {"model": "policy", "prompt": _SAMPLE_TEXT, "add_special_tokens": False}

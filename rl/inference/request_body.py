@@ -15,11 +15,11 @@ class JSONBody:
 
     def __init__(self, content: dict[str, Any]) -> None:
         self._binary: list[Any] = []  # bytes-like values, in their order in the JSON
-        self._around = json.dumps(content, default=self._leave_gap).encode().split(_GAP.encode())
+        self._around = json.dumps(content, default=self._cut_bytes).encode().split(_GAP.encode())
         encoded = sum(4 * -(-len(value) // 3) for value in self._binary)
         self.num_bytes = sum(map(len, self._around)) + encoded
 
-    def _leave_gap(self, value: Any) -> str:
+    def _cut_bytes(self, value: Any) -> str:
         self._binary.append(value)
         return _GAP
 

@@ -54,12 +54,12 @@ class RequestGroup:
 
     def choose_route(self) -> Route:
         if self.chosen is None or self.chosen.lost:
-            self.leave()
+            self.release_route()
             self.chosen = min(self.router.routes, key=lambda r: (r.num_groups, r.num_pending))
             self.chosen.num_groups += 1
         return self.chosen
 
-    def leave(self) -> None:
+    def release_route(self) -> None:
         if self.chosen is not None:
             self.chosen.num_groups -= 1
         self.chosen = None
@@ -84,7 +84,7 @@ class Router:
     _lost: dict[str, int] = field(default_factory=dict)  # name of a lost replica -> its incarnation
 
     @classmethod
-    def to(cls, *replicas: Replica) -> "Router":
+    def with_replicas(cls, *replicas: Replica) -> "Router":
         router = cls()
         router.serve(replicas)
         return router
@@ -143,8 +143,9 @@ class Router:
 
     @contextmanager
     def group(self) -> Iterator[RequestGroup]:
+        """Yield an object that chooses one replica for all requests of a group of rollouts."""
         group = RequestGroup(self)
         try:
             yield group
         finally:
-            group.leave()
+            group.release_route()

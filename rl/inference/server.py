@@ -164,7 +164,7 @@ def vllm_command(
     run_folder: RunFolder,
     replica: Replica,
     policy: ServedPolicy,
-    device_env: Mapping[str, str] | None = None,  # environment variables: GPUs, threads
+    device_env: Mapping[str, str] | None = None,  # environment variables that set GPUs and threads
 ) -> tuple[list[str], dict[str, str]]:
     """Return the command line and the environment variables of a vLLM that serves a run's model."""
     model = run_folder.initial_model()

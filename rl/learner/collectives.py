@@ -11,15 +11,15 @@ import torch
 import torch.distributed as dist
 
 
-def gather_bytes(own: bytes) -> list[bytes]:
-    """Return the bytes of every rank, in the order of the ranks. Collective."""
+def gather_bytes(data: bytes) -> list[bytes]:
+    """Return the `data` of every rank, in the order of the ranks. Collective."""
     device = torch.device("cuda" if dist.get_backend() == "nccl" else "cpu")
-    size = torch.tensor([len(own)], device=device)
+    size = torch.tensor([len(data)], device=device)
     sizes = [torch.empty_like(size) for _ in range(dist.get_world_size())]
     dist.all_gather(sizes, size)
     longest = max(int(each) for each in sizes)
-    padded = torch.frombuffer(bytearray(own.ljust(longest + 1, b"\0")), dtype=torch.uint8)
-    content = padded.to(device)
+    padded = bytearray(data.ljust(longest + 1, b"\0"))
+    content = torch.frombuffer(padded, dtype=torch.uint8).to(device)
     contents = [torch.empty_like(content) for _ in sizes]
     dist.all_gather(contents, content)
     pairs = zip(contents, sizes, strict=True)

@@ -89,7 +89,7 @@ def start_engine(
             if parameter.requires_grad:
                 parameter.grad_dtype = torch.float32
     if stage == 3:
-        for parameter in external:  # make ZeRO-3 gather it before each pass of `module`
+        for parameter in external:  # make ZeRO-3 gather `parameter` for each pass of `module`
             deepspeed.zero.register_external_parameter(module, parameter)
     if stage == 0 and half:
         # Adam's bias correction must not count the step that `deepspeed.initialize` has taken.
@@ -132,7 +132,7 @@ def save_engine(engine: Any, folder: Path, *, partly_frozen: bool) -> None:
 
 def load_engine(engine: Any, folder: Path) -> None:
     """Load the state that `save_engine` wrote. It contains no frozen weights. Collective."""
-    if not engine._get_all_ckpt_names(str(folder), _TAG):  # else DeepSpeed's error has no text
+    if not engine._get_all_ckpt_names(str(folder), _TAG):  # DeepSpeed's error has no text
         raise ValueError(f"{folder} lacks DeepSpeed's files: restore them, or start a new run")
     engine.load_checkpoint(str(folder), tag=_TAG)
 

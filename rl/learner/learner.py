@@ -23,7 +23,7 @@ from rl.learner.policy import Policy
 from rl.learner.preparation import Preparation
 from rl.learner.ranks import Ranks, num_resumed_steps
 from rl.learner.reference.protocol import Reference, ReferenceSetting
-from rl.model.loading import compile_layers, enable_recompute, load_model
+from rl.model.loading import compile_layers, enable_gradient_checkpointing, load_model
 from rl.model.shared_prefixes import share_prefixes, shares_prefixes
 from rl.records import RankBatch
 from rl.runtime.folder import RunFolder, naming_damage
@@ -43,7 +43,7 @@ def load_for_training(run: Run, folder: Path, *, compiled: bool) -> PreTrainedMo
     if run.trainer.share_prefixes:
         share_prefixes(model)
     if run.trainer.gradient_checkpointing:
-        enable_recompute(model)
+        enable_gradient_checkpointing(model)
     if compiled:
         try:
             compile_layers(model)

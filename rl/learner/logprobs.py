@@ -103,7 +103,7 @@ class PolicyModule(nn.Module):
         if kept is not None:  # a reference may lack logits of the policy's padding ids
             kept = kept.masked_fill(kept >= self.head.out_features, -1)
         also = [each for each in (kept, candidates) if each is not None]
-        if also:  # [N, 1+S+K]; score any token in place of -1
+        if also:  # [N, 1+S+K]; the scores of token 0, which replaces -1, are not used
             targets = torch.cat([targets.unsqueeze(-1), *also], -1).clamp(min=0)
         # Never call `head`, because ZeRO-3 makes calls collective and ranks differ in chunk counts.
         head, dtype = self.head, self._head_dtype or before.dtype

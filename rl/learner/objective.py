@@ -77,7 +77,7 @@ class Batch(Tokens):
             tensors["hinted_token_ids"] = _to_tensor(micro.hinted_token_ids)
             tensors["hinted_mask"] = torch.tensor(micro.hinted_mask)
         if micro.kept is not None:
-            tensors["kept"] = torch.tensor(micro.kept)  # int32, because it is large
+            tensors["kept"] = torch.tensor(micro.kept)  # keep int32 to save memory
         on_device = {name: tensor.to(device) for name, tensor in tensors.items()}
         return Batch(**on_device, num_sequences=len(micro.token_ids), envs=micro.envs)
 

@@ -46,7 +46,7 @@ class AdamW:
             lr=self.learning_rate,
             betas=(self.beta1, self.beta2),
             eps=self.eps,
-            fused=torch.cuda.is_available() or None,  # takes a third of the time on an H100
+            fused=torch.cuda.is_available() or None,  # fused AdamW is 3 times as fast on an H100
         )
 
     def rate(self, step: int, max_steps: int) -> float:

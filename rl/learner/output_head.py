@@ -80,7 +80,7 @@ class OutputHead(torch.autograd.Function):
         hidden_grad = torch.empty_like(hidden) if of_hidden else None
         weight_grad = torch.zeros_like(weight, dtype=exact) if of_weight else None
         bias_grad = torch.zeros_like(bias, dtype=exact) if of_bias else None
-        rounds = weight.is_cuda and not of_bias  # weight_gradient also rounds the gradients there
+        rounds = weight.is_cuda and not of_bias  # weight_gradient rounds gradients on a GPU
         divisors = _chunk_temperatures(temperature, chunk)
         for begin, divisor in zip(range(0, len(targets), chunk), divisors, strict=False):
             part = slice(begin, begin + chunk)
@@ -144,7 +144,7 @@ def _maybe_compiled(function: Callable[..., Any], compiled: bool) -> Callable[..
     if not compiled:
         return function
     made = torch.compile(function, dynamic=True)
-    # Copy slices, because torch.compile recompiles for each new ratio of a slice to its tensor.
+    # Copy slices, because torch.compile recompiles when the ratio of slice to tensor size changes.
     return lambda *given: made(*tree_map_only(Tensor, _copy_if_slice, given))
 
 

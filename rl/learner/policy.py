@@ -143,7 +143,7 @@ class Policy:
                 candidates=batch.candidates,
                 kept=batch.kept,
             )
-            if "kl_from_uniform" in self._outputs:  # it has no gradient
+            if "kl_from_uniform" in self._outputs:  # this output has no gradient
                 batch = replace(batch, kl_from_uniform=outputs[2])
                 outputs = (*outputs[:2], *outputs[3:])
             # First differentiate with respect to the outputs only, which is cheap. If the gradients
@@ -228,13 +228,13 @@ class Policy:
         Copy each weight of a GPU into `buffers[name]` if shape and dtype are equal, else to the
         CPU. Other ranks return {}. Collective.
         """
-        return self._collect(full_recipes(self.engine.module.model), buffers)
+        return self._collect_weights(full_recipes(self.engine.module.model), buffers)
 
     def adapter_weights(self) -> dict[str, Tensor]:
         """On rank 0, return the adapter's weights by peft's names, else return {}. Collective."""
-        return self._collect(adapter_recipes(self.engine.module.model))
+        return self._collect_weights(adapter_recipes(self.engine.module.model))
 
-    def _collect(
+    def _collect_weights(
         self, recipes: Iterable[Recipe], buffers: Mapping[str, Tensor] | None = None
     ) -> dict[str, Tensor]:
         collected: dict[str, Tensor] = {}

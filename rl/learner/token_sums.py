@@ -77,10 +77,10 @@ class TokenSums:
         }
         # Use torch's maximum, because Python's may drop a NaN.
         max_gap = float(torch.tensor([each for _, each in ranks], dtype=torch.float64).max())
-        return {**metrics, "train/loss": totals["loss"], **_mismatch(totals, max_gap)}
+        return {**metrics, "train/loss": totals["loss"], **_mismatch_metrics(totals, max_gap)}
 
 
-def _mismatch(totals: Mapping[str, float], max_gap: float) -> dict[str, float]:
+def _mismatch_metrics(totals: Mapping[str, float], max_gap: float) -> dict[str, float]:
     n = totals["fresh"]
     if not n:
         return {}

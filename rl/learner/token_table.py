@@ -36,8 +36,7 @@ class TokenTable:
         for line, column in zip(flat, columns, strict=True):
             for batch, values in zip(self._micro_batches, column, strict=True):
                 line[self._token_indices(batch)] = values.detach().double().cpu()
-        device = self._micro_batches[0].mask.device
-        flat = flat.to(device)
+        flat = flat.to(self._micro_batches[0].mask.device)
         dist.all_reduce(flat)  # each value is set on one rank, so the sum copies it to all ranks
         tables = torch.zeros(len(columns), *self.exists.shape, dtype=torch.float64)
         tables[:, self.exists] = flat.cpu()

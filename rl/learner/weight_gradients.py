@@ -30,7 +30,7 @@ def use_float32_gradients(model: nn.Module) -> None:
 def weight_gradient(grads: Tensor, inputs: Tensor, total: Tensor | None = None) -> Tensor:
     """Return grads [N, O] transposed times inputs [N, I], added to `total` in place if given."""
     exact = torch.promote_types(inputs.dtype, torch.float32)
-    how: dict[str, Any]  # torch's annotations lack out_dtype
+    how: dict[str, Any]  # Any, because torch's annotations lack out_dtype
     if inputs.is_cuda and inputs.dtype != exact:
         # A GPU's tensor cores can multiply bfloat16 and return float32.
         factors, how = (grads.to(inputs.dtype).T, inputs), {"out_dtype": exact}

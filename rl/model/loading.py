@@ -62,7 +62,7 @@ def load_model(folder: Path, dtype: torch.dtype, seed: int) -> PreTrainedModel:
     return model
 
 
-def enable_recompute(model: PreTrainedModel) -> None:
+def enable_gradient_checkpointing(model: PreTrainedModel) -> None:
     # With use_reentrant=True, frozen embeddings (LoRA) would leave all layers without gradients.
     model.gradient_checkpointing_enable({"use_reentrant": False})
 
@@ -75,7 +75,7 @@ def compile_layers(model: PreTrainedModel, backend: str = "inductor") -> None:
         raise ValueError(f"{kind} has no layers that can be compiled: set trainer.compile=false")
     embedding = model.get_input_embeddings()
     if not any(parameter.requires_grad for parameter in embedding.parameters()):
-        # Let the first layer's inputs require gradients like the others', so all share one graph.
+        # Let the first layer's inputs require gradients, too, so that all layers share one graph.
         embedding.register_forward_hook(
             lambda module, given, made: made.requires_grad_() if torch.is_grad_enabled() else made  # noqa: ARG005
         )

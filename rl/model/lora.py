@@ -64,7 +64,7 @@ class LoRA:
             r=self.rank,
             lora_alpha=self.alpha,  # pyright: ignore[reportArgumentType] any number works
             lora_dropout=self.dropout,
-            target_modules=self._targets(model),
+            target_modules=self._target_names(model),
             modules_to_save=self.modules_to_save or None,
             use_rslora=self.rslora,
             task_type="CAUSAL_LM",
@@ -76,7 +76,7 @@ class LoRA:
         config.base_model_name_or_path = base
         return wrapped.get_base_model()  # pyright: ignore[reportReturnType]
 
-    def _targets(self, model: PreTrainedModel) -> Literal["all-linear"] | list[str]:
+    def _target_names(self, model: PreTrainedModel) -> Literal["all-linear"] | list[str]:
         from torch import nn
 
         if self.target_modules != "all-linear" or not _has_experts(model):

@@ -103,10 +103,10 @@ class TinyModel:
         # Omit temperature and top_p, because vLLM would use them as defaults for all requests.
         generation_config = {"eos_token_id": [end, pad], "pad_token_id": pad}
         return {
-            "config.json": _json(config),
+            "config.json": _format_json(config),
             "tokenizer.json": tokenizer.to_str(pretty=True) + "\n",
-            "tokenizer_config.json": _json(tokenizer_config),
-            "generation_config.json": _json(generation_config),
+            "tokenizer_config.json": _format_json(tokenizer_config),
+            "generation_config.json": _format_json(generation_config),
         }
 
 
@@ -160,5 +160,5 @@ def byte_letters() -> list[str]:
     return [chr(byte if byte in printable else next(spare)) for byte in range(256)]
 
 
-def _json(data: dict[str, Any]) -> str:
+def _format_json(data: dict[str, Any]) -> str:
     return json.dumps(data, indent=2) + "\n"

@@ -210,7 +210,7 @@ def _find_renderer(folder: Path, tokenizer: Tokenizer) -> str:
 
 
 def _is_qwen3_format(template: str, tokenizer: Tokenizer) -> bool:
-    """Return whether a chat template and the renderer write the same text after a question."""
+    """Return whether a chat template and Qwen3's renderer give the same text after a question."""
     messages: Any = [{**message, "reasoning_content": ""} for message in _CONVERSATION[1:]]
     messages = messages if "tool_calls" in template else [messages[0], *messages[3:]]
     # The options are those of transformers, which also defines the tag `generation`.

@@ -50,7 +50,7 @@ class _Stage:
     buffers: float = 0.0  # bytes per element of DeepSpeed's buffers (at most _BUCKET elements)
 
 
-# These were measured with one rank. From stage 1 on, `step` includes AdamW's two weight copies.
+# All numbers were measured with one rank. From stage 1 on, `step` includes two weight copies.
 _STAGES = {
     0: _Stage(gradients=4, step=4),
     1: _Stage(gradients=9, step=8),
@@ -99,8 +99,7 @@ def trainer_need(run: Run, shape: Shape, *, ranks: int, first: bool, on_gpu: boo
     if not on_gpu:
         # A new model is initialised in float32 at the start and then converted to its dtype.
         initialised = 4.0 * shape.parameters if run.model.drawn_by_trainer else 0.0
-        excess = initialised - sum(compute.values())
-        compute["activations"] += max(excess, 0.0)
+        compute["activations"] += max(initialised - sum(compute.values()), 0.0)
         return Need(device={}, host={"runtime": _RUNTIME, **compute, "push": pushed})
     moved = _offloaded_bytes(run, compute)
     stays = {key: value - moved.get(key, 0.0) for key, value in compute.items()}
@@ -182,7 +181,7 @@ def _max_micro_batch_tokens(run: Run, ranks: int) -> int:
 
 def _activation_bytes(run: Run, shape: Shape, ranks: int, on_gpu: bool) -> float:
     half, frozen = bytes_per_number(run) == 2, run.adapter.freezes_base
-    # Keys are (half precision, base frozen). Values are bytes per token, layer and unit of a width.
+    # (half precision, base frozen) -> bytes per token, per layer and per unit of each of `widths`
     coefficients = {
         (True, False): (16.0, 8.0, 10.5, 10.25),
         (True, True): (12.0, 8.0, 8.5, 8.25),
@@ -195,7 +194,7 @@ def _activation_bytes(run: Run, shape: Shape, ranks: int, on_gpu: bool) -> float
         layer += 6 * shape.query + 4 * shape.key
     if frozen:
         layer += 14 * run.adapter.rank
-    if _compiles(run, on_gpu) and not shape.experts:  # not measured for experts
+    if _compiles(run, on_gpu) and not shape.experts:  # _COMPILED was not measured with experts
         layer *= _COMPILED[frozen, run.trainer.share_prefixes]
     kept = shape.layers * layer
     if run.trainer.gradient_checkpointing:  # autograd keeps every layer's input and one full layer

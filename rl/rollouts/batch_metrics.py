@@ -9,10 +9,10 @@ from losses.groups import Source
 from rl.evaluation.summary import (
     average,
     finite_means,
-    mean,
+    mean_of_all_rewards,
     mean_rewards,
     rollout_means,
-    stop_shares,
+    stop_reason_shares,
     zero_spread,
 )
 from rl.records import Group, Rollout
@@ -36,7 +36,7 @@ def batch_metrics(groups: Sequence[Group], step: int) -> dict[str, float]:
     if not means["tool_calls"]:  # the tool metrics would all be 0
         del means["tool_calls"], means["tool_errors"]
     metrics = {
-        "train/reward": mean([group.rewards for group in groups]),
+        "train/reward": mean_of_all_rewards([group.rewards for group in groups]),
         "train/shaped_reward": average([c.reward for c in credits if c.reward is not None]),
         **{f"rollout/{name}": value for name, value in means.items()},
         "rollout/generation_time": average([rollout.generation_time for rollout in rollouts]),
@@ -46,7 +46,7 @@ def batch_metrics(groups: Sequence[Group], step: int) -> dict[str, float]:
         "rollout/zero_spread": zero_spread(most_varied),
         "train/tokens": sum(rollout.num_completion for rollout in rollouts),
         **{f"reward/{name}": value for name, value in mean_rewards(rollouts).items()},
-        **{f"stop/{reason}": share for reason, share in stop_shares(rollouts).items()},
+        **{f"stop/{reason}": share for reason, share in stop_reason_shares(rollouts).items()},
     }
     metrics |= finite_means(
         (f"reward/{name}/turn_{turn}", value)
@@ -87,7 +87,7 @@ def _source_metrics(groups: Sequence[Group], step: int) -> dict[str, float]:
     sources = [group.rollouts[0].source for group in groups]
     metrics = {f"source/{s.name.lower()}/share": sources.count(s) / len(groups) for s in Source}
     if replayed := [group for group in groups if group.suffix]:
-        metrics["source/replay/reward"] = mean([group.rewards for group in replayed])
+        metrics["source/replay/reward"] = mean_of_all_rewards([group.rewards for group in replayed])
         metrics["source/replay/staleness"] = _token_staleness(replayed, step).mean()
     return metrics
 

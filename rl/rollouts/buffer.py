@@ -82,4 +82,4 @@ class FifoBuffer:
         return drawn
 
     def undo_draw(self) -> None:
-        """Undo the newest `draw` in `state()`. The dispatcher calls this if no step trained it."""
+        """Make `state()` ignore the newest `draw`, because no step trained the drawn groups."""

@@ -18,10 +18,10 @@ def compared_ids(groups: Sequence[Group]) -> list[int]:
 
 
 def compared_columns(group: Group) -> list[list[float]] | None:
-    """Return the numbers that the advantage compared, one list per role and per reward or turn.
+    """Return the numbers that the advantage compared: for each role, one list per reward or turn.
 
-    A list has one number for each rollout of the role that has a reward and this turn. Return
-    None if the advantage does not compare rollouts.
+    A list has a number for each rollout of the role, except rollouts without a reward or without
+    this turn. Return None if the advantage does not compare rollouts.
     """
     pairs = list(zip(group.rollouts, group.credits, strict=False))
     found = [_columns([c for r, c in pairs if r.role == role]) for role in roles_of(group.rollouts)]

@@ -217,8 +217,8 @@ def scored_group(
 
 
 def _select_reward(group: ScoredGroup, name: str) -> ScoredGroup:
-    # A missing, NaN or infinite named reward counts as 0. It made the rollout's reward None, but a
-    # truncation function may have replaced this None by a number.
+    # A missing, NaN or infinite named reward counts as 0. It is the reason why the rollout's reward
+    # was None, but a truncation function may have replaced this None by a number.
     rewards = [
         None if reward is None else finite_float(named.get(name)) or 0.0
         for reward, named in zip(group.rewards, group.named_rewards, strict=True)

@@ -36,7 +36,7 @@ class DifficultyBuffer(FifoBuffer):
         if self.max_reward is not None and mean > self.max_reward:
             return "too_easy"
         columns = compared_columns(group)
-        # With a critic, for example, no rewards are compared, so equal rewards can train.
+        # With a critic, for example, no rewards are compared, so accept groups with equal rewards.
         if columns is None:
             return ""
         if max(map(spread, columns)) < self.min_spread:

@@ -45,7 +45,7 @@ class DispatcherState:
 
     next_index: int = 0
     pending: list[int] = field(default_factory=list)  # started groups that no batch has used
-    places: list[Place] = field(default_factory=list)  # (pool, position) of each one's example
+    places: list[Place] = field(default_factory=list)  # (pool, position) of each pending example
     buffer: dict[str, Any] = field(default_factory=dict)  # result of FifoBuffer.state
     order: dict[str, Any] = field(default_factory=dict)  # result of ExampleOrder.state
     stateful: dict[str, Any] = field(default_factory=dict)  # states of Dispatcher.stateful

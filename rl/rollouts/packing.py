@@ -100,10 +100,10 @@ def _pack_by_length(rows: Sequence[Row], budget: int) -> list[list[Row]]:
     return bins
 
 
-def _common_length(one: TrainingRow, other: TrainingRow) -> int:
+def _common_length(row: TrainingRow, other: TrainingRow) -> int:
     """Return the number of equal tokens at the beginning of two rows."""
-    length = min(one.length, other.length)
-    differs = one.token_ids[:length] != other.token_ids[:length]
+    length = min(row.length, other.length)
+    differs = row.token_ids[:length] != other.token_ids[:length]
     return int(differs.argmax()) if differs.any() else length
 
 

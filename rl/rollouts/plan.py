@@ -71,7 +71,7 @@ def weighted_row(
 
 
 def _per_token(row: TrainingRow, numbers: Sequence[float] | Floats) -> Floats:
-    """Return one value per token. `numbers`: one in all, per turn or per completion token.
+    """Return one value per token. `numbers`: a single one, or one per turn or completion token.
 
     A single number applies to all tokens. Otherwise tokens outside completions get 0.
     """

@@ -12,13 +12,17 @@ from benchmarks.first_hour.update import ADAPTER, Updater, config
 from rl.learner.logprobs import PolicyModule
 from rl.learner.ranks import Ranks
 from rl.learner.weight_gradients import use_float32_gradients, weight_gradient
-from rl.model.loading import compile_layers, enable_recompute
+from rl.model.loading import compile_layers, enable_gradient_checkpointing
 from rl.runtime.devices import gpus_of_driver, visible_gpus
 from rl.weights.memory_file import MemoryFile, read_weights
 
 pytestmark = [pytest.mark.gpu, pytest.mark.timeout(600)]
 CUDA = torch.device("cuda")
-WAYS = {"plain": lambda model: None, "checkpointed": enable_recompute, "compiled": compile_layers}
+WAYS = {
+    "plain": lambda model: None,
+    "checkpointed": enable_gradient_checkpointing,
+    "compiled": compile_layers,
+}
 
 
 def gradient(device, way="plain", adapter="none", dtype=torch.float32):

@@ -19,7 +19,7 @@ from rl.learner.learner import Learner
 from rl.learner.objective import Objective
 from rl.learner.optim import AdamW
 from rl.learner.policy import Policy
-from rl.model.loading import compile_layers, enable_recompute, load_model
+from rl.model.loading import compile_layers, enable_gradient_checkpointing, load_model
 from rl.model.lora import adapter_recipes
 from rl.model.shared_prefixes import share_prefixes
 from rl.rollouts.plan import plan, weighted_rows
@@ -236,7 +236,7 @@ def with_layers(model: Any, mode: str) -> None:
     if "shared" in mode:
         share_prefixes(model)
     if "checkpointing" in mode:
-        enable_recompute(model)
+        enable_gradient_checkpointing(model)
     if "compiled" in mode:
         torch.compile = functools.partial(_compile, backend="aot_eager")  # inductor takes minutes
         compile_layers(model, "aot_eager")

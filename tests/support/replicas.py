@@ -22,5 +22,5 @@ def inference(replicas: int) -> InferenceNode:
 def router_to(*sockets: Path) -> Router:
     """Return a router to the replicas inference0, inference1, ..., or to a single one."""
     if len(sockets) == 1:
-        return Router.to(replica_at(*sockets))
-    return Router.to(*(replica_at(s, f"inference{i}") for i, s in enumerate(sockets)))
+        return Router.with_replicas(replica_at(*sockets))
+    return Router.with_replicas(*(replica_at(s, f"inference{i}") for i, s in enumerate(sockets)))

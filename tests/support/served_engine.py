@@ -52,7 +52,7 @@ class ServedEngine:
         return await self.engine.generate(request)
 
     def client(self, router: Router | None = None, timeout: float = 5.0) -> VLLMClient:
-        router = router or Router.to(self.replica)
+        router = router or Router.with_replicas(self.replica)
         return VLLMClient(router, model="policy", timeout=timeout, tally=self.tally)
 
     @asynccontextmanager

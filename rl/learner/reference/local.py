@@ -87,7 +87,7 @@ class _ReferenceCopy(Reference):
         self._setting, self._top_k = setting, top_k
         self._every, self._mix = every, mix
         self._parameters = dict(self._module.model.named_parameters())
-        is_average = every > 0 and mix < 1  # stored in float32: bfloat16 loses small changes
+        is_average = every > 0 and mix < 1  # in float32, because bfloat16 loses small changes
         self._average = {n: p.float() for n, p in self._parameters.items()} if is_average else {}
 
     @torch.no_grad()

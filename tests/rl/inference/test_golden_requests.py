@@ -69,7 +69,7 @@ async def test_requests_of_a_push_and_of_sampling(tmp_path, monkeypatch):
                 policy.step()
             found[f"{sync} probe"] = push.probe(Scorer(0.03125), two_rows(), 4)
             noted[-2:] = sorted(noted[-2:], key=str)  # two threads
-            router = Router.to(vllm.receiver.replica)
+            router = Router.with_replicas(vllm.receiver.replica)
             async with VLLMClient(router, model="policy", timeout=5.0) as client:
                 with client.group() as group:
                     sampling = {"temperature": 0.5, "stop": ["x"], "max_tokens": 2}

@@ -44,7 +44,7 @@ def numbers(router: Router) -> list[tuple[int, int]]:
     ],
 )
 def test_a_new_group_goes_to_the_one_with_the_fewest(groups, flying, chosen):
-    router = Router.to(*map(replica, range(3)))
+    router = Router.with_replicas(*map(replica, range(3)))
     for route, count, requests in zip(router.routes, groups, flying, strict=True):
         route.num_groups, route.num_pending = count, requests
     with router.group() as group:
@@ -52,13 +52,13 @@ def test_a_new_group_goes_to_the_one_with_the_fewest(groups, flying, chosen):
 
 
 def test_a_group_stays_with_its_replica_when_others_become_idle():
-    router = Router.to(replica(0), replica(1))
+    router = Router.with_replicas(replica(0), replica(1))
     with ExitStack() as stack:
         groups = [stack.enter_context(router.group()) for _ in range(5)]
         asked = [group.choose_route().replica.name for group in groups]
         assert asked == ["inference0", "inference1"] * 2 + ["inference0"]
-        groups[1].leave()
-        groups[3].leave()
+        groups[1].release_route()
+        groups[3].release_route()
         assert [groups[i].choose_route().replica.name for i in (0, 2, 4)] == ["inference0"] * 3
         assert [route.num_groups for route in router.routes] == [3, 0]
     assert [route.num_groups for route in router.routes] == [0, 0]
@@ -97,7 +97,7 @@ def test_a_replica_that_refuses_connections_is_gone_and_a_slow_one_is_not(error,
 
 
 def test_the_last_replica_is_never_lost_and_a_lost_one_comes_back_as_another_incarnation():
-    router = Router.to(replica(0), replica(1))
+    router = Router.with_replicas(replica(0), replica(1))
     assert router.lose(router.routes[0], "")
     assert not router.lose(router.routes[0], "")
     assert numbers(router) == [(1, 0)]
@@ -109,7 +109,7 @@ def test_the_last_replica_is_never_lost_and_a_lost_one_comes_back_as_another_inc
 
 
 def test_only_replicas_with_the_newest_weights_get_requests():
-    router = Router.to(replica(0), replica(1))
+    router = Router.with_replicas(replica(0), replica(1))
     before = router.routes[0]
     router.serve([replica(1), replica(0, incarnation=1)])
     assert before.lost
@@ -119,7 +119,7 @@ def test_only_replicas_with_the_newest_weights_get_requests():
     router.serve([])  # the last weights are asked while no replica has newer ones
     assert numbers(router) == [(0, 1)]
     # A replica is asked even if it was lost, if it alone has the weights.
-    router = Router.to(replica(0), replica(1))
+    router = Router.with_replicas(replica(0), replica(1))
     router.lose(router.routes[0], "")
     router.serve([replica(0)])
     assert numbers(router) == [(0, 0)]
@@ -240,7 +240,9 @@ async def test_a_replica_that_fails_every_request_is_lost_if_others_answer(tmp_p
 async def test_a_request_over_tcp_needs_the_key(key, tmp_path):
     routes = {GENERATE: Engine(tiny_model(tmp_path), 256).generate}
     async with serving(routes, None, asking_for("a key")) as (_, port):
-        router = Router.to(Replica("inference", Address(host="127.0.0.1", port=port), key=key))
+        router = Router.with_replicas(
+            Replica("inference", Address(host="127.0.0.1", port=port), key=key)
+        )
         async with VLLMClient(router, model="policy", timeout=5) as client:
             if key != "a key":
                 with pytest.raises(RequestFailed, match="answered 401"):

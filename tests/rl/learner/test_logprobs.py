@@ -13,7 +13,7 @@ from benchmarks.first_hour.update import ADAPTER
 from rl.learner.logprobs import PolicyModule
 from rl.learner.output_head import _maybe_compiled
 from rl.learner.weight_gradients import use_float32_gradients
-from rl.model.loading import compile_layers, enable_recompute, load_model
+from rl.model.loading import compile_layers, enable_gradient_checkpointing, load_model
 from tests.support import tiny_policy
 
 torch.set_num_threads(1)
@@ -201,7 +201,7 @@ def test_compiled_layers_are_whole_and_compiled_once_for_each_kind_of_pass(
         model = load_model(folder, torch.bfloat16, 0)
         model = model if way == "all weights" else ADAPTER.attach(model, 0, "base")
         if "checkpointing" in way:
-            enable_recompute(model)
+            enable_gradient_checkpointing(model)
         if compiled:
             compile_layers(model, backend)
         module = PolicyModule(model.train(), chunk=7, compiled=compiled)

@@ -29,7 +29,12 @@ from transformers import (
 from rl.learner.critic import ValueModule
 from rl.learner.logprobs import PolicyModule
 from rl.learner.weight_gradients import use_float32_gradients
-from rl.model.loading import compile_layers, enable_recompute, load_model, use_float32_attention
+from rl.model.loading import (
+    compile_layers,
+    enable_gradient_checkpointing,
+    load_model,
+    use_float32_attention,
+)
 from rl.model.shared_prefixes import pack, share_prefixes, shares_prefixes, states_before
 from tests.support import tiny_policy
 
@@ -237,7 +242,7 @@ def test_every_family_of_models_computes_what_plain_rows_compute(family, how, le
 
     def make(model):
         if how == "checkpointing":
-            enable_recompute(model)
+            enable_gradient_checkpointing(model)
         return PolicyModule(model, chunk=100)
 
     plain, shared = both_ways(model, make)
