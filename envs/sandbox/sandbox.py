@@ -108,10 +108,10 @@ class Sandbox:
             self._socket.close()
         if self._process:
             self._process.kill()
-            # `_reap` collects the exit status later, because waiting would block the event loop.
+            # Leave the exit status to `_collect_killed`, because waiting would block the event loop.
             _killed.append(self._process)
         self._process = self._socket = None
-        _reap()
+        _collect_killed()
 
     async def _ask(self, code: str) -> str:
         if self._process is None:
@@ -146,7 +146,7 @@ class Sandbox:
         def check_time() -> None:
             with suppress(OSError):
                 remaining = end - _processor_time(process)
-                if remaining > 0:  # in seconds; one thread cannot use them up sooner
+                if remaining > 0:  # seconds; a single thread needs at least as long
                     self._cpu_timer = loop.call_later(remaining, check_time)
                 else:
                     self._exceeded_cpu_time = True
@@ -168,7 +168,7 @@ class Sandbox:
         return "ended the interpreter"
 
     async def _start(self) -> None:
-        _reap()
+        _collect_killed()
         self._exceeded_cpu_time = False
         limits = self._limits
         self._socket, child_end = socket.socketpair()
@@ -215,14 +215,14 @@ class Sandbox:
         await asyncio.get_running_loop().sock_sendall(self._socket, message)
 
     async def _receive(self, ticket: bytes) -> str:
-        length, answered = HEADER.unpack(await self._read(HEADER.size))
+        length, answered = HEADER.unpack(await self._read_bytes(HEADER.size))
         # The interpreter answers with at most `max_output_chars` characters, and at most 100 more
         # for the note about left-out text. A character has at most 6 bytes (an escaped surrogate).
         if answered != ticket or length > 6 * (self._limits.max_output_chars + 100):
             raise _InvalidAnswer("forged the interpreter's answer")
-        return (await self._read(length)).decode(errors="replace")
+        return (await self._read_bytes(length)).decode(errors="replace")
 
-    async def _read(self, count: int) -> bytes:
+    async def _read_bytes(self, count: int) -> bytes:
         assert self._socket
         data = b""
         while len(data) < count:
@@ -238,8 +238,8 @@ def _processor_time(process: subprocess.Popen[bytes]) -> float:
     return time.clock_gettime((~process.pid << 3) | 2)  # Linux's id of the process's CPU clock
 
 
-_killed: list[subprocess.Popen[bytes]] = []  # processes whose exit status `_reap` must collect
+_killed: list[subprocess.Popen[bytes]] = []  # processes without a collected exit status
 
 
-def _reap() -> None:
+def _collect_killed() -> None:
     _killed[:] = [process for process in _killed if process.poll() is None]

@@ -49,7 +49,7 @@ def main() -> None:
     elif command in FUNCTIONS:
         print(import_module(FUNCTIONS[command][0]).main(arguments))  # noqa: T201
     elif command in ENTRY_POINTS:
-        exit_if_shadowed()
+        exit_if_package_is_hidden()
         script = SHIPPED / f"{command.replace('-', '_')}.py"
         sys.argv = [str(script), *arguments]
         runpy.run_path(str(script), run_name="__main__")
@@ -57,7 +57,7 @@ def main() -> None:
         sys.exit(f"offbyone has no command {command}\n{usage()}")
 
 
-def exit_if_shadowed() -> None:
+def exit_if_package_is_hidden() -> None:
     root = Path(__file__).parents[2]
     for name in _PACKAGES:
         module = import_module(name)

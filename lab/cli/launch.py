@@ -148,14 +148,14 @@ def as_hydra_task(function: Callable[[Job], float | None]) -> Callable[[DictConf
             # Append the job number, because jobs that start in the same second share a run_name.
             has_name = in_sweep and "run_name" in config
             name = {"run_name": f"{config.run_name}-{chosen.job.num}"} if has_name else {}
-            return _start_printing_errors(lambda: start(name), in_sweep)
+            return _start_and_print_errors(lambda: start(name), in_sweep)
         return run_job(
             sweep,
             list(chosen.overrides.task),
             output_dir=Path(str(config.output_dir)),
             run_name=str(config.run_name),
             max_steps=int(config.max_steps),
-            start=lambda name, resume: _start_printing_errors(
+            start=lambda name, resume: _start_and_print_errors(
                 lambda: start({"run_name": name, "resume": resume}), in_sweep
             ),
         )
@@ -163,7 +163,7 @@ def as_hydra_task(function: Callable[[Job], float | None]) -> Callable[[DictConf
     return run
 
 
-def _start_printing_errors(start: Callable[[], float | None], in_sweep: bool) -> float | None:
+def _start_and_print_errors(start: Callable[[], float | None], in_sweep: bool) -> float | None:
     try:
         return start()
     except (ConfigError, FolderUnusable) as error:
