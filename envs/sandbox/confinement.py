@@ -134,7 +134,7 @@ def restrict_reading(paths: Sequence[str]) -> None:
     roots = tuple(f"{path.rstrip('/')}/" for path in paths)
     realpath, fsdecode, startswith = os.path.realpath, os.fsdecode, str.startswith
 
-    def refuse(event: str, args: tuple[Any, ...]) -> None:
+    def refuse_access(event: str, args: tuple[Any, ...]) -> None:
         if event.startswith("ctypes."):
             raise PermissionError("ctypes is not available in the sandbox")
         if event in ("open", "os.listdir", "os.scandir") and not isinstance(args[0], int):
@@ -142,7 +142,7 @@ def restrict_reading(paths: Sequence[str]) -> None:
             if not startswith(path + "/", roots):
                 raise PermissionError(errno.EACCES, "Permission denied", path)
 
-    sys.addaudithook(refuse)
+    sys.addaudithook(refuse_access)
 
 
 def _seccomp_program(machine: str) -> bytes:

@@ -66,7 +66,7 @@ class _InvalidAnswer(Exception):
 def check_sandbox(limits: Limits, preload: str = "") -> None:
     """Start and close one sandbox. Raise ValueError if this machine cannot start a sandbox."""
 
-    async def start() -> None:
+    async def start_once() -> None:
         sandbox = Sandbox(limits, preload)
         try:
             await sandbox.run("")
@@ -75,7 +75,7 @@ def check_sandbox(limits: Limits, preload: str = "") -> None:
         finally:
             sandbox.close()
 
-    asyncio.run(start())
+    asyncio.run(start_once())
 
 
 class Sandbox:
@@ -96,7 +96,7 @@ class Sandbox:
         starts a new process. Raise RuntimeError if this machine cannot start a sandbox.
         """
         try:
-            return await self._ask(code)
+            return await self._ask_interpreter(code)
         except BaseException:  # otherwise the next call could read the answer to this call
             self.close()
             raise
@@ -108,12 +108,12 @@ class Sandbox:
             self._socket.close()
         if self._process:
             self._process.kill()
-            # Leave the exit status to `_collect_killed`, because waiting would block the event loop.
+            # `_collect_killed` reads the exit status, because waiting would block the event loop.
             _killed.append(self._process)
         self._process = self._socket = None
         _collect_killed()
 
-    async def _ask(self, code: str) -> str:
+    async def _ask_interpreter(self, code: str) -> str:
         if self._process is None:
             await self._start()
         # Answers must repeat this random ticket, so that code cannot forge answers to later calls.
@@ -122,7 +122,7 @@ class Sandbox:
             async with asyncio.timeout(self._limits.call_timeout):
                 self._limit_processor_time()
                 await self._send(ticket, code)
-                return await self._receive(ticket)
+                return await self._receive_answer(ticket)
         except TimeoutError:
             problem = f"took longer than {self._limits.call_timeout:g} s"
         except _InvalidAnswer as forged:
@@ -199,10 +199,10 @@ class Sandbox:
             )
         try:
             async with asyncio.timeout(START_TIMEOUT):
-                problem = await self._receive(READY)
+                problem = await self._receive_answer(READY)
                 if self._preload and not problem:
                     await self._send(READY, self._preload)
-                    problem = await self._receive(READY)
+                    problem = await self._receive_answer(READY)
         except (TimeoutError, _InvalidAnswer, OSError) as error:
             problem = f"its process failed, or took longer than {START_TIMEOUT:g} s ({error!r})"
         if problem:
@@ -214,7 +214,7 @@ class Sandbox:
         message = HEADER.pack(len(content), ticket) + content
         await asyncio.get_running_loop().sock_sendall(self._socket, message)
 
-    async def _receive(self, ticket: bytes) -> str:
+    async def _receive_answer(self, ticket: bytes) -> str:
         length, answered = HEADER.unpack(await self._read_bytes(HEADER.size))
         # The interpreter answers with at most `max_output_chars` characters, and at most 100 more
         # for the note about left-out text. A character has at most 6 bytes (an escaped surrogate).
