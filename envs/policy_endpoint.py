@@ -35,7 +35,7 @@ class PolicyEndpoint:
         """Run the server while the context is open, and yield its base URL."""
         app = web.Application(client_max_size=1 << 30)
         app.router.add_post("/v1/chat/completions", self._answer_request)
-        # handler_cancellation cancels `_answer_request` at a disconnect, so that vLLM stops sampling.
+        # With handler_cancellation a disconnect cancels `_answer_request`, so vLLM stops sampling.
         runner = web.AppRunner(app, access_log=None, handler_cancellation=True)
         await runner.setup()
         try:

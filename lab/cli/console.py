@@ -70,7 +70,7 @@ def exit_if_package_is_hidden() -> None:
 
 
 def copy_my_lab(arguments: list[str]) -> str:
-    """Copy examples/my-lab, and name its package after the new folder. Return the next steps."""
+    """Copy examples/my-lab, and name its package after the new folder. Return what to do next."""
     if len(arguments) != 1 or arguments[0].startswith("-"):
         sys.exit("usage: offbyone new <folder>")
     folder = Path(arguments[0])

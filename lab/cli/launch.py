@@ -214,7 +214,7 @@ def put_options_first(arguments: list[str]) -> list[str]:
 def add_conf_folder(arguments: list[str]) -> list[str]:
     """Return the arguments with ./conf, if it exists, added to Hydra's search path.
 
-    A --config-dir such as `sweeps` that exists only in SHIPPED becomes an absolute path.
+    A --config-dir such as `sweeps` that exists only among the shipped files becomes absolute.
     """
     chosen = get_args_parser().parse_known_args(arguments)[0].config_dir
     if chosen and not Path(chosen).is_dir() and (SHIPPED / chosen).is_dir():
