@@ -117,7 +117,7 @@ class Agent(Composed):
         if self._url is None:
             serving = self._servers.enter_async_context(self._endpoint.serving())
             self._url = asyncio.ensure_future(serving)
-        # Without the shield, one cancelled episode would cancel the endpoint's start for all.
+        # Without the shield, a cancelled episode would cancel the start for all episodes.
         return await asyncio.shield(self._url)
 
 

@@ -49,7 +49,7 @@ class AlphabetSort(Environment):
         check_at_least(1, num_train=self.num_train, num_eval=self.num_eval)
         total = self._total_names(self.max_turns)
         capacity = sum(len(ascii_lowercase) ** n for n in range(min_length, max_length + 1))
-        if capacity < 4 * total:  # otherwise `_draw` would draw many names twice
+        if capacity < 4 * total:  # otherwise `_draw_names` would draw many names twice
             raise ValueError(
                 f"only {capacity} names of {min_length} to {max_length} letters exist, but "
                 f"{total} different names per episode need at least {4 * total}: raise max_length "
@@ -100,7 +100,7 @@ class AlphabetSort(Environment):
         }
 
     def demonstrations(self, rng: Random) -> Iterator[list[Message]]:
-        for names in self._train_draws(rng):
+        for names in self._draw_train_names(rng):
             answers = [assistant(" ".join(answer)) for answer in _answers(names)]
             pairs = [(_question(names, turn), answer) for turn, answer in enumerate(answers)]
             yield [message for pair in pairs for message in pair]
@@ -108,20 +108,20 @@ class AlphabetSort(Environment):
     @cached_property
     def _eval_lists(self) -> list[Names]:
         rng = Random("alphabet-sort/eval")
-        return [self._draw(rng) for _ in range(self.num_eval)]
+        return [self._draw_names(rng) for _ in range(self.num_eval)]
 
     @cached_property
     def _train_lists(self) -> list[Names]:
-        return list(islice(self._train_draws(Random("alphabet-sort/train")), self.num_train))
+        return list(islice(self._draw_train_names(Random("alphabet-sort/train")), self.num_train))
 
-    def _train_draws(self, rng: Random) -> Iterator[Names]:
+    def _draw_train_names(self, rng: Random) -> Iterator[Names]:
         held_out = {str(names) for names in self._eval_lists}
         while True:
-            names = self._draw(rng)
+            names = self._draw_names(rng)
             if str(names) not in held_out:
                 yield names
 
-    def _draw(self, rng: Random) -> Names:
+    def _draw_names(self, rng: Random) -> Names:
         count = self._total_names(rng.choice(range(self.min_turns, self.max_turns + 1)))
         drawn: dict[str, None] = {}  # a set of names that keeps their order
         while len(drawn) < count:

@@ -58,8 +58,8 @@ class Composed(Environment):
         sets = {"env": env, **{f"toolsets.{key}": toolset for key, toolset in toolsets.items()}}
         tools = [tool for toolset in sets.values() for tool in toolset.tools]
         _check_unique_names(sets)
-        self._objects = Objects(_merge(sets, "shared"), _merge(sets, "per_episode"))
-        binder = Binder(_merge(sets, "bindings"), self._objects)
+        self._objects = Objects(_merge_field(sets, "shared"), _merge_field(sets, "per_episode"))
+        binder = Binder(_merge_field(sets, "bindings"), self._objects)
         named = [(getattr(unwrap(tool), "__name__", ""), tool) for tool in tools]
         binder.check([*named, *functions.items()])
         super().configure(tool_timeout=tool_timeout, max_concurrent=max_concurrent)
@@ -75,7 +75,7 @@ class Composed(Environment):
             )
 
     def check_machine(self) -> None:
-        if isinstance(self._dataset, Dataset):  # a data set of the user may have no `check`
+        if isinstance(self._dataset, Dataset):  # a user's own data set may have no `check`
             self._dataset.check()
 
     def examples(self, split: Split) -> Sequence[Example]:
@@ -97,9 +97,9 @@ class Composed(Environment):
         examples = self.examples("train")
         if self.tools or self.holds_conversation or "answer" not in examples[0].info:
             return super().demonstrations(rng)
-        return self._answer_prompts(examples, rng)
+        return self._with_answers(examples, rng)
 
-    def _answer_prompts(self, examples: Sequence[Example], rng: Random) -> Iterator[list[Message]]:
+    def _with_answers(self, examples: Sequence[Example], rng: Random) -> Iterator[list[Message]]:
         while True:
             example = examples[rng.randrange(len(examples))]
             answer = example.info["answer"]
@@ -155,5 +155,5 @@ def _check_unique_names(sets: Mapping[str, Toolset]) -> None:
                 origins[kind, name] = origin
 
 
-def _merge(sets: Mapping[str, Toolset], field: str) -> dict[str, Any]:
+def _merge_field(sets: Mapping[str, Toolset], field: str) -> dict[str, Any]:
     return {k: v for toolset in sets.values() for k, v in getattr(toolset, field).items()}

@@ -52,7 +52,7 @@ class Dataset:
 
         Raise ValueError if the rows cannot be loaded or lack a column.
         """
-        rows, numbers = self._splits[split]
+        rows, numbers = self._rows_by_split[split]
         if split == TRAIN and not numbers:
             raise ValueError(
                 f"{self.path} leaves no rows for training, because all {len(rows)} have prompts "
@@ -62,10 +62,10 @@ class Dataset:
         return _Examples(self, rows, numbers, env)
 
     @cached_property
-    def _splits(self) -> dict[str, tuple[Rows, Sequence[int]]]:
+    def _rows_by_split(self) -> dict[str, tuple[Rows, Sequence[int]]]:
         loaded = self.load()
         for rows in loaded.values():
-            self._check(rows)
+            self._check_rows(rows)
         train, eval_rows = loaded[TRAIN], loaded.get(EVAL, loaded[TRAIN])
         keys = self._prompt_hashes(train)
         eval_keys = self._prompt_hashes(eval_rows) if EVAL in loaded else keys
@@ -80,7 +80,7 @@ class Dataset:
         texts = (json.dumps(one, sort_keys=True, default=str).encode() for one in prompts)
         return [hashlib.sha256(text).digest() for text in texts]
 
-    def _check(self, rows: Rows) -> None:
+    def _check_rows(self, rows: Rows) -> None:
         if not len(rows):
             raise ValueError(f"{self.path} has no rows: add rows or choose another path")
         for column in filter(None, (self.prompt, self.answer)):
@@ -111,7 +111,7 @@ def _column(rows: Rows, name: str) -> list[Any]:
 
 @dataclass(frozen=True)
 class _Examples(LazyExamples):
-    """A sequence that builds each example on access, because all together may exceed memory."""
+    """A sequence that builds each example on access, because all examples may exceed memory."""
 
     dataset: Dataset
     rows: Rows
@@ -136,7 +136,7 @@ class JsonLines(Dataset):
     def check(self) -> None:
         if sum(p.stat().st_size for p in self._paths.values() if p.is_file()) <= _CHECKED_BYTES:
             for rows in self.load().values():
-                self._check(rows)
+                self._check_rows(rows)
 
     def load(self) -> dict[str, Rows]:
         return {key: [row for _, row in read_json_lines(p)] for key, p in self._paths.items()}

@@ -53,7 +53,7 @@ class Episode:
     tool_calls: int = 0  # number of tool calls, including failed calls
     tool_errors: int = 0  # number of tool calls that were answered with an error
     stop_reason: StopReason | None = None  # None until the episode ends
-    number: int = 0  # number of this attempt in its group: the `seed` from the strategy
+    number: int = 0  # the strategy's `seed` of this attempt, unique in its group
     policy_version: int = 0  # newest version of the policy when the episode's group was started
     reward: float | None = None  # set before `teacher_messages` runs; None if the episode failed
     memory: dict[str, Any] = field(default_factory=dict)  # data that the environment stores

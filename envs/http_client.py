@@ -77,7 +77,7 @@ class HttpClient(AbstractAsyncContextManager["HttpClient"]):
 
     async def send_once(self, method: str, url: str, body: dict[str, Any] | None = None) -> str:
         """Send one request. Return the answer's text. Raise HttpError unless the status is 200."""
-        http, slots = self._connections()
+        http, slots = self._client_and_slots()
         content = None if body is None else json.dumps(body).encode()
         try:
             async with (
@@ -112,7 +112,7 @@ class HttpClient(AbstractAsyncContextManager["HttpClient"]):
                 raise HttpError(f"answers with more than {self.max_mib} MiB", status)
         return data.decode("utf-8", "replace")
 
-    def _connections(self) -> tuple[httpx.AsyncClient, asyncio.Semaphore]:
+    def _client_and_slots(self) -> tuple[httpx.AsyncClient, asyncio.Semaphore]:
         loop = asyncio.get_running_loop()
         if self._loop is not loop:
             key = os.environ.get(self.api_key_variable or "", "")

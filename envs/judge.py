@@ -62,7 +62,7 @@ class Judge(ChatEndpoint):
         check_at_least(0, max_retries=self.max_retries)
 
     @cached_property
-    def _http(self) -> HttpClient:
+    def _http_client(self) -> HttpClient:
         return self.client(
             max_concurrent=self.max_concurrent, timeout=self.timeout, retry_wait=self.retry_wait
         )
@@ -76,7 +76,7 @@ class Judge(ChatEndpoint):
         """Return the judge's score (0..1) of `text`. Raise JudgeError if no valid score comes."""
         prompt = self.prompt.format(question=question, answer=answer, said=text)
         options = {"temperature": self.temperature, "max_tokens": self.max_tokens}
-        completion = await self.ask(self._http, messages=[user(prompt)], **options)
+        completion = await self.ask(self._http_client, messages=[user(prompt)], **options)
         if completion is None:
             raise JudgeError(
                 f"judge.model={self.model}: the prompt exceeds the context: shorten the `prompt`, "

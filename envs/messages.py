@@ -62,7 +62,7 @@ def parse_json(text: str) -> Any:
     try:
         value = json.loads(text)
     except RecursionError as error:
-        raise ValueError("the value is nested too deeply") from error
+        raise ValueError(f"the value has over {_MAX_DEPTH} levels: nest it less") from error
     return clean_json(value)
 
 
@@ -81,7 +81,7 @@ def clean_json(value: Any, levels: int = _MAX_DEPTH) -> Any:
             raise ValueError("the value contains a number that is too large or not finite")
         return value
     if levels == 0:
-        raise ValueError("the value is nested too deeply")
+        raise ValueError(f"the value has over {_MAX_DEPTH} levels: nest it less")
     if isinstance(value, list):
         return [clean_json(item, levels - 1) for item in value]
     if isinstance(value, dict):

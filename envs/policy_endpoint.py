@@ -34,8 +34,8 @@ class PolicyEndpoint:
     async def serving(self) -> AsyncIterator[str]:
         """Run the server while the context is open, and yield its base URL."""
         app = web.Application(client_max_size=1 << 30)
-        app.router.add_post("/v1/chat/completions", self._answer)
-        # handler_cancellation cancels `_answer` if the client disconnects, so vLLM stops sampling.
+        app.router.add_post("/v1/chat/completions", self._answer_request)
+        # With handler_cancellation a disconnect cancels `_answer_request`, so vLLM stops sampling.
         runner = web.AppRunner(app, access_log=None, handler_cancellation=True)
         await runner.setup()
         try:
@@ -44,7 +44,7 @@ class PolicyEndpoint:
         finally:
             await runner.cleanup()
 
-    async def _answer(self, request: web.Request) -> web.Response:
+    async def _answer_request(self, request: web.Request) -> web.Response:
         key = request.headers.get("Authorization", "").removeprefix("Bearer ")
         get_turn = self.get_turn_by_key.get(request.headers.get(SESSION, key))
         if get_turn is None:

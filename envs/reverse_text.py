@@ -74,15 +74,15 @@ class ReverseText(Environment):
 
     @cached_property
     def _eval_words(self) -> list[str]:
-        return self._draw(Random("reverse-text/eval"), self.num_eval)
+        return self._draw_words(Random("reverse-text/eval"), self.num_eval)
 
     @cached_property
     def _train_words(self) -> list[str]:
         held_out = set(self._eval_words)
-        drawn = self._draw(Random("reverse-text/train"), self.num_train + self.num_eval)
+        drawn = self._draw_words(Random("reverse-text/train"), self.num_train + self.num_eval)
         return [word for word in drawn if word not in held_out][: self.num_train]
 
-    def _draw(self, rng: Random, count: int) -> list[str]:
+    def _draw_words(self, rng: Random, count: int) -> list[str]:
         """Return `count` distinct words. If there are too few short words, draw more long words."""
         words: list[str] = []
         for i, length in enumerate(self._lengths):

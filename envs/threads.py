@@ -62,7 +62,7 @@ async def _run_in_thread(work: Callable[[], Any], name: str, threads: _Threads) 
     future: asyncio.Future[Any] = loop.create_future()
     ended = asyncio.Event()
 
-    def finish(value: Any, error: BaseException | None) -> None:
+    def finish_call(value: Any, error: BaseException | None) -> None:
         ended.set()
         threads.free.release()
         threads.hung.pop(id(future), None)
@@ -73,7 +73,7 @@ async def _run_in_thread(work: Callable[[], Any], name: str, threads: _Threads) 
         else:
             future.set_exception(error)
 
-    def run() -> None:
+    def run_work() -> None:
         value, error = None, None
         try:
             value = work()
@@ -82,9 +82,9 @@ async def _run_in_thread(work: Callable[[], Any], name: str, threads: _Threads) 
         except BaseException as raised:  # noqa: BLE001 (the caller gets the error)
             error = raised
         if not loop.is_closed():
-            loop.call_soon_threadsafe(finish, value, error)
+            loop.call_soon_threadsafe(finish_call, value, error)
 
-    threading.Thread(target=run, daemon=True, name=f"env {name}").start()
+    threading.Thread(target=run_work, daemon=True, name=f"env {name}").start()
     try:
         return await future
     finally:

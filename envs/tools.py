@@ -66,7 +66,7 @@ class Tool:
         notes = {p.arg_name: p.description for p in described.params if p.description}
         hints = self._hints = typing.get_type_hints(function, include_extras=True)
         fields = [
-            self._field(parameter, hints, notes)
+            self._struct_field(parameter, hints, notes)
             for parameter in parameters.values()
             if parameter.name != EPISODE
         ]
@@ -82,7 +82,7 @@ class Tool:
             "parameters": self._schema(),
         }
 
-    def _field(
+    def _struct_field(
         self, parameter: inspect.Parameter, hints: dict[str, Any], notes: dict[str, str]
     ) -> tuple[Any, ...]:
         name = parameter.name
@@ -123,12 +123,12 @@ class Tool:
     def usage(self) -> str:
         """The signature for error messages, such as `search(query: str, limit: int = 3)`."""
         signature = inspect.signature(self._function)
-        seen = [  # by the policy
+        parameters = [
             parameter.replace(annotation=self._hints[name])
             for name, parameter in signature.parameters.items()
             if name != EPISODE
         ]
-        return f"{self.name}{signature.replace(parameters=seen, return_annotation=signature.empty)}"
+        return f"{self.name}{inspect.Signature(parameters)}"
 
     async def answer(self, arguments: Any, episode: "Episode") -> str:
         """Call the tool and return its result as text. Raise ToolError for invalid arguments."""

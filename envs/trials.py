@@ -59,7 +59,7 @@ class Trials(ReverseText):
         return [_question(words[episode.turns])] if episode.turns < self.turns else None
 
     async def score(self, episode: Episode) -> dict[str, float]:
-        """Return the rewards. For an example that asks for copies, `kept` equals `copied`."""
+        """Return the rewards. Only examples that ask for copies have `kept`, equal to `copied`."""
         info = episode.example.info
         said = [str(m.get("content")) for m in episode.messages if m["role"] == "assistant"]
         pairs = list(zip(said, info["words"], strict=False))

@@ -22,10 +22,10 @@ class DataQuestions(QuestionSource):
             self._dataset.check()
 
     def load(self, split: Split) -> Sequence[Question]:
-        return self._splits[split]
+        return self._questions_by_split[split]
 
     @cached_property
-    def _splits(self) -> dict[Split, list[Question]]:
+    def _questions_by_split(self) -> dict[Split, list[Question]]:
         held_out, train = (
             [question_of(example) for example in self._dataset.examples(split, env="")]
             for split in ("eval", "train")
@@ -34,8 +34,8 @@ class DataQuestions(QuestionSource):
         kept = [question for question in train if question.text not in texts]
         if not kept or not held_out:
             path = getattr(self._dataset, "path", "the data set")
-            split = "eval" if kept else "train"
-            raise ValueError(f"{path} has no question for the split {split}: change num_eval")
+            split, change = ("eval", "raise") if kept else ("train", "lower")
+            raise ValueError(f"{path} has no question for the split {split}: {change} num_eval")
         return {"train": kept, "eval": held_out}
 
 

@@ -52,22 +52,22 @@ class GeneratedQuestions(QuestionSource):
         raise NotImplementedError
 
     def load(self, split: Split) -> Sequence[Question]:
-        return self._eval if split == "eval" else self._train
+        return self._eval_questions if split == "eval" else self._train_questions
 
     def sample_questions(self, rng: Random) -> Iterator[Question]:
-        held_out = {question.text for question in self._eval}
+        held_out = {question.text for question in self._eval_questions}
         while True:
             question = self.draw(rng)
             if question.text not in held_out:
                 yield question
 
     @cached_property
-    def _eval(self) -> list[Question]:
+    def _eval_questions(self) -> list[Question]:
         return self._draw_distinct("eval", self._num_eval, set())
 
     @cached_property
-    def _train(self) -> list[Question]:
-        return self._draw_distinct("train", self._num_train, {q.text for q in self._eval})
+    def _train_questions(self) -> list[Question]:
+        return self._draw_distinct("train", self._num_train, {q.text for q in self._eval_questions})
 
     def _draw_distinct(self, split: Split, count: int, taken: set[str]) -> list[Question]:
         rng = Random(f"{type(self).__name__}/{split}")

@@ -71,7 +71,7 @@ NO_LANDLOCK = (
 _libc = ctypes.CDLL(None, use_errno=True)
 
 
-def _call(function: str, *args: object) -> int:
+def _call_libc(function: str, *args: object) -> int:
     result = getattr(_libc, function)(*args)
     if result < 0:
         code = ctypes.get_errno()
@@ -103,28 +103,28 @@ def readable_paths(packages: Sequence[str]) -> list[str]:
 
 def drop_capabilities() -> None:
     """Drop all capabilities irreversibly, and set no_new_privs."""
-    _call("prctl", PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0)
+    _call_libc("prctl", PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0)
     header, no_capabilities = struct.pack("Ii", 0x20080522, 0), bytes(24)
-    _call("capset", header, no_capabilities)
+    _call_libc("capset", header, no_capabilities)
 
 
 def apply_landlock(paths: Sequence[str]) -> bool:
     """Forbid file access, except reading `paths`. Return False if Landlock is unavailable."""
     try:
-        version = _call("syscall", CREATE_RULESET, None, ctypes.c_size_t(0), 1)
+        version = _call_libc("syscall", CREATE_RULESET, None, ctypes.c_size_t(0), 1)
     except OSError as error:
         if error.errno in (errno.ENOSYS, errno.EOPNOTSUPP, errno.EPERM):
             return False
         raise
     # Forbid all file rights that this Landlock version knows. The loop then allows reading `paths`.
     forbidden = struct.pack("Q", (1 << RIGHTS.get(version, 16)) - 1)
-    ruleset = _call("syscall", CREATE_RULESET, forbidden, ctypes.c_size_t(8), 0)
+    ruleset = _call_libc("syscall", CREATE_RULESET, forbidden, ctypes.c_size_t(8), 0)
     for path in paths:
         fd = os.open(path, os.O_PATH | os.O_CLOEXEC)
         rights = READ_FILE | READ_DIR if os.path.isdir(path) else READ_FILE
-        _call("syscall", ADD_RULE, ruleset, 1, struct.pack("=Qi", rights, fd), 0)
+        _call_libc("syscall", ADD_RULE, ruleset, 1, struct.pack("=Qi", rights, fd), 0)
         os.close(fd)
-    _call("syscall", RESTRICT_SELF, ruleset, 0)
+    _call_libc("syscall", RESTRICT_SELF, ruleset, 0)
     os.close(ruleset)
     return True
 
@@ -134,7 +134,7 @@ def restrict_reading(paths: Sequence[str]) -> None:
     roots = tuple(f"{path.rstrip('/')}/" for path in paths)
     realpath, fsdecode, startswith = os.path.realpath, os.fsdecode, str.startswith
 
-    def refuse(event: str, args: tuple[Any, ...]) -> None:
+    def refuse_access(event: str, args: tuple[Any, ...]) -> None:
         if event.startswith("ctypes."):
             raise PermissionError("ctypes is not available in the sandbox")
         if event in ("open", "os.listdir", "os.scandir") and not isinstance(args[0], int):
@@ -142,7 +142,7 @@ def restrict_reading(paths: Sequence[str]) -> None:
             if not startswith(path + "/", roots):
                 raise PermissionError(errno.EACCES, "Permission denied", path)
 
-    sys.addaudithook(refuse)
+    sys.addaudithook(refuse_access)
 
 
 def _seccomp_program(machine: str) -> bytes:
@@ -185,13 +185,13 @@ def apply_seccomp() -> None:
     program = _seccomp_program(machine)
     code = ctypes.create_string_buffer(program, len(program))
     pointer = struct.pack("HxxxxxxQ", len(program) // 8, ctypes.addressof(code))
-    _call("prctl", PR_SET_SECCOMP, 2, pointer, 0, 0)
+    _call_libc("prctl", PR_SET_SECCOMP, 2, pointer, 0, 0)
 
 
 def confine(*, memory_mb: int, packages: Sequence[str], allow_without_landlock: bool) -> None:
     """Apply all restrictions in the necessary order. Raise OSError if a required one fails."""
     # Make the kernel kill this process when the thread that started it ends.
-    _call("prctl", PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+    _call_libc("prctl", PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
     # Make the kernel end this process first if memory runs out. This needs a writable /proc.
     with suppress(OSError), open("/proc/self/oom_score_adj", "w") as file:
         file.write("1000")

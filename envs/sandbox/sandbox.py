@@ -66,7 +66,7 @@ class _InvalidAnswer(Exception):
 def check_sandbox(limits: Limits, preload: str = "") -> None:
     """Start and close one sandbox. Raise ValueError if this machine cannot start a sandbox."""
 
-    async def start() -> None:
+    async def start_once() -> None:
         sandbox = Sandbox(limits, preload)
         try:
             await sandbox.run("")
@@ -75,7 +75,7 @@ def check_sandbox(limits: Limits, preload: str = "") -> None:
         finally:
             sandbox.close()
 
-    asyncio.run(start())
+    asyncio.run(start_once())
 
 
 class Sandbox:
@@ -96,7 +96,7 @@ class Sandbox:
         starts a new process. Raise RuntimeError if this machine cannot start a sandbox.
         """
         try:
-            return await self._ask(code)
+            return await self._ask_interpreter(code)
         except BaseException:  # otherwise the next call could read the answer to this call
             self.close()
             raise
@@ -108,12 +108,12 @@ class Sandbox:
             self._socket.close()
         if self._process:
             self._process.kill()
-            # `_reap` collects the exit status later, because waiting would block the event loop.
+            # `_collect_killed` reads the exit status, because waiting would block the event loop.
             _killed.append(self._process)
         self._process = self._socket = None
-        _reap()
+        _collect_killed()
 
-    async def _ask(self, code: str) -> str:
+    async def _ask_interpreter(self, code: str) -> str:
         if self._process is None:
             await self._start()
         # Answers must repeat this random ticket, so that code cannot forge answers to later calls.
@@ -122,7 +122,7 @@ class Sandbox:
             async with asyncio.timeout(self._limits.call_timeout):
                 self._limit_processor_time()
                 await self._send(ticket, code)
-                return await self._receive(ticket)
+                return await self._receive_answer(ticket)
         except TimeoutError:
             problem = f"took longer than {self._limits.call_timeout:g} s"
         except _InvalidAnswer as forged:
@@ -146,7 +146,7 @@ class Sandbox:
         def check_time() -> None:
             with suppress(OSError):
                 remaining = end - _processor_time(process)
-                if remaining > 0:  # in seconds; one thread cannot use them up sooner
+                if remaining > 0:  # seconds; a single thread needs at least as long
                     self._cpu_timer = loop.call_later(remaining, check_time)
                 else:
                     self._exceeded_cpu_time = True
@@ -168,7 +168,7 @@ class Sandbox:
         return "ended the interpreter"
 
     async def _start(self) -> None:
-        _reap()
+        _collect_killed()
         self._exceeded_cpu_time = False
         limits = self._limits
         self._socket, child_end = socket.socketpair()
@@ -199,10 +199,10 @@ class Sandbox:
             )
         try:
             async with asyncio.timeout(START_TIMEOUT):
-                problem = await self._receive(READY)
+                problem = await self._receive_answer(READY)
                 if self._preload and not problem:
                     await self._send(READY, self._preload)
-                    problem = await self._receive(READY)
+                    problem = await self._receive_answer(READY)
         except (TimeoutError, _InvalidAnswer, OSError) as error:
             problem = f"its process failed, or took longer than {START_TIMEOUT:g} s ({error!r})"
         if problem:
@@ -214,15 +214,15 @@ class Sandbox:
         message = HEADER.pack(len(content), ticket) + content
         await asyncio.get_running_loop().sock_sendall(self._socket, message)
 
-    async def _receive(self, ticket: bytes) -> str:
-        length, answered = HEADER.unpack(await self._read(HEADER.size))
+    async def _receive_answer(self, ticket: bytes) -> str:
+        length, answered = HEADER.unpack(await self._read_bytes(HEADER.size))
         # The interpreter answers with at most `max_output_chars` characters, and at most 100 more
         # for the note about left-out text. A character has at most 6 bytes (an escaped surrogate).
         if answered != ticket or length > 6 * (self._limits.max_output_chars + 100):
             raise _InvalidAnswer("forged the interpreter's answer")
-        return (await self._read(length)).decode(errors="replace")
+        return (await self._read_bytes(length)).decode(errors="replace")
 
-    async def _read(self, count: int) -> bytes:
+    async def _read_bytes(self, count: int) -> bytes:
         assert self._socket
         data = b""
         while len(data) < count:
@@ -238,8 +238,8 @@ def _processor_time(process: subprocess.Popen[bytes]) -> float:
     return time.clock_gettime((~process.pid << 3) | 2)  # Linux's id of the process's CPU clock
 
 
-_killed: list[subprocess.Popen[bytes]] = []  # processes whose exit status `_reap` must collect
+_killed: list[subprocess.Popen[bytes]] = []  # processes without a collected exit status
 
 
-def _reap() -> None:
+def _collect_killed() -> None:
     _killed[:] = [process for process in _killed if process.poll() is None]

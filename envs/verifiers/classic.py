@@ -53,7 +53,7 @@ class ClassicAdapter:
     async def play(self, row: Row, speak: Speak) -> dict[str, Outcome]:
         (output,) = await self._env.run_group([row.data], PolicyClient(speak), MODEL, {})
         if output["error"]:
-            raise RuntimeError(f"the rollout ended in an error: {output['error']!r}")
+            raise RuntimeError(f"verifiers ended the rollout with an error: {output['error']!r}")
         stop = _STOPS.get(output["stop_condition"] or "")
         # For a truncated turn or max_turns=1, the stop reason of the last turn is more exact.
         prefer_last = output["is_truncated"] or getattr(self._env, "max_turns", 1) == 1

@@ -44,7 +44,7 @@ class Verifiers(Environment):
         check_at_least(1, num_train=self.num_train, max_concurrent=self.max_concurrent)
         check_at_least(0, num_eval=self.num_eval)
         self.name = module_of(self.id).replace("_", "-")
-        self.reward_weights = {}  # set by `_rows`, which loads the environment
+        self.reward_weights = {}  # set by `_rows_by_split`, which loads the environment
 
     def configure(  # pyright: ignore[reportIncompatibleMethodOverride] other options have no effect
         self, *, system_prompt: str | None = None
@@ -53,14 +53,14 @@ class Verifiers(Environment):
 
     def examples(self, split: Split) -> list[Example]:
         """Return all examples of a split. The first call loads the package and its data."""
-        rows = self._rows[split]
+        rows = self._rows_by_split[split]
         return [
             Example(id=i, env=self.name, messages=list(row.messages), info={"split": split})
             for i, row in enumerate(rows)
         ]
 
     async def play(self, episode: Episode, speak: Speak) -> None:
-        row = self._rows[episode.example.info["split"]][episode.example.id]
+        row = self._rows_by_split[episode.example.info["split"]][episode.example.id]
         episode.memory["outcomes"] = await self._adapter.play(row, speak)
 
     async def score(self, episode: Episode) -> dict[str, float]:
@@ -78,7 +78,7 @@ class Verifiers(Environment):
         return load_adapter(self.id, self.args or {})
 
     @cached_property
-    def _rows(self) -> dict[Split, list[Row]]:
+    def _rows_by_split(self) -> dict[Split, list[Row]]:
         held_out = self._adapter.rows("eval", self.num_eval)
         reserved = 0 if held_out is not None else self.num_eval
         limit = None if self.num_train is None else self.num_train + reserved

@@ -58,7 +58,7 @@ def read_pages(source: str, split: str, columns: Mapping[str, str]) -> list[Page
         page = page_of(record, where)
         if page.id in pages:
             raise ValueError(
-                f"{where}: an earlier page has the title {page.title!r} (_ equals a space): "
+                f"{where}: an earlier page has the title {page.title!r} (_ counts as a space): "
                 "rename one of the pages"
             )
         pages[page.id] = page

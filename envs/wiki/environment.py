@@ -87,7 +87,7 @@ class WikiSearch(Environment):
                     "pages": [title.replace(" ", "_") for title, _ in question.path],
                 },
             )
-            for number, question in enumerate(self._splits[split])
+            for number, question in enumerate(self._questions_by_split[split])
         ]
 
     @property  # loads the corpus at the first use, not in the constructor
@@ -137,7 +137,7 @@ class WikiSearch(Environment):
         return WikiIndex(self._pages_and_questions[0], self.num_results)
 
     @cached_property
-    def _splits(self) -> dict[Split, list[Question]]:
+    def _questions_by_split(self) -> dict[Split, list[Question]]:
         """Return the questions by split. All shipped questions about a page are in one split."""
         by_page: dict[str, list[Question]] = {}
         for question in self._pages_and_questions[1]:

@@ -49,7 +49,7 @@ def main() -> None:
     elif command in FUNCTIONS:
         print(import_module(FUNCTIONS[command][0]).main(arguments))  # noqa: T201
     elif command in ENTRY_POINTS:
-        exit_if_shadowed()
+        exit_if_package_is_hidden()
         script = SHIPPED / f"{command.replace('-', '_')}.py"
         sys.argv = [str(script), *arguments]
         runpy.run_path(str(script), run_name="__main__")
@@ -57,7 +57,7 @@ def main() -> None:
         sys.exit(f"offbyone has no command {command}\n{usage()}")
 
 
-def exit_if_shadowed() -> None:
+def exit_if_package_is_hidden() -> None:
     root = Path(__file__).parents[2]
     for name in _PACKAGES:
         module = import_module(name)
@@ -70,7 +70,7 @@ def exit_if_shadowed() -> None:
 
 
 def copy_my_lab(arguments: list[str]) -> str:
-    """Copy examples/my-lab, and name its package after the new folder. Return the next steps."""
+    """Copy examples/my-lab, and name its package after the new folder. Return what to do next."""
     if len(arguments) != 1 or arguments[0].startswith("-"):
         sys.exit("usage: offbyone new <folder>")
     folder = Path(arguments[0])

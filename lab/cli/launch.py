@@ -112,7 +112,7 @@ def as_plain_dict(config: DictConfig) -> dict[str, Any]:
 
 def as_hydra_task(function: Callable[[Job], float | None]) -> Callable[[DictConfig], float | None]:
     @wraps(function)
-    def run(config: DictConfig) -> float | None:
+    def run_task(config: DictConfig) -> float | None:
         chosen = HydraConfig.get()
         in_sweep = chosen.mode == RunMode.MULTIRUN
         if config.get("until") and not in_sweep:
@@ -125,7 +125,7 @@ def as_hydra_task(function: Callable[[Job], float | None]) -> Callable[[DictConf
             else command_of(sys.orig_argv, sys.argv, chosen.overrides.hydra)
         )
 
-        def start(changes: Mapping[str, Any]) -> float | None:
+        def start_job(changes: Mapping[str, Any]) -> float | None:
             raw = {**cast("dict[str, Any]", OmegaConf.to_container(config)), **changes}
             # ${now:...} gives each start a new name, so it cannot name the run to resume.
             if raw.get("resume") and "${now:" in str(raw["run_name"]):
@@ -146,22 +146,22 @@ def as_hydra_task(function: Callable[[Job], float | None]) -> Callable[[DictConf
             # Append the job number, because jobs that start in the same second share a run_name.
             has_name = in_sweep and "run_name" in config
             name = {"run_name": f"{config.run_name}-{chosen.job.num}"} if has_name else {}
-            return _start_printing_errors(lambda: start(name), in_sweep)
+            return _start_and_print_errors(lambda: start_job(name), in_sweep)
         return run_job(
             sweep,
             list(chosen.overrides.task),
             output_dir=Path(str(config.output_dir)),
             run_name=str(config.run_name),
             max_steps=int(config.max_steps),
-            start=lambda name, resume: _start_printing_errors(
-                lambda: start({"run_name": name, "resume": resume}), in_sweep
+            start=lambda name, resume: _start_and_print_errors(
+                lambda: start_job({"run_name": name, "resume": resume}), in_sweep
             ),
         )
 
-    return run
+    return run_task
 
 
-def _start_printing_errors(start: Callable[[], float | None], in_sweep: bool) -> float | None:
+def _start_and_print_errors(start: Callable[[], float | None], in_sweep: bool) -> float | None:
     try:
         return start()
     except (ConfigError, FolderUnusable) as error:
@@ -212,7 +212,7 @@ def put_options_first(arguments: list[str]) -> list[str]:
 def add_conf_folder(arguments: list[str]) -> list[str]:
     """Return the arguments with ./conf, if it exists, added to Hydra's search path.
 
-    A --config-dir such as `sweeps` that exists only in SHIPPED becomes an absolute path.
+    A --config-dir such as `sweeps` that exists only among the shipped files becomes absolute.
     """
     chosen = get_args_parser().parse_known_args(arguments)[0].config_dir
     if chosen and not Path(chosen).is_dir() and (SHIPPED / chosen).is_dir():

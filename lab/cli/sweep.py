@@ -210,7 +210,7 @@ class SweepStart(Callback):
         os.environ[SWEEP_VARIABLE] = str(folder)
         sweep = SweepFolder(folder)
         rerun = rerun_command(sys.orig_argv, folder)
-        self._jobs = jobs_of(config)  # not in on_multirun_end: at exit, Hydra's parser is gone
+        self._jobs = jobs_of(config)  # computed now, because Hydra's parser is gone at exit
         numbers = [] if card else record_jobs(sweep, self._jobs)
         info = {
             "question": sweep.read_info().get("question") or question_of(config),

@@ -181,7 +181,7 @@ async def test_the_prompt_is_filled_in_and_the_request_has_the_options():
     assert server.bodies == [expected]
     assert "Authorization" not in server.headers[0]
     limits = {"timeout": 7.0, "retry_wait": 3.0, "max_concurrent": 2, "max_retries": 5}
-    client = Judge(url="http://host/v1", **{**JUDGE, **limits})._http
+    client = Judge(url="http://host/v1", **{**JUDGE, **limits})._http_client
     assert {name: getattr(client, name) for name in limits} == limits
 
 

@@ -92,7 +92,7 @@ USAGE = "look_up(word: str, limit: int = 3, order: Literal['a-z', 'z-a'] = 'a-z'
         (raw("look_up", "{"), "the arguments are not JSON: "),
         (raw("look_up", {"word": "nonsense"}), "no such word: try another"),
         (raw("lookup", {}), f"there is no tool 'lookup'. Tools: {USAGE}, count(step: int = 1)"),
-        (raw("count", f"{'[' * 5000}"), "the arguments are not JSON: the value is n"),
+        (raw("count", f"{'[' * 5000}"), "the arguments are not JSON: the value has ov"),
         (raw("count", "9" * 5000), "the arguments are not JSON: Exceeds the limit (4300"),
         (raw("count", {"step": 10**400}), "the arguments are not JSON: the value con"),
         (raw("", "{bad", error="the call is no JSON"), f"the call is no JSON. Tools: {USAGE}, "),

@@ -197,7 +197,7 @@ def test_splits_without_questions_and_questions_without_answers_are_refused(tmp_
         def examples(self, split, *, env):
             return []
 
-    with pytest.raises(ValueError, match="no question for the split train: change num_eval"):
+    with pytest.raises(ValueError, match="no question for the split train: lower num_eval"):
         DataQuestions(dataset=Nothing()).load("train")
     with pytest.raises(ValueError, match="row 1 has no value in the column 'reply'"):
         of_file(write(tmp_path / "a.jsonl", rows(1, 2)), answer="reply").check()

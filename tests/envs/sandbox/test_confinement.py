@@ -84,7 +84,7 @@ def test_machines_and_kernels_without_a_layer_are_noticed(monkeypatch):
     def unknown(*_):
         raise OSError(errno.ENOSYS, "syscall")
 
-    monkeypatch.setattr(confinement, "_call", unknown)
+    monkeypatch.setattr(confinement, "_call_libc", unknown)
     assert confinement.apply_landlock([]) is False
     monkeypatch.setattr(platform, "machine", lambda: "riscv64")
     with pytest.raises(OSError, match="the sandbox supports x86_64 and aarch64, but not riscv64"):

@@ -74,7 +74,7 @@ def test_a_folder_that_hides_one_of_our_packages_is_named(tmp_path, monkeypatch)
     (tmp_path / "losses" / "__init__.py").touch()
     monkeypatch.syspath_prepend(str(tmp_path))
     with pytest.raises(SystemExit, match=f"{tmp_path}/losses hides the package losses of offbyone"):
-        console.exit_if_shadowed()
+        console.exit_if_package_is_hidden()
     sys.modules.pop("losses", None)
 
 
