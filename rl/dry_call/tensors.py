@@ -106,7 +106,7 @@ def check_loss(report: Report, loss: Any, num_updates: int) -> tuple[set[str], b
         with trial.calling("loss", loss, INPUT):
             result = with_statistics(loss, tokens)(tokens)
             check_token_loss(trial, result, leaves)
-            if not getattr(loss, "whole_groups", False):
+            if trial is report and not getattr(loss, "whole_groups", False):
                 _require_independent_losses(with_statistics(loss, tokens), tokens)
             results += [result.loss.detach()] if has_old else []
         used |= here

@@ -12,12 +12,19 @@ _CALLS = count()
 
 def nan_once(tokens: Tokens, *, clip_low: float, clip_high: float) -> TokenLoss:
     """Return CISPO's loss, NaN in one call."""
-    return _spoiled(cispo(tokens, clip_low=clip_low, clip_high=clip_high), next(_CALLS) == FIRST)
+    loss = cispo(tokens, clip_low=clip_low, clip_high=clip_high)
+    return _spoiled(loss, _number(tokens) == FIRST)
 
 
 def nan_from_then_on(tokens: Tokens, *, clip_low: float, clip_high: float) -> TokenLoss:
     """Return CISPO's loss, NaN from one call on."""
-    return _spoiled(cispo(tokens, clip_low=clip_low, clip_high=clip_high), next(_CALLS) >= FIRST)
+    loss = cispo(tokens, clip_low=clip_low, clip_high=clip_high)
+    return _spoiled(loss, _number(tokens) >= FIRST)
+
+
+def _number(tokens: Tokens) -> int:
+    """Count the calls of a process, without those of the dry call, which have at most 8 tokens."""
+    return next(_CALLS) if len(tokens.turns) > 8 else -1
 
 
 def _spoiled(loss: TokenLoss, spoils: bool) -> TokenLoss:
