@@ -150,7 +150,7 @@ def visible_gpus(devices: Path = Path("/dev")) -> list[str]:
     uuids = [gpu.uuid for gpu in gpus_of_driver()]
 
     def is_known(name: str) -> bool:
-        # With partitions, accept any UUID, because `gpus_of_driver` omits partitioned GPUs.
+        # If a GPU has partitions, accept any UUID, because `gpus_of_driver` omits this GPU.
         if name.startswith("GPU-") and uuids and not any(u.startswith("MIG-") for u in uuids):
             return any(uuid.startswith(name) for uuid in uuids)
         return name.startswith(("GPU-", "MIG-")) or (name.isdigit() and int(name) < len(names))

@@ -96,7 +96,7 @@ class Replicas:
         another_serves = any(server.ready for server, cause in seen if cause is None)
         if (
             may_restart and another_serves
-        ):  # in parallel, because to end a hung server takes seconds
+        ):  # in parallel, because ending a hung server takes seconds
             list(self._pool.map(lambda item: item[0].child and item[0].child.end(), gone))
         for server, cause in gone:
             name = server.replica.name

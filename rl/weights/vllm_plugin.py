@@ -60,10 +60,10 @@ def register() -> None:
 
 @dataclass
 class InitInfo(WeightTransferInitInfo):
-    """The request to create a reader of the class `reader` with the keyword arguments `facts`."""
+    """The request to create a reader: the import path of its class, and its keyword arguments."""
 
     reader: str
-    facts: dict[str, Any]
+    arguments: dict[str, Any]
 
 
 @dataclass
@@ -84,7 +84,7 @@ class _Engine(WeightTransferEngine[InitInfo, UpdateInfo]):
     def init_transfer_engine(self, init_info: InitInfo) -> None:
         """Close the reader of an earlier trainer process, if there is one, and create a reader."""
         self.shutdown()
-        self._reader = open_reader(init_info.reader, self.parallel_config.rank, init_info.facts)
+        self._reader = open_reader(init_info.reader, self.parallel_config.rank, init_info.arguments)
 
     def start_weight_update(self) -> None:
         """Do nothing, so that the model is unchanged if the trainer then fails to send weights."""
@@ -156,7 +156,7 @@ class AdapterEngine(_Engine):
 
     def init_transfer_engine(self, init_info: InitInfo) -> None:
         super().init_transfer_engine(init_info)
-        self._form = PEFTHelper.from_dict(init_info.facts["form"])
+        self._form = PEFTHelper.from_dict(init_info.arguments["form"])
 
     def receive_weights(self, update_info: UpdateInfo) -> None:
         received = self.read(update_info)
