@@ -98,8 +98,8 @@ class RolloutService:
 
     async def _call_result(self, call: Call) -> object:
         if call.what == "next_batch":
-            # The first rank that asks for a step starts the plan for all ranks. The
-            # previous plan is no longer needed, because all ranks have updated with its batch.
+            # The first rank that asks for a step starts the plan for all ranks. The previous
+            # plan is no longer needed, because all ranks have updated with its batch.
             if call.step not in self._plans:
                 self._plans = {call.step: asyncio.create_task(self._plan_step(call))}
             return (await self._plans[call.step])[call.rank]

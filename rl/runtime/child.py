@@ -147,7 +147,7 @@ class Child:
         ends_on_term: bool = True,
         in_terminal: bool = False,
     ) -> None:
-        """Unless `ends_on_term`, `end` kills at once. If `in_terminal`, `log` gets no output."""
+        """Unless `ends_on_term`, `end` sends KILL at once. If `in_terminal`, `log` stays empty."""
         self.ends_on_term, self._in_terminal = ends_on_term, in_terminal
         self.name, self.command, self.log = name, list(command), log
         self._reaper, self.env = reaper, dict(env or {})

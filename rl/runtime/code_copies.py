@@ -72,7 +72,7 @@ def code_versions(run_folder: RunFolder) -> dict[str, tuple[str, ...]]:
 
 
 def _fingerprint(file: Path) -> str:
-    """Return the hash of a file. Of a large file, hash only its size and its first 10 MB."""
+    """Return the hash of a file. For a large file, hash only its size and its first 10 MB."""
     with file.open("rb") as content:
         start, size = content.read(_HASHED_BYTES), file.stat().st_size
     suffix = b"" if size == len(start) else b"%d" % size

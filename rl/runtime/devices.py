@@ -11,7 +11,7 @@ from itertools import takewhile
 from pathlib import Path
 
 _QUERY = "--query-gpu=index,uuid,memory.total,driver_version,mig.mode.current"
-# Matches a MIG partition in the output of `nvidia-smi -L`. Captures its memory in GB and its UUID.
+# This pattern finds a MIG partition, its memory in GB and its UUID in the output of nvidia-smi -L.
 _PARTITION = re.compile(r"^\s+MIG .*?(\d+)gb.*\(UUID: (MIG-[^)]+)\)")
 _BFLOAT16 = {"avx512bw", "avx_ne_convert", "bf16"}  # names of instruction sets, x86-64 and ARM
 _MAX_FILES = 65_536  # highest limit of open files that we set; each open file needs kernel memory

@@ -1,4 +1,4 @@
-"""Turns that begin with tokens that a strategy or environment gives, from a rollout or a text.
+"""Sample turns that begin with given tokens: those of an earlier rollout, or of a text.
 
 Given tokens of an earlier rollout keep the logprobs and policy versions with which they were
 sampled. If other given tokens are trained, the policy in vLLM computes their logprobs. Given tokens
@@ -54,7 +54,7 @@ def turns_of(rollout: Rollout) -> list[Completion]:
 
 
 def _kept_at(row: TrainingRow, at: NDArray[np.int64]) -> Sequence[Sequence[int]]:
-    """Return, for each token at the positions `at`, the candidates that sampling kept (`kept`)."""
+    """Return, for each token at the positions `at`, the ids from which vLLM chose it."""
     if row.kept is None:
         return ()
     mask = row.completion_mask

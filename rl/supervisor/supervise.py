@@ -75,7 +75,7 @@ def supervise(
         Stopped: a signal ended the run.
     """
     run_folder = RunFolder(Path(str(config.get("output_dir")), str(config.get("run_name"))))
-    # Do this before `resolve`, because `resolve` does not name the process that uses the folder.
+    # Check the lock before `resolve`, which does not name the process that uses the folder.
     ensure_free(run_folder)
     resolved = resolve(config)
     run = resolved.run

@@ -147,7 +147,7 @@ def read_weights(path: str, expected: str) -> dict[str, torch.Tensor]:
 def require_fingerprint(
     weights: dict[str, torch.Tensor], expected: str, actual: str | None = None
 ) -> dict[str, torch.Tensor]:
-    """Return the weights. Raise RuntimeError if their hash, or `actual`, is not `expected`."""
+    """Return the weights. Raise RuntimeError unless their hash (or `actual`) is `expected`."""
     actual = actual or fingerprint(weights)
     if actual != expected:
         what = f"the trainer wrote {expected}, vLLM read {actual}"
