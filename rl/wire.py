@@ -42,7 +42,7 @@ class NoMoreBatches(Exception):
         self.stopped = stopped  # whether the rank then ends with status 0 instead of an error
 
 
-def _encode(value: object) -> object:
+def _encode_numpy(value: object) -> object:
     if isinstance(value, np.ndarray):
         return (value.dtype.str, value.shape, np.ascontiguousarray(value).data)
     if isinstance(value, np.generic):  # user code may compute rewards and advantages with numpy
@@ -50,12 +50,12 @@ def _encode(value: object) -> object:
     raise NotImplementedError(f"msgpack cannot encode a {type(value).__name__}: send a numpy array")
 
 
-def _decode(kind: type, value: Any) -> Any:  # noqa: ARG001 msgspec's signature
+def _decode_array(kind: type, value: Any) -> Any:  # noqa: ARG001 msgspec's signature
     dtype, shape, data = value
     return np.frombuffer(data, dtype=dtype).reshape(shape)
 
 
-_ENCODER = msgspec.msgpack.Encoder(enc_hook=_encode)
+_ENCODER = msgspec.msgpack.Encoder(enc_hook=_encode_numpy)
 
 
 def pack(value: object) -> bytes:
@@ -65,6 +65,6 @@ def pack(value: object) -> bytes:
 def unpack(data: bytes | memoryview | msgspec.Raw, kind: type[T]) -> T:
     """Decode a record of the type `kind`. Raise msgspec.DecodeError if `data` is invalid."""
     try:
-        return msgspec.msgpack.decode(data, type=kind, dec_hook=_decode)
+        return msgspec.msgpack.decode(data, type=kind, dec_hook=_decode_array)
     except (UnicodeDecodeError, SyntaxError) as error:  # an invalid string or dtype
         raise msgspec.DecodeError(f"the message is damaged: {error}") from error

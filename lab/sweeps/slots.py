@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from rl.config.schema import ConfigError, as_config_error
-from rl.runtime.files import own_folder
+from rl.runtime.files import make_private_folder
 
 _TICK_S = 0.5
 _CORES_PER_JOB = 2  # one core for vLLM and one core for the trainer
@@ -66,7 +66,7 @@ def hold_slot(slots: Sequence[Slot], folder: Path | None = None) -> Iterator[Slo
         return
     with as_config_error():
         name = f"offbyone-slots-{os.getuid()}"
-        folder = own_folder(folder or Path(tempfile.gettempdir(), name))
+        folder = make_private_folder(folder or Path(tempfile.gettempdir(), name))
     while True:
         for slot in slots:
             with ExitStack() as locks:

@@ -60,7 +60,7 @@ class RolloutService:
         self._plans: dict[int, asyncio.Task[list[msgspec.Raw]]] = {}
         self._groups: list[Group] = []  # the groups of the newest plan
         self._rejected: list[Group] = []
-        self._failure: asyncio.Future[BaseException] = asyncio.Future()  # `report` raises it
+        self._failure: asyncio.Future[BaseException] = asyncio.Future()  # `watch` raises it
         self._unreported: Answer | None = None  # answer to the ranks if no report can be written
         self._num_connections = 0  # number of open connections of ranks
         dispatcher.on_rejected = self._rejected.append
@@ -98,10 +98,10 @@ class RolloutService:
 
     async def _call_result(self, call: Call) -> object:
         if call.what == "next_batch":
-            # The first rank that asks for a step starts the plan for all ranks. The last plan can
-            # be dropped: all ranks have received it, because every update synchronises them.
+            # The first rank that asks for a step starts the plan for all ranks. The previous
+            # plan is no longer needed, because all ranks have updated with its batch.
             if call.step not in self._plans:
-                self._plans = {call.step: asyncio.create_task(self._plan(call))}
+                self._plans = {call.step: asyncio.create_task(self._plan_step(call))}
             return (await self._plans[call.step])[call.rank]
         if call.what == "publish":
             self._check_first_version(call.version)
@@ -124,13 +124,13 @@ class RolloutService:
     async def _evaluation_metrics(self, version: int) -> dict[str, float]:
         if not self._evaluator:
             return {}
-        found = await self._evaluator.wait_for_metrics(version)
-        # `found` is {} after an error, before rank 0 publishes `version`, or without an evaluation.
+        metrics = await self._evaluator.wait_for_metrics(version)
+        # `metrics` is {} after an error, before rank 0 publishes `version`, or if none is due.
         failed = self._evaluator.ended or self._failure.done()
         # After the last step no rank calls next_batch, so only this answer can report the error.
-        if failed and not found and version == self._run.max_steps:
+        if failed and not metrics and version == self._run.max_steps:
             raise NoMoreBatches(message_of(await asyncio.shield(self._failure)))
-        return found
+        return metrics
 
     def _check_first_version(self, version: int) -> None:
         if self._dispatcher.version.number < 0 and version != self._dispatcher.step:
@@ -140,7 +140,7 @@ class RolloutService:
                 "checkpoints: start again with resume=true"
             )
 
-    async def _plan(self, call: Call) -> list[msgspec.Raw]:
+    async def _plan_step(self, call: Call) -> list[msgspec.Raw]:
         groups = await self._dispatcher.take_batch(call.step)
         try:
             return await self._finish_plan(call, apply_batch_credit(groups, self._batch_credit))
@@ -180,7 +180,7 @@ class RolloutService:
         )
         await recording  # wait, so that every trained step has its token file
         record_ids = self._record.ids(groups, recorded)
-        # If `pack` raises an error here, `_plan` gives the batch back to the dispatcher.
+        # If `pack` raises an error here, `_plan_step` gives the batch back to the dispatcher.
         return [msgspec.Raw(pack(replace(share, record_ids=record_ids))) for share in shares]
 
     async def _record_all(self, call: Call) -> tuple[str, ...]:
@@ -205,7 +205,7 @@ class RolloutService:
         return rejected
 
     async def sample(self) -> None:
-        """Play groups and evaluate. After an error, return; `report` then raises the error."""
+        """Play groups and evaluate. After an error, return; `watch` then raises the error."""
         try:
             async with asyncio.TaskGroup() as tasks:
                 tasks.create_task(self._dispatcher.run())
@@ -213,7 +213,7 @@ class RolloutService:
                     tasks.create_task(self._replicas.watch())
                 if self._evaluator:
                     tasks.create_task(self._evaluator.run())
-        except* Exception as failure:  # noqa: BLE001 `report` raises it
+        except* Exception as failure:  # noqa: BLE001 `watch` raises it
             await self._end_batches(failure)
 
     async def _end_batches(self, error: BaseException) -> None:

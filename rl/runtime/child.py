@@ -113,11 +113,11 @@ class Reaper:
         with suppress(BrokenPipeError):  # the reaper was killed; `ensure_alive` replaces it
             self._process.stdin.write(f"{line}\n".encode())
 
-    def watch(self, group: int) -> None:
+    def register(self, group: int) -> None:
         self._groups.add(group)
         self._send(f"+{group}")
 
-    def forget(self, group: int) -> None:
+    def unregister(self, group: int) -> None:
         """Unregister an ended process group, because the kernel may reuse its number."""
         self._groups.discard(group)
         self._send(f"-{group}")
@@ -147,7 +147,7 @@ class Child:
         ends_on_term: bool = True,
         in_terminal: bool = False,
     ) -> None:
-        """If not `ends_on_term`, `end` sends KILL first. If `in_terminal`, `log` gets no output."""
+        """Unless `ends_on_term`, `end` sends KILL at once. If `in_terminal`, `log` stays empty."""
         self.ends_on_term, self._in_terminal = ends_on_term, in_terminal
         self.name, self.command, self.log = name, list(command), log
         self._reaper, self.env = reaper, dict(env or {})
@@ -166,7 +166,7 @@ class Child:
                 start_new_session=True,
                 preexec_fn=partial(_die_with_parent, os.getpid()),
             )
-        self._reaper.watch(self._process.pid)
+        self._reaper.register(self._process.pid)
 
     @property
     def group(self) -> int | None:
@@ -189,7 +189,7 @@ class Child:
         end_together([self])
         with suppress(subprocess.TimeoutExpired):
             self._process.wait(timeout=1)
-        self._reaper.forget(self._process.pid)
+        self._reaper.unregister(self._process.pid)
         self._process = None
 
     def __enter__(self) -> Self:

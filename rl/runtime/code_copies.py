@@ -72,7 +72,7 @@ def code_versions(run_folder: RunFolder) -> dict[str, tuple[str, ...]]:
 
 
 def _fingerprint(file: Path) -> str:
-    """Return a hash of a file, or of size and beginning of a file with many megabytes."""
+    """Return the hash of a file. For a large file, hash only its size and its first 10 MB."""
     with file.open("rb") as content:
         start, size = content.read(_HASHED_BYTES), file.stat().st_size
     suffix = b"" if size == len(start) else b"%d" % size

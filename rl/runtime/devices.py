@@ -11,7 +11,7 @@ from itertools import takewhile
 from pathlib import Path
 
 _QUERY = "--query-gpu=index,uuid,memory.total,driver_version,mig.mode.current"
-# Matches a MIG partition in the output of `nvidia-smi -L`. Captures its memory in GB and its UUID.
+# This pattern finds a MIG partition, its memory in GB and its UUID in the output of nvidia-smi -L.
 _PARTITION = re.compile(r"^\s+MIG .*?(\d+)gb.*\(UUID: (MIG-[^)]+)\)")
 _BFLOAT16 = {"avx512bw", "avx_ne_convert", "bf16"}  # names of instruction sets, x86-64 and ARM
 _MAX_FILES = 65_536  # highest limit of open files that we set; each open file needs kernel memory
@@ -150,7 +150,7 @@ def visible_gpus(devices: Path = Path("/dev")) -> list[str]:
     uuids = [gpu.uuid for gpu in gpus_of_driver()]
 
     def is_known(name: str) -> bool:
-        # With partitions, accept any UUID, because `gpus_of_driver` omits partitioned GPUs.
+        # If a GPU has partitions, accept any UUID, because `gpus_of_driver` omits this GPU.
         if name.startswith("GPU-") and uuids and not any(u.startswith("MIG-") for u in uuids):
             return any(uuid.startswith(name) for uuid in uuids)
         return name.startswith(("GPU-", "MIG-")) or (name.isdigit() and int(name) < len(names))

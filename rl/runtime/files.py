@@ -39,12 +39,12 @@ def write_private(path: Path, text: str) -> None:
         file.write(text)
 
 
-def own_folder(path: Path) -> Path:
+def make_private_folder(path: Path) -> Path:
     """Make `path` a private folder. Raise PermissionError for a link or another user's folder."""
     path.mkdir(mode=0o700, parents=True, exist_ok=True)
     status = path.lstat()
     if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.geteuid():
-        raise PermissionError(errno.EPERM, "not a folder of this user", str(path))
+        raise PermissionError(errno.EPERM, "not a folder of this user, so delete it", str(path))
     path.chmod(0o700)
     return path
 

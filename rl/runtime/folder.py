@@ -223,7 +223,7 @@ def step_of(path: Path) -> int:
     """Return the number in a file name, such as 12 for step_000012 or .version_000012.jsonl."""
     number = _NUMBERED.match(path.name)
     if not number:
-        raise ValueError(f"the name of {path} has no number of a step or version")
+        raise ValueError(f"the name of {path} has no step or version, such as step_000012")
     return int(number[1])
 
 

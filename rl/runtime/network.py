@@ -13,7 +13,7 @@ from rl.runtime.failure import RunFailed
 
 _SIOCGIFADDR = 0x8915  # number of Linux's ioctl request for an interface's IPv4 address
 
-# This environment variable holds the address on which the rollouts process accepts other hosts.
+# This environment variable holds the address where the rollouts process accepts remote ranks.
 LISTEN_VARIABLE = "OFFBYONE_ADDRESS"
 
 

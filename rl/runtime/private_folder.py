@@ -5,7 +5,7 @@ from hashlib import sha256
 from pathlib import Path
 
 from envs.loading import cache_folder
-from rl.runtime.files import Inside, own_folder, remove, write_private
+from rl.runtime.files import Inside, make_private_folder, remove, write_private
 
 _MAX_SOCKET = 107  # maximum length of a Unix socket's path in bytes, set by the kernel
 _MAX_NAME = len("/tmp/") + 36  # bytes of the longest name of a socket: vLLM's tmp/<UUID>
@@ -87,7 +87,7 @@ class PrivateFolder:
         Precompiled headers are disabled, because each run would build them again, which takes 5 s.
         """
         try:
-            compiled = own_folder(cache_folder() / "compiled")
+            compiled = make_private_folder(cache_folder() / "compiled")
         except OSError:  # the cache cannot be written, or it belongs to another user
             compiled = self.temporary / "compiled"
         return {

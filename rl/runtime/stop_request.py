@@ -29,7 +29,7 @@ class Stopped(SystemExit):
         return Stopped, (self.number, self.code)
 
     def raise_signal_again(self) -> None:
-        """Send the signal to the replaced handler, such as submitit's, which requeues the job."""
+        """Send the signal to the handler set before the run. That of submitit requeues the job."""
         if self.number is not None and callable(signal.getsignal(self.number)):
             signal.raise_signal(self.number)
 

@@ -60,7 +60,7 @@ class SweepFolder:
         return {}
 
     def write_info(self, info: Mapping[str, Any]) -> None:
-        _write(self.info, info)
+        _write_json(self.info, info)
 
     def records(self) -> dict[int, JobRecord]:
         """Return the record of each job number, in ascending order. Skip broken files."""
@@ -98,7 +98,7 @@ class SweepFolder:
     def _create(self, record: JobRecord, first: int) -> int:
         """Write a new record under the first free number from `first` on; return the number."""
         aside = self.path / f".job-{os.getpid()}"
-        _write(aside, asdict(record))
+        _write_json(aside, asdict(record))
         for number in count(first):
             with suppress(FileExistsError):  # another process or a broken file uses this number
                 os.link(aside, self._path_of(number))
@@ -107,7 +107,7 @@ class SweepFolder:
         raise AssertionError("unreachable, because count() has no end")
 
     def write(self, number: int, record: JobRecord) -> None:
-        _write(self._path_of(number), asdict(record))
+        _write_json(self._path_of(number), asdict(record))
 
     def _path_of(self, number: int) -> Path:
         self.jobs.mkdir(parents=True, exist_ok=True)
@@ -131,5 +131,5 @@ def labels(jobs: Sequence[Sequence[str]]) -> list[str]:
     return [" ".join(item for item in job if item not in common) or "(defaults)" for job in jobs]
 
 
-def _write(path: Path, content: Mapping[str, Any]) -> None:
+def _write_json(path: Path, content: Mapping[str, Any]) -> None:
     write_atomically(path, json.dumps(content, indent=1) + "\n")

@@ -102,10 +102,10 @@ def _read_rows(run_folder: RunFolder, step: int, id: str | None) -> list[Recorde
     paths = run_folder.tokens.glob(run_folder.tokens_of(step, "trainer.rank*").name)
     trained: dict[tuple[str, int], list[tuple[Path, int, dict[str, Any]]]] = defaultdict(list)
     for path in sorted(paths):
-        for line in _lines(run_folder, path, id):
+        for line in _read_lines(run_folder, path, id):
             trained[line.pop("id"), line.pop("row")].append((path, line.pop("update", 0), line))
     rows = []
-    for sampled in _lines(run_folder, run_folder.tokens_of(step, "rollouts"), id):
+    for sampled in _read_lines(run_folder, run_folder.tokens_of(step, "rollouts"), id):
         key, mask = (sampled.pop("id"), sampled.pop("row")), sampled["mask"]
         for path, update, columns in trained.get(key, [(None, 0, {})]):
             by_token = {}
@@ -122,7 +122,7 @@ def _read_rows(run_folder: RunFolder, step: int, id: str | None) -> list[Recorde
     return rows
 
 
-def _lines(run_folder: RunFolder, path: Path, id: str | None) -> list[dict[str, Any]]:
+def _read_lines(run_folder: RunFolder, path: Path, id: str | None) -> list[dict[str, Any]]:
     import pyarrow as pa
     from pyarrow import parquet
 

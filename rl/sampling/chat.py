@@ -100,7 +100,7 @@ class Chat:
         return replace(self, sampler=sampler)
 
     def with_cache_of(self, sampler: PolicySampler, version: int) -> Self:  # noqa: ARG002
-        """Return a copy with `sampler`. A subclass can make vLLM reuse only caches of `version`."""
+        """Return a copy with `sampler`. A subclass can limit vLLM to prefix caches of `version`."""
         return self.with_sampler(sampler)
 
 

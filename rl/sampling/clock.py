@@ -75,7 +75,7 @@ class Clock:
         finally:
             self._pauses -= 1
             if not self._pauses:
-                with suppress(RuntimeError):  # the timeout has already expired or ended
+                with suppress(RuntimeError):  # the timeout has expired, or its block has ended
                     timeout.reschedule(loop.time() + self.left)
 
     @asynccontextmanager

@@ -39,8 +39,8 @@ class FinishedGroup:
                     scores = [*await threads.call(env.score_group, episodes)] if episodes else []
                     if len(scores) != len(episodes):
                         raise ValueError(
-                            f"returned {len(scores)} results for {len(episodes)} episodes: return "
-                            "one mapping of rewards for each"
+                            f"score_group returned {len(scores)} results for {len(episodes)} "
+                            "episodes: return one mapping of rewards for each"
                         )
                     results = iter([rewards_by_name(each, 0)[0] for each in scores])
         except (TimeoutError, EnvironmentFailed) as failure:

@@ -40,7 +40,7 @@ log = logging.getLogger(__name__)
 
 # Result of `rewards_by_name`: name -> reward, and name -> rewards of the turns.
 Scores = tuple[dict[str, float], dict[str, tuple[float, ...]]]
-_Played = tuple[Rollout, list[Speaker]]  # a rollout, and the speakers of it and of its `others`
+_Played = tuple[Rollout, list[Speaker]]  # a rollout, its speaker, and those of rollout.others
 
 
 @dataclass
@@ -211,15 +211,15 @@ class Player:
             for each in first.speakers:
                 each.episode.stop_reason = episode.stop_reason
         played = [
-            (self._rollout(start, speaker, score, error), speaker)
+            (self._build_rollout(start, speaker, score, error), speaker)
             for speaker, score in zip(first.speakers, scores or repeat(({}, {})), strict=False)
         ]
         # Put roles without a reward last, because strategies read the reward of the first rollout.
-        played.sort(key=lambda one: one[0].reward is None)
+        played.sort(key=lambda pair: pair[0].reward is None)
         rollout, *others = [rollout for rollout, _ in played]
         return replace(rollout, others=tuple(others)), [speaker for _, speaker in played]
 
-    def _rollout(
+    def _build_rollout(
         self, start: RolloutInputs, speaker: Speaker, scores: Scores, error: str
     ) -> Rollout:
         env, episode, (rewards, turn_rewards) = start.env, speaker.episode, scores

@@ -1,4 +1,4 @@
-"""Turns that begin with given tokens: a strategy or environment takes them from a rollout or text.
+"""Sample turns that begin with given tokens: those of an earlier rollout, or of a text.
 
 Given tokens of an earlier rollout keep the logprobs and policy versions with which they were
 sampled. If other given tokens are trained, the policy in vLLM computes their logprobs. Given tokens
@@ -41,7 +41,7 @@ _BY_TOKEN = ("token_ids", "logprobs", "versions", "kept")  # Completion's per-to
 
 
 def turns_of(rollout: Rollout) -> list[Completion]:
-    """Return a rollout's turns with prompts, logprobs, versions (-1: given, untrained)."""
+    """Return a rollout's turns. Version -1 marks a given token that is not trained."""
     turns: dict[int, Completion] = {}
     for row in rollout.rows:
         for number in np.unique(row.turns[row.turns >= 0]).tolist():
@@ -54,7 +54,7 @@ def turns_of(rollout: Rollout) -> list[Completion]:
 
 
 def _kept_at(row: TrainingRow, at: NDArray[np.int64]) -> Sequence[Sequence[int]]:
-    """Return for each token at the positions `at` the tokens from which it was sampled."""
+    """Return, for each token at the positions `at`, the ids from which vLLM chose it."""
     if row.kept is None:
         return ()
     mask = row.completion_mask

@@ -72,7 +72,7 @@ class RendererChat(Chat):
 
     async def score(self, token_ids: list[int], count: int) -> tuple[list[float], int]:
         if len(token_ids) >= self.max_seq_len:  # vLLM must also sample one token after `token_ids`
-            raise ContextFull("prompt and text fill max_seq_len: raise model.max_seq_len")
+            raise ContextFull(f"prompt and text fill max_seq_len={self.max_seq_len}: raise it")
         assert self.requests is not None, "call score() within group()"
         return await self.requests.score(token_ids, count, version=self.version.number)
 

@@ -14,8 +14,8 @@ def with_rewards(
     """Return the rollout with these named rewards and their weighted sum.
 
     The rollout has an error and no reward if a reward with a weight is missing or not finite. If
-    it is missing in the first rollout of an environment and role, raise ValueError, because the
-    name in reward_weights is probably wrong. `checked`: environments and roles already checked.
+    it is missing in the first rollout of an environment's role, raise ValueError, because its name
+    in reward_weights is probably wrong. `checked`: environments and roles already checked.
     """
     key, score = f"{env.name} {rollout.role}", f"{type(env).__name__}.score (or score_group)"
     weights = {name: weight for name, weight in env.reward_weights.items() if weight}

@@ -1,4 +1,4 @@
-"""The inputs of one rollout."""
+"""The inputs of one rollout: environment, example, time limit, seeds and given first tokens."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -22,7 +22,7 @@ class RolloutInputs:
     prepare: Callable[[Sequence[Message]], list[Message]]  # adds system prompt and any hint
     prompt: Prompt | None = None  # first prompt, shared by a group; None until rendered
     opening: Completion | None = None  # first completion, from the request that the group shared
-    prefix: Prefix | None = None  # given tokens that begin the first turns
+    prefix: Prefix | None = None  # tokens with which the first turns must begin
 
     def change_example(self, example: Example, hint: str | None) -> None:
         """Replace the example by `example`, and show `hint` in its prompt.

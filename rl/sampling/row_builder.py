@@ -23,7 +23,7 @@ class GrowingRow:
         self.prompt_length = 0  # number of tokens of the prompt with which the row began
         self.token_ids: list[int] = []  # all tokens of the row so far
         self._parts: dict[str, list[np.ndarray]] = {name: [] for name in _COLUMNS}
-        self._kept: list[Sequence[int]] = []  # for each sampled token, those that vLLM chose from
+        self._kept: list[Sequence[int]] = []  # ids from which vLLM chose each sampled token
 
     def extend(self, token_ids: Sequence[int], **values: ArrayLike) -> None:
         """Append tokens. `values`: column -> one value per token. Other columns get fill values."""

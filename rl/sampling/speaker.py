@@ -62,7 +62,7 @@ class Speaker:
             options = {"prefix": prefix, "prefix_trains": prefix_trains}
             return await speaker(messages, tools, role=role, **options)
         messages = self.prepare(messages)
-        prompt = await self._prompt(messages, tools)
+        prompt = await self._next_prompt(messages, tools)
         if self.chat.max_new_tokens(prompt) <= 0:
             self.stop_reason = StopReason.CONTEXT
             raise ContextFull("the conversation fills max_seq_len: raise model.max_seq_len")
@@ -112,7 +112,7 @@ class Speaker:
             if speaker._failure is not None:
                 raise speaker._failure
 
-    async def _prompt(self, messages: list[Message], tools: ToolSpecs | None) -> Prompt:
+    async def _next_prompt(self, messages: list[Message], tools: ToolSpecs | None) -> Prompt:
         if self._last is not None:
             before, prompt, completion = self._last
             reply = messages[len(before) :]

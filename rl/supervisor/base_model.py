@@ -56,7 +56,7 @@ def check_model(run: Run, model: Path) -> None:
             load_renderer(model, made.renderer, made.renderer_options)
 
 
-def make_cache(folder: Path) -> None:
+def make_cache_folder(folder: Path) -> None:
     try:
         folder.mkdir(parents=True, exist_ok=True)
         with TemporaryFile(dir=folder):

@@ -74,7 +74,7 @@ class Children:
             if key := replicas[0].key:
                 write_private(folder.private.external_key, key)
         else:
-            replicas = self._own_replicas()
+            replicas = self._replicas_to_start()
         return Replicas(
             replicas,
             folder,
@@ -89,7 +89,7 @@ class Children:
             ),
         )
 
-    def _own_replicas(self) -> list[Replica]:
+    def _replicas_to_start(self) -> list[Replica]:
         inference, cluster = self._run.inference, self._run.cluster
         private, names = self._run_folder.private, inference.names
         if inference.listen == "unix" and not cluster.spans_hosts:

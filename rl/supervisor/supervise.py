@@ -45,7 +45,7 @@ from rl.runtime.status import STOPPED, read_statuses, training_is_done
 from rl.runtime.stop_request import Stopped, StopRequest, stopped_by_signals
 from rl.runtime.stop_when import is_fulfilled
 from rl.runtime.text import say
-from rl.supervisor.base_model import check_model, fetch_references, make_cache, model_of
+from rl.supervisor.base_model import check_model, fetch_references, make_cache_folder, model_of
 from rl.supervisor.children import Children
 from rl.supervisor.resolve import Resolved, assign_devices, resolve, with_devices
 from rl.supervisor.time_limit import TimeLimit
@@ -75,7 +75,7 @@ def supervise(
         Stopped: a signal ended the run.
     """
     run_folder = RunFolder(Path(str(config.get("output_dir")), str(config.get("run_name"))))
-    # Check this before `resolve`, because its errors do not name the process that uses the folder.
+    # Check the lock before `resolve`, which does not name the process that uses the folder.
     ensure_free(run_folder)
     resolved = resolve(config)
     run = resolved.run
@@ -204,7 +204,7 @@ class _Launch:
             cached = cache_folder() / "warm" / warm_start_key(warm_run, dry_call.files())
             if cached.is_dir():
                 return cached
-            make_cache(cached.parent)
+            make_cache_folder(cached.parent)
             shutil.rmtree(supervised.path, ignore_errors=True)
             model = self._build_model(run, supervised)
             self.check_references(model)
@@ -262,7 +262,7 @@ class _Launch:
             demand = Demand(len(plan.inference), group, len(plan.ranks))
             hosts = stack.enter_context(cluster.hosts(run_folder, self.reaper, demand))
             children = Children(run, run_folder, self.reaper, with_devices(plan, hosts), hosts)
-            # vLLM starts while rl/dry_call calls components. The other processes need these facts.
+            # vLLM starts during the dry call (rl/dry_call). The other processes need its results.
             children.start(lambda: self._record_dry_call(run))
             saved = run_folder.num_saved_steps()
             # With trainer.debug, print lines, because a live panel would overwrite the debugger.

@@ -49,7 +49,7 @@ class TimeLimit:
             return
         self._last_check = now
         new = [row for row in self._tail.read() if row["time"] >= self._began]
-        self._rows += [{name: row.get(name) for name in _TIMES} for row in new]  # saves memory
+        self._rows += [{name: row.get(name) for name in _TIMES} for row in new]  # save memory
         left = self._began + self._seconds - now
         if self._rows and left < seconds_to_save(self._rows, self._checkpoint_s):
             self.is_over = stop.asked = True

@@ -19,7 +19,7 @@ WINDOW = 20  # number of last steps from which time per step and remaining time 
 # text of the phase starts with one of NEVER_SLOW.
 SLOW_S = 30.0
 NEVER_SLOW = ("serving", "sampling", "running", "watching", "ready", "idle", "done")
-PROCESSES = {"inference": 0, "rollouts": 1, "trainer": 2}  # order in the panel
+PROCESSES = {"inference": 0, "rollouts": 1, "trainer": 2}  # position of each process in the panel
 LABEL, VALUE = 13, 9  # widths, in characters, of the columns with labels and with numbers
 STATISTICS = (  # (label, metric, number format); the panel shows three per line
     ("loss", "train/loss", ""),

@@ -17,7 +17,7 @@ class Progress(Display):
         super().__init__(console)
         self.done, self._done_before, self._total, self._noun = done, done, total, noun
         self._text, self._notes, self._started = "", list[str](), time.time()
-        self._printed_tenths = self._tenths()
+        self._printed_tenths = self._tenths_done()
 
     def advance(self, count: int = 0, text: str | None = None, note: str = "") -> None:
         """Add `count` finished items, print `note`, and show a new `text` (None: the old one)."""
@@ -37,10 +37,10 @@ class Progress(Display):
         return heading(self._text, elapsed_and_left(elapsed, left), self.done, self._total, count)
 
     def lines(self, now: float, *, last: bool) -> list[str]:  # noqa: ARG002
-        if self._tenths() <= self._printed_tenths:
+        if self._tenths_done() <= self._printed_tenths:
             return []
-        self._printed_tenths = self._tenths()
+        self._printed_tenths = self._tenths_done()
         return [", ".join(filter(None, [f"{self.done} of {self._total} {self._noun}", self._text]))]
 
-    def _tenths(self) -> int:
+    def _tenths_done(self) -> int:
         return self.done * _LINES // max(self._total, 1)

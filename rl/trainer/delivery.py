@@ -47,7 +47,7 @@ class Receivers:
     def wait(self) -> None:
         """Wait until all replicas answer. If one fails first, the supervisor ends this process."""
         timeout, began = self._inference.startup_timeout, time.monotonic()
-        while len(started := self._started()) < len(self._inference.names):
+        while len(started := self._started_replicas()) < len(self._inference.names):
             if time.monotonic() > began + timeout:
                 limit = f"inference.startup_timeout={timeout:g} s"
                 raise RunFailed(f"not every vLLM has started within {limit}: raise the limit")
@@ -57,13 +57,13 @@ class Receivers:
 
     def new_replicas(self) -> list[VLLMRoutes]:
         """Return healthy replicas that this method has not returned since their last start."""
-        fresh = [one for one in self._started() if self._known.get(one.name) != one]
+        fresh = [one for one in self._started_replicas() if self._known.get(one.name) != one]
         fresh = [one for one in fresh if is_healthy(one)]
         self._known |= {replica.name: replica for replica in fresh}
         self.updated |= {replica.name: replica.incarnation for replica in fresh}
         return [VLLMRoutes(replica, timeout=self._timeout) for replica in fresh]
 
-    def _started(self) -> list[Replica]:
+    def _started_replicas(self) -> list[Replica]:
         return started_replicas(self._run_folder, self._inference)
 
 

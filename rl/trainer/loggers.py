@@ -15,7 +15,7 @@ from rl.runtime.files import write_atomically
 from rl.runtime.folder import RunFolder
 from rl.runtime.metrics import finite_float, read_metrics
 
-_LONGEST_NAME = 55  # a wandb id has at most 64: this name and a suffix of 9
+_LONGEST_NAME = 55  # characters; a wandb id has at most 64, and its suffix needs 9
 WANDB_TIMEOUT_S = 30.0  # limit for the connection at the start and for the uploads at the end
 
 _LONGEST_TEXT = 4000  # maximum characters in a table cell; rollouts/*.jsonl has the full text
@@ -123,7 +123,7 @@ class WandbLogger(Logger):
     @turn_off_on_error
     def log(self, step: int, metrics: Mapping[str, float | None]) -> None:
         values = {name: v for name, v in metrics.items() if finite_float(v) is not None}
-        self._run.log({**values, **self._table(step)}, step=step)
+        self._run.log({**values, **self._rollout_table(step)}, step=step)
 
     @turn_off_on_error
     def finish(self) -> None:
@@ -131,7 +131,7 @@ class WandbLogger(Logger):
         self._run.finish()
         self.is_off = True
 
-    def _table(self, step: int) -> dict[str, Any]:
+    def _rollout_table(self, step: int) -> dict[str, Any]:
         if self._folder is None or not self.rollouts_every or step % self.rollouts_every:
             return {}
         rows = rollout_rows(self._folder, step, self.num_rollouts)

@@ -100,7 +100,7 @@ class TrainingRun:
             )
             # Get the state before new groups start, because a resumed run samples them again.
             state = self._rollouts_state(rollouts) if self._checkpoint_is_due(step + 1) else None
-            if delivered:  # after the probe, because new rollouts would delay the probe
+            if delivered:  # publish after the probe, because new rollouts would delay the probe
                 self._publish(rollouts, step + 1)
             if batch.record_ids:
                 with watch.phase("record", f"recording the tokens of step {step}"):
@@ -123,7 +123,7 @@ class TrainingRun:
                 self.profiler.step()
         # No step trains the last version, so its evaluation needs a separate metrics line.
         if stats := self._evaluation(rollouts, Stopwatch(self.status), self.run.max_steps):
-            self._write(self.run.max_steps, stats)
+            self._write_line(self.run.max_steps, stats)
         self._finish("done")
 
     def _start_sampling(self) -> RolloutsLink:
@@ -204,10 +204,10 @@ class TrainingRun:
         rate = batch.metrics.get("train/tokens", 0.0) / seconds
         times = {"time/step": seconds, "rollout/tokens_per_s": rate}
         line = {**batch.metrics, **stats, **times, "train/policy_version": step + 1}
-        self._write(step, line)
+        self._write_line(step, line)
         return {"step": step, **line}
 
-    def _write(self, step: int, line: dict[str, Any]) -> None:
+    def _write_line(self, step: int, line: dict[str, Any]) -> None:
         if self.metrics:
             self.metrics.append(step, line)
             self.logger.log(step, line)

@@ -9,7 +9,7 @@ from rl.runtime.start_record import program
 from rl.trainer.rollouts_link import RolloutsLink
 from rl.trainer.trained_tokens import StepRecord
 
-_MAX_RECORDED = 5  # to save disk space, record only these batches and the one that ends the run
+_MAX_RECORDED = 5  # maximum number of recorded batches, plus the one that ends the run
 
 log = logging.getLogger(__name__)
 

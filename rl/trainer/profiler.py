@@ -6,7 +6,7 @@ from rl.runtime.folder import RunFolder
 
 
 def start_profiler(run_folder: RunFolder, rank: int, num_steps: int) -> profile | None:
-    """Start a profiler that skips one step and records `num_steps` steps. If 0, return None."""
+    """Start a profiler that records `num_steps` steps after the first. Return None for 0 steps."""
     if not num_steps:
         return None
 

@@ -69,7 +69,7 @@ class RolloutsLink:
         """Report which vLLMs have loaded `version`. `replicas`: name -> number of its restarts."""
         self._version = version
         call = Call(what="publish", version=version, replicas=replicas)
-        self._call(call, dict, self._no_answer)
+        self._call(call, dict, self._no_answer_text)
 
     def evaluation(self, version: int) -> dict[str, float]:
         """Wait for the evaluation of a version. Return its metrics, {} if it fails or none is due.
@@ -85,13 +85,13 @@ class RolloutsLink:
     def record_all(self, step: int) -> tuple[str, ...]:
         """Make the rollouts process record all tokens of a step's batch. Return the rollout ids."""
         call = Call(what="record_all", rank=self._rank, step=step)
-        return tuple(self._call(call, list, self._no_answer))
+        return tuple(self._call(call, list, self._no_answer_text))
 
     def state(self) -> dict[str, Any]:
-        return self._call(Call(what="state"), dict, self._no_answer)
+        return self._call(Call(what="state"), dict, self._no_answer_text)
 
     @property
-    def _no_answer(self) -> str:
+    def _no_answer_text(self) -> str:
         limit = f"trainer.wait_timeout={self._socket.gettimeout():g} s"
         return f"the rollouts process did not answer within {limit}: see logs/rollouts.log"
 

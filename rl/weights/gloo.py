@@ -52,8 +52,8 @@ class GlooSender(GroupSender):
         to = vllm.replica.address
         host = "127.0.0.1" if to.path else source_address(to.host, to.port)
         store = create_store(host, 0, None, timedelta(seconds=self._timeout))
-        facts = {"host": host, "port": store.port, "size": size, "timeout": self._timeout}
-        return facts, lambda: create_group(store, 0, size, host, self._timeout)
+        arguments = {"host": host, "port": store.port, "size": size, "timeout": self._timeout}
+        return arguments, lambda: create_group(store, 0, size, host, self._timeout)
 
     def source(self, vllm: VLLMRoutes) -> dict[str, Any]:  # noqa: ARG002 the same for every vLLM
         return {"num_bytes": len(self._file.content)}

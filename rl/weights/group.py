@@ -45,9 +45,9 @@ class GroupSender(Sender):
         """Form a group with all workers of a vLLM. If vLLM has restarted, drop its old group."""
         name = vllm.replica.name
         self.leave(name)
-        facts, join = self.rendezvous(vllm, 1 + vllm.num_workers())
+        arguments, join = self.rendezvous(vllm, 1 + vllm.num_workers())
         joined = run_in_thread(join)
-        self.open_readers(vllm, facts)
+        self.open_readers(vllm, arguments)
         self._groups[name] = self._wait_for(joined, f"the workers of {name} to join the group")
 
     def send(self, vllm: VLLMRoutes, version: int) -> None:

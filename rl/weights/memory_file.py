@@ -145,11 +145,11 @@ def read_weights(path: str, expected: str) -> dict[str, torch.Tensor]:
 
 
 def require_fingerprint(
-    weights: dict[str, torch.Tensor], expected: str, found: str | None = None
+    weights: dict[str, torch.Tensor], expected: str, actual: str | None = None
 ) -> dict[str, torch.Tensor]:
-    """Return the weights. Raise RuntimeError if their hash (`found` if given) is not `expected`."""
-    found = found or fingerprint(weights)
-    if found != expected:
-        what = f"the trainer wrote {expected}, vLLM read {found}"
+    """Return the weights. Raise RuntimeError unless their hash (or `actual`) is `expected`."""
+    actual = actual or fingerprint(weights)
+    if actual != expected:
+        what = f"the trainer wrote {expected}, vLLM read {actual}"
         raise RuntimeError(f"weight push: the fingerprints differ ({what})")
     return weights

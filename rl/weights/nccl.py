@@ -54,7 +54,7 @@ def _raise_on_error(status: int, function: Any, _: Any) -> None:
 
 
 class NcclGroup:
-    """One rank of an NCCL group. Blocking calls select its GPU, because new threads use GPU 0."""
+    """One rank of an NCCL group. Its calls select the rank's GPU, because new threads use GPU 0."""
 
     new_id = staticmethod(nccl.unique_id)
 
@@ -114,8 +114,8 @@ class NcclSender(GroupSender, PackedSender):
     def rendezvous(self, vllm: VLLMRoutes, size: int) -> tuple[dict[str, Any], Callable[[], Any]]:  # noqa: ARG002 the id contains the address
         unique, device = self.group.new_id(), self.buffer.device
         text = b64encode(unique).decode()
-        facts = {"unique_id": text, "size": size, "timeout": self._timeout}
-        return facts, lambda: self.group(unique, 0, size, device)
+        arguments = {"unique_id": text, "size": size, "timeout": self._timeout}
+        return arguments, lambda: self.group(unique, 0, size, device)
 
     def source(self, vllm: VLLMRoutes) -> dict[str, Any]:
         return {"num_bytes": len(self.buffer), **super().source(vllm)}

@@ -2,7 +2,7 @@
 
     trainer, rank 0                              worker of vLLM (rl/weights/vllm_plugin.py)
     Sender.collect, pack     once per push
-    Sender.connect           once per replica    Reader(worker, **facts)
+    Sender.connect           once per replica    Reader(worker, **arguments)
     Sender.send              once per push and replica, in one thread per replica
                              ---- source --->    Reader.read(fingerprint, **source)
 
@@ -28,7 +28,7 @@ Weights = Mapping[str, torch.Tensor]
 
 
 class Reader:
-    """The receiver in one vLLM worker. The plugin creates it as Reader(worker number, **facts)."""
+    """The receiver in one vLLM worker. The plugin creates it as Reader(worker, **arguments)."""
 
     def read(self, *fingerprint: Any, **source: Any) -> dict[str, torch.Tensor]:
         """Return the weights of one push. `source` is the dict that `Sender.source` returned.
@@ -41,7 +41,7 @@ class Reader:
         """Release files and connections of the reader."""
 
 
-def open_reader(target: str, worker: int, facts: dict[str, Any]) -> Reader:
+def open_reader(target: str, worker: int, arguments: dict[str, Any]) -> Reader:
     """Create a reader of the class with the import path `target`, for example my_module.Mine."""
     module, _, name = target.rpartition(".")
     reader = getattr(import_module(module), name)
@@ -49,7 +49,7 @@ def open_reader(target: str, worker: int, facts: dict[str, Any]) -> Reader:
     if not (isinstance(reader, type) and issubclass(reader, Reader)):
         raise RuntimeError(f"{target} cannot receive weights: derive it from {__name__}.Reader")
     made: Any = reader
-    return made(worker, **facts)
+    return made(worker, **arguments)
 
 
 @dataclass(kw_only=True)
@@ -92,10 +92,10 @@ class Sender:
         """Create a reader in every worker of a newly started vLLM."""
         self.open_readers(vllm, {})
 
-    def open_readers(self, vllm: VLLMRoutes, facts: dict[str, Any]) -> None:
-        """Make every worker of this vLLM create a reader with the keyword arguments `facts`."""
+    def open_readers(self, vllm: VLLMRoutes, arguments: dict[str, Any]) -> None:
+        """Make every worker of this vLLM create a reader as Reader(worker, **arguments)."""
         target = f"{self.reader.__module__}.{self.reader.__qualname__}"
-        vllm.init_transfer({"reader": target, "facts": facts})
+        vllm.init_transfer({"reader": target, "arguments": arguments})
 
     def source(self, vllm: VLLMRoutes) -> dict[str, Any]:  # noqa: ARG002 AdapterSender uses it
         """Return the arguments with which the readers of this vLLM find the packed weights."""

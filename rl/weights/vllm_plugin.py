@@ -60,10 +60,10 @@ def register() -> None:
 
 @dataclass
 class InitInfo(WeightTransferInitInfo):
-    """The request to create a reader of the class `reader` with the keyword arguments `facts`."""
+    """The request to create a reader: the import path of its class, and its keyword arguments."""
 
     reader: str
-    facts: dict[str, Any]
+    arguments: dict[str, Any]
 
 
 @dataclass
@@ -84,7 +84,7 @@ class _Engine(WeightTransferEngine[InitInfo, UpdateInfo]):
     def init_transfer_engine(self, init_info: InitInfo) -> None:
         """Close the reader of an earlier trainer process, if there is one, and create a reader."""
         self.shutdown()
-        self._reader = open_reader(init_info.reader, self.parallel_config.rank, init_info.facts)
+        self._reader = open_reader(init_info.reader, self.parallel_config.rank, init_info.arguments)
 
     def start_weight_update(self) -> None:
         """Do nothing, so that the model is unchanged if the trainer then fails to send weights."""
@@ -127,8 +127,7 @@ class WholeWeightsEngine(_Engine):
             if current_platform.is_cpu() and hasattr(layer, "w13_weight"):
                 method: Any = layer.quant_method
                 method.moe_kernel.fused_experts.process_weights_after_loading(layer)
-        shared = list(parameters_sharing_memory(self.model, self._received))
-        if shared:
+        if shared := list(parameters_sharing_memory(self.model, self._received)):
             raise RuntimeError(
                 f"weight push: vLLM's parameters {shared} share memory with the received weights: "
                 "the model's load_weights must copy them"
@@ -142,7 +141,8 @@ class WholeWeightsEngine(_Engine):
                 wrong |= {name for name, equal in found.items() if equal is None} - {*self._loaded}
             if wrong:
                 raise RuntimeError(
-                    f"weight push: vLLM does not use the pushed weights in {sorted(wrong)}"
+                    f"weight push: vLLM does not use the pushed weights in {sorted(wrong)}: "
+                    "use another version of vLLM, or another model"
                 )
         else:
             _log_once("no parameter is compared, because tensor parallelism splits parameters")
@@ -156,7 +156,7 @@ class AdapterEngine(_Engine):
 
     def init_transfer_engine(self, init_info: InitInfo) -> None:
         super().init_transfer_engine(init_info)
-        self._form = PEFTHelper.from_dict(init_info.facts["form"])
+        self._form = PEFTHelper.from_dict(init_info.arguments["form"])
 
     def receive_weights(self, update_info: UpdateInfo) -> None:
         received = self.read(update_info)
@@ -184,7 +184,7 @@ class AdapterEngine(_Engine):
             _log_once(f"all {len(named)} matrices of the adapter are compared with what was sent")
             if wrong:
                 raise RuntimeError(
-                    f"adapter push: vLLM does not use the pushed matrices in {wrong}"
+                    f"adapter push: vLLM does not use the pushed matrices in {wrong}: use sync=shm"
                 )
         else:
             _log_once("no matrix is compared, because tensor parallelism splits matrices")

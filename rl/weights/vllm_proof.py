@@ -94,10 +94,10 @@ def parameters_sharing_memory(model: torch.nn.Module, weights: Weights) -> Itera
             yield name
 
 
-def coverage_line(found: Mapping[str, bool | None]) -> str:
-    """Return a log line about the results `found` of `compare_parameters` (name -> result)."""
-    unknown = [name for name, equal in found.items() if equal is None]
-    text = f"{len(found) - len(unknown)} of {len(found)} parameters are compared with what was sent"
+def coverage_line(results: Mapping[str, bool | None]) -> str:
+    """Return a log line that counts the compared parameters. `results`: of `compare_parameters`."""
+    num, unknown = len(results), [name for name, equal in results.items() if equal is None]
+    text = f"{num - len(unknown)} of {num} parameters are compared with what was sent"
     if not unknown:
         return text
     shown = ", ".join(unknown[:_MAX_NAMES]) + (", ..." if len(unknown) > _MAX_NAMES else "")

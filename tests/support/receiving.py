@@ -51,7 +51,7 @@ class FakeVLLM(PostHandler):
                 return {"world_size": 1}
             case "/init_weight_transfer_engine":
                 info = body["init_info"]
-                server.reader = open_reader(info["reader"], 0, info["facts"])
+                server.reader = open_reader(info["reader"], 0, info["arguments"])
             case "/v1/load_lora_adapter":
                 return self.load_adapter(Path(body["lora_path"]))
             case "/update_weights":

@@ -106,7 +106,7 @@ class Engine:
             case "/resume":
                 self._live.set()
             case "/init_weight_transfer_engine" if "init_info" in body:
-                self._save_adapter(**body["init_info"].get("facts", {}))
+                self._save_adapter(**body["init_info"].get("arguments", {}))
             case "/start_weight_update":
                 self._updating = True
             case "/update_weights" if self._updating and not self._live.is_set():

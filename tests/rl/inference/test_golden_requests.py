@@ -45,7 +45,7 @@ class Noted(receiving.FakeVLLM):
 
     def answer(self, body):
         noted = json.loads(CHANGING.sub("0", json.dumps(body)))
-        noted.get("init_info", {}).get("facts", {}).pop("form", None)  # as peft's version makes it
+        noted.get("init_info", {}).get("arguments", {}).pop("form", None)  # depends on peft
         self.server.noted.append([self.command, self.path, noted])
         if self.path == "/tokenize":
             return {"tokens": [1, 2]}

@@ -154,7 +154,7 @@ def test_a_reaper_that_was_killed_is_replaced_and_knows_all_groups(family, tmp_p
         child.start()
         first.kill()
         first.wait()
-        reaper.watch(gone.pid)  # a dead reaper does not receive this group, which has ended
+        reaper.register(gone.pid)  # a dead reaper does not receive this group, which has ended
         reaper.ensure_alive()
         assert reaper._process.poll() is None
         everyone = family()
@@ -167,8 +167,8 @@ def test_the_reaper_ignores_signals_and_does_not_end_forgotten_groups():
     numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR2)
     stranger = subprocess.Popen(["sleep", "30"], start_new_session=True)
     with Reaper() as reaper:
-        reaper.watch(stranger.pid)
-        reaper.forget(stranger.pid)
+        reaper.register(stranger.pid)
+        reaper.unregister(stranger.pid)
 
         def ignores_all() -> bool:
             status = Path(f"/proc/{reaper._process.pid}/status").read_text()

@@ -186,7 +186,7 @@ async def _hangs(self, episodes):
         (_hangs, "score_group took longer than sampler.rollout_timeout=60 s"),
         (
             lambda *_: [{"rank": 1.0}],
-            "returned 1 results for 2 episodes: return one mapping of rewards for each",
+            "score_group returned 1 results for 2 episodes: return one mapping of rewards for each",
         ),
         (lambda *_: None, "score_group"),
     ],

@@ -111,7 +111,7 @@ def test_a_replica_that_is_late_is_reported_with_the_whole_limit(tmp_path):
     receivers = Receivers(folder, node, timeout=30.0)
     limits = receivers.restart_timeout, Receivers(folder, node, timeout=0.25).restart_timeout
     assert limits == (0.5, 0.25)
-    receivers._started = lambda: time.sleep(0.3) or [replica_at(tmp_path / "s")]
+    receivers._started_replicas = lambda: time.sleep(0.3) or [replica_at(tmp_path / "s")]
     with pytest.raises(RunFailed, match=r"inference\.startup_timeout=0\.5 s"):
         receivers.wait()
 

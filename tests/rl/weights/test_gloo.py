@@ -54,7 +54,7 @@ def worker(number: int, calls: Connection) -> None:
             call = calls.recv()
             try:
                 if "reader" in call:
-                    reader = open_reader(call["reader"], number, call["facts"])
+                    reader = open_reader(call["reader"], number, call["arguments"])
                     calls.send("ready")
                 else:
                     calls.send(forms(reader.read(call["fingerprint"], **call["source"])))
