@@ -141,7 +141,7 @@ def train(config: Config | Sequence[str]) -> Run:
     supervise(
         chosen.values,
         overrides=chosen.overrides,
-        command=program("train"),
+        command=program("train").split(),
         compose=lambda name: compose((), name).values,
     )
     return _run_of(chosen)

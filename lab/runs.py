@@ -1,6 +1,5 @@
 """Find the runs in a folder, and split a command line into folders and options."""
 
-import sys
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -36,12 +35,6 @@ def runs_at(path: Path) -> list[FoundRun]:
     folders = [path] if RunFolder(path).is_run else [p for p in below if RunFolder(p).is_run]
     runs = [RunFolder(folder.absolute()) for folder in folders]
     return [FoundRun(run, read_overrides(run)) for run in runs]
-
-
-def start_command(program: str) -> str:
-    """Return `offbyone <program>` if the user typed offbyone, else `python <program>.py`."""
-    by_command = "offbyone" in [Path(word).name for word in sys.orig_argv[:2]]
-    return f"offbyone {program}" if by_command else f"python {program}.py"
 
 
 def folders_and_options(

@@ -53,7 +53,7 @@ def evaluate(config: dict[str, Any], *, overrides: list[str]) -> float:
         summary = summarise(played, evaluation.pass_threshold)
         client, model = evaluation.client, evaluation.model
         name = f"{client['model']} at {client['url']}" if model is None else model.path
-        command = shlex.join([*program("evaluate"), *overrides])
+        command = f"{program('evaluate')} {shlex.join(overrides)}"
         facts = " · ".join(filter(None, [name, evaluation.adapter_path, command]))
         write_files(run_folder, played, summary, facts)
     console.print(result_lines(summary, evaluation.pass_threshold, run_folder.path))

@@ -13,12 +13,12 @@ from torch import Tensor
 from lab.losses.arms import CHANGEABLE, Arm, arms_of
 from lab.losses.page import write_page
 from lab.losses.recorded import RecordedBatch, recorded_batches, recorded_steps, token_table
-from lab.runs import start_command
 from lab.viewer.token_record import tokenizer_of
 from rl.config.limits import num_returned_tokens
 from rl.config.schema import ConfigError
 from rl.runtime.folder import RunFolder, step_of
 from rl.runtime.metrics import read_metrics
+from rl.runtime.start_record import program
 from rl.runtime.text import printable
 
 USAGE = f"""\
@@ -42,7 +42,7 @@ _OPTIONS = ("steps=", "tokens=", "out=", "step=")
 
 def main(words: list[str]) -> int:
     if not words or {"-h", "--help"} & set(words):
-        print(USAGE.replace("python compare_losses.py", start_command("compare-losses")))  # noqa: T201
+        print(USAGE.replace("python compare_losses.py", program("compare_losses")))  # noqa: T201
         return 0 if words else 2
     folder, *rest = words
     options = dict(word.split("=", 1) for word in rest if word.startswith(_OPTIONS))

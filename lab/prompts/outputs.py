@@ -142,8 +142,8 @@ def next_commands(
     chosen = [f"{g}={choices[g]}" for g in groups if g in choices and g not in names.values()]
     prompt = f"env.system_prompt={run_folder.path / PROMPT}"
     more = f"num_examples={num_seen * _EVALUATION_FACTOR}"
-    lines = [[*program("evaluate"), *chosen, *kept, prompt, more]]
+    lines = [[*program("evaluate").split(), *chosen, *kept, prompt, more]]
     if not remote:
         trained = [item for item in kept if names[item] != "adapter_path"]
-        lines.append([*program("train"), *chosen, *trained, prompt])
+        lines.append([*program("train").split(), *chosen, *trained, prompt])
     return [shlex.join(line) for line in lines]

@@ -13,7 +13,8 @@ from lab.report.comparison import Comparison, NoBaseline, NothingToCompare, comp
 from lab.report.conclusion import basis, conclusion, describe_power
 from lab.report.numbers import Record, arm_records, as_json, as_table
 from lab.report.sources import read_sources
-from lab.runs import folders_and_options, start_command
+from lab.runs import folders_and_options
+from rl.runtime.start_record import program
 from rl.runtime.text import printable
 
 USAGE = """python report.py FOLDER [FOLDER ...] [key=value ...]
@@ -34,7 +35,7 @@ OK, NO_PAGE, BAD_ARGUMENTS = 0, 1, 2
 
 def main(arguments: list[str]) -> int:
     if not arguments or {"-h", "--help"} & set(arguments):
-        print(USAGE.replace("python report.py", start_command("report")))  # noqa: T201
+        print(USAGE.replace("python report.py", program("report")))  # noqa: T201
         return OK if arguments else BAD_ARGUMENTS
     try:
         paths, options = folders_and_options(arguments, ("baseline", "judged", "out", EFFECT))

@@ -94,4 +94,4 @@ def view_command(run: Run, measure: str, step: int) -> str:
     """Return the command that shows the rollouts of a step, or the evaluation of version `step`."""
     source = "evaluation" if measure == HELD_OUT else "training"
     folder = relative_path(run.folder) if run.folder else run.name
-    return f"{' '.join(program('view'))} {shlex.quote(folder)} source={source} step={step}"
+    return f"{program('view')} {shlex.quote(folder)} source={source} step={step}"

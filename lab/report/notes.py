@@ -8,7 +8,7 @@ import numpy as np
 from lab.report import statistics as st
 from lab.report.run import Run
 from lab.report.scoring import TRAINING, Scoring, as_range, judged_step
-from lab.runs import start_command
+from rl.runtime.start_record import program
 
 _MAX_CAUSES = 3  # maximum number of causes in the note about excluded runs
 
@@ -42,7 +42,7 @@ def _notes_on_scores(scoring: Scoring) -> Iterator[str]:
     if len(scores) > 1 and np.ptp(scores) == 0:
         yield (
             f"Every score of every run is {scores[0]:g}. The policy cannot learn if the rewards of "
-            f"each group are equal: look at some rollouts ({start_command('view')} <a run>), then "
+            f"each group are equal: look at some rollouts ({program('view')} <a run>), then "
             "make the task easier or harder. The mean of a zero-sum game of roles is always 0."
         )
     if scoring.measure == TRAINING:

@@ -9,8 +9,9 @@ from urllib.parse import urlencode
 
 from rich.console import Console
 
-from lab.runs import folders_and_options, runs_at, start_command
+from lab.runs import folders_and_options, runs_at
 from rl.runtime.folder import RunFolder
+from rl.runtime.start_record import program
 from rl.runtime.text import printable, relative_path
 
 if TYPE_CHECKING:
@@ -35,7 +36,7 @@ KEYS = ("port", "export", *FILTERS)
 def main(words: Sequence[str]) -> int:
     console = Console(highlight=False, soft_wrap=True)
     if not words or set(words) & {"-h", "--help", "help"}:
-        console.print(USAGE.replace("python view.py", start_command("view")), markup=False)
+        console.print(USAGE.replace("python view.py", program("view")), markup=False)
         console.print(printable(_list_of_runs()), markup=False)
         return 0
     try:
@@ -52,8 +53,8 @@ def _list_of_runs() -> str:
     runs = [run.folder.path for run in runs_at(Path("outputs")) if run.folder]
     runs.sort(key=lambda path: path.stat().st_mtime, reverse=True)
     if not runs:
-        return f"There are no runs in outputs/ yet: start one with {start_command('train')}."
-    listed = [f"    {start_command('view')} {relative_path(run)}" for run in runs[:20]]
+        return f"There are no runs in outputs/ yet: start one with {program('train')}."
+    listed = [f"    {program('view')} {relative_path(run)}" for run in runs[:20]]
     return "\n".join([f"The latest of {len(runs)} runs:", "", *listed])
 
 
@@ -64,7 +65,7 @@ def _runs_of(folders: Sequence[Path]) -> dict[str, RunFolder]:
         found = [run.folder for run in runs_at(folder) if run.folder and run.folder.is_run]
         if not found:
             what = "holds no run" if folder.is_dir() else "does not exist"
-            raise ValueError(f"{folder} {what}: {start_command('view')} lists the runs in outputs/")
+            raise ValueError(f"{folder} {what}: {program('view')} lists the runs in outputs/")
         runs |= {run.path.resolve(): run for run in found}
     names = [path.name for path in runs]
     names = names if len(set(names)) == len(names) else [str(path) for path in runs]

@@ -13,10 +13,10 @@ from rl.runtime.text import START_KEYS, key_of, printable
 _RESERVED = {"true", "false", "null", "nan", "inf"}  # Hydra reads these as text only in quotes
 
 
-def program(name: str) -> list[str]:
+def program(name: str) -> str:
     """Return `python <name>.py` if that file is in the working folder, else `offbyone <name>`."""
     is_here = Path(f"{name}.py").exists()
-    return ["python", f"{name}.py"] if is_here else ["offbyone", name.replace("_", "-")]
+    return f"python {name}.py" if is_here else f"offbyone {name.replace('_', '-')}"
 
 
 def read_record(folder: RunFolder) -> dict[str, Any]:

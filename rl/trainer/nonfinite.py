@@ -40,7 +40,7 @@ class NonFiniteSteps:
             f"limit is trainer.max_nonfinite_steps={self._limit}. Lower optim.learning_rate. In a "
             "custom loss, check divisors and arguments of logarithms (docs/troubleshooting.md, "
             f"instability). To try another loss on step {step}: "
-            f"{' '.join(program('compare_losses'))} {self._run_folder} steps={step} loss=<another>"
+            f"{program('compare_losses')} {self._run_folder} steps={step} loss=<another>"
         )
         if is_last:
             raise RunFailed(message)

@@ -158,8 +158,8 @@ def test_a_folder_that_is_no_run_or_one_of_an_older_version_is_refused(tmp_path,
     assert "is a run of an older version" in capsys.readouterr().err
 
 
-def test_the_help_names_the_command_that_was_typed(monkeypatch, capsys):
-    monkeypatch.setattr("sys.orig_argv", ["python", "/bin/offbyone", "compare-losses"])
+def test_the_help_names_a_command_that_works_in_this_folder(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
     assert main([]) == 2
     told = capsys.readouterr().out
     assert "offbyone compare-losses outputs/run loss=gspo,dapo" in told
