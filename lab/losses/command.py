@@ -95,7 +95,7 @@ def _compare(
     batches = [batch for step in steps for batch in recorded_batches(folder, step)]
     if not batches:
         raise ValueError(
-            f"{folder} has no trained token in these steps: choose other steps, as in steps=40..60"
+            f"{folder} has no trained token in steps {steps[0]} to {steps[-1]}: choose other steps"
         )
     betas = {row["step"]: row.get("train/kl_beta", 0.0) for row in read_metrics(folder)}
     rows, grads = [], list[Tensor]()

@@ -32,12 +32,12 @@ class ArmResult(ScoredArm):
 
     score: st.Interval
     difference: st.Interval  # difference to the baseline's score
-    p_value: float  # adjusted for the numbers of arms and looks; NaN if decisions are sequential
+    p_value: float  # adjusted for arms and looks (statistics.py); NaN in sequential decisions
     decision: str  # BETTER, WORSE, OPEN, BASELINE, or for example "equal within 0.03"
     undecided_if: str  # assumption about missing data that would change the decision, or ""
     chance_better: float
     visible_difference: float  # smallest true difference that is probably detected (power.py)
-    seeds_needed: float | None  # total per arm; None: unknown or decided; infinite: none suffices
+    seeds_needed: float | None  # per arm; None: unknown or decided; inf: no number suffices
     interquartile: st.Interval | None  # interquartile mean; None with a single environment
 
     @property
@@ -123,7 +123,7 @@ def compare(
         baseline=next(result for result in results if result.arm is control),
         smallest_effect=smallest_effect,
         left_out=tuple(left_out),
-        notes=(*notes, *notes_on(scoring, left_out, smallest_effect > 0), *_notes(results)),
+        notes=(*notes, *notes_on(scoring, left_out, smallest_effect > 0), *_missing_notes(results)),
     )
 
 
@@ -205,9 +205,7 @@ def _results(
                 score=st.interval(float(scores.y.mean()), draws[index], st.spread_of(scores)),
                 difference=difference,
                 p_value=state.p_value,
-                decision=f"{decision} within {smallest_effect:g}"
-                if decision == st.EQUAL
-                else decision,
+                decision=decision + f" within {smallest_effect:g}" * (decision == st.EQUAL),
                 undecided_if=undecided_if,
                 chance_better=st.chance_better(scores.means, base.means) if can_decide else nan,
                 visible_difference=visible,
@@ -223,7 +221,7 @@ def _baseline(arms: Sequence[Arm], wanted: str) -> Arm:
     if not with_finished:
         runs = [run for arm in arms for run in arm.runs]
         raise NothingToCompare(
-            f"none of {len(runs)} runs has finished; the first is {runs[0].name}: {runs[0].cause}"
+            f"none of {len(runs)} runs has finished ({runs[0].name}: {runs[0].cause}): finish one"
             if runs
             else "these folders contain no run: give the folder of a sweep or of runs (outputs/...)"
         )
@@ -242,7 +240,7 @@ def _baseline(arms: Sequence[Arm], wanted: str) -> Arm:
     return chosen
 
 
-def _notes(results: Sequence[ArmResult]) -> list[str]:
+def _missing_notes(results: Sequence[ArmResult]) -> list[str]:
     names: dict[str, list[str]] = {}
     for result in results:
         names.setdefault(result.undecided_if, []).append(result.arm.name)

@@ -36,7 +36,7 @@ class InvalidValue(ValueError):
 
 
 class Nested:
-    """In an evaluated annotation, the type of a node. msgspec checks a `Nested()` instead of it."""
+    """A node's type in an evaluated annotation. Instead of a node, msgspec gets `Nested()`."""
 
     def __class_getitem__(cls, _item: Any) -> type:
         return cls  # so that Callable[[int], str] evaluates to Nested
