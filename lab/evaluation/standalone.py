@@ -49,7 +49,7 @@ def evaluate(config: dict[str, Any], *, overrides: list[str]) -> float:
         examples = choose_examples(env, evaluation.split, evaluation.num_examples)
         record_start(run_folder, evaluation, overrides=overrides)
         with serving_policy(evaluation, run_folder, console):
-            played = _run_coroutine(_play(evaluation, run_folder, env, examples, console))
+            played = _run_coroutine(_play_examples(evaluation, run_folder, env, examples, console))
         summary = summarise(played, evaluation.pass_threshold)
         client, model = evaluation.client, evaluation.model
         name = f"{client['model']} at {client['url']}" if model is None else model.path
@@ -70,7 +70,7 @@ def _run_coroutine(work: Coroutine[Any, Any, list[PlayedExample]]) -> list[Playe
         return pool.submit(asyncio.run, work).result()
 
 
-async def _play(
+async def _play_examples(
     evaluation: Evaluation,
     run_folder: RunFolder,
     env: Environment,

@@ -54,7 +54,7 @@ class Arm:
     has_model: bool = False  # whether the comparison runs the model (step=true)
 
     @property
-    def changes(self) -> list[str]:
+    def changed_keys(self) -> list[str]:
         return [key for key in CHANGEABLE if not self._is_unchanged(key)]
 
     def __post_init__(self) -> None:

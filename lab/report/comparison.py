@@ -112,7 +112,7 @@ def compare(
         remedy = "" if scoring.why_training else ", or run with evaluation=default"
         raise NothingToCompare(f"{control.name} has {lacks}: choose another baseline{remedy}")
     num_unscored = len(arms) - len(scoring.arms)
-    results = _results(scoring, control, num_draws, smallest_effect, num_unscored)
+    results = _arm_results(scoring, control, num_draws, smallest_effect, num_unscored)
     left_out = [(run, run.cause) for arm in arms for run in arm.runs if not run.finished]
     left_out += scoring.left_out
     return Comparison(
@@ -152,7 +152,7 @@ def _decide(
     return states
 
 
-def _results(
+def _arm_results(
     scoring: Scoring, control: Arm, num_draws: int, smallest_effect: float, num_unscored: int
 ) -> list[ArmResult]:
     # Keep the order of the random draws, so that a report repeats its numbers exactly.

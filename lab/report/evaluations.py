@@ -48,14 +48,14 @@ class Evaluation:
         return scores
 
 
-class _Line(msgspec.Struct):
+class _RolloutLine(msgspec.Struct):
     env: Any = ""
     example: Any = ""
     reward: float | None = None
     messages: msgspec.Raw = msgspec.Raw(b"[]")
 
 
-_LINE = msgspec.json.Decoder(_Line)
+_LINE = msgspec.json.Decoder(_RolloutLine)
 
 
 def evaluated_versions(folder: RunFolder) -> list[int]:

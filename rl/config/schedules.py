@@ -95,7 +95,7 @@ class Schedules:
     @staticmethod
     def of(config: Config) -> "Schedules":
         nodes = config.get("schedules") or {}
-        return Schedules({key: _as_function(config, key, node) for key, node in nodes.items()})
+        return Schedules({key: _function_of_step(config, key, node) for key, node in nodes.items()})
 
     def values(self, step: int) -> dict[str, float]:
         return {key: function(step) for key, function in self.functions.items()}
@@ -132,7 +132,7 @@ class Schedules:
 NO_SCHEDULES = Schedules()
 
 
-def _as_function(config: Config, key: str, node: Config) -> Callable[[int], float]:
+def _function_of_step(config: Config, key: str, node: Config) -> Callable[[int], float]:
     module, _, name = node["_target_"].rpartition(".")
     options = {option: value for option, value in node.items() if option != "_target_"}
     function = partial(getattr(import_module(module), name), **options)
