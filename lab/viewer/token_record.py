@@ -40,8 +40,8 @@ def tokens_of(
 ) -> dict[str, Any]:
     """Return {rows, why} for JSON. `why` says why data are missing, or is "".
 
-    A row occurs once per update of its batch. `identity`: the rollout's id. `read`: returns the
-    rows of a step by rollout id. `used`: whether the rollout was used. `options`: of the loss.
+    A row occurs once per update of its batch. `identity`: rollout id. `read`: maps a step to its
+    rows by rollout id. `used`: whether a batch has the rollout. `options`: numbers of the loss.
     """
     if not identity or not run_folder.tokens_of(step, "rollouts").is_file():
         return {"rows": [], "why": NO_RECORD}

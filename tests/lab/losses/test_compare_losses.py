@@ -73,8 +73,8 @@ def test_another_arm_equals_the_record_of_a_run_with_it(tmp_path):
     assert arm.changed_keys == ["loss", "correction", "kl", "aggregation"]
     assert own.changed_keys == []
     # The advantage is the run's, so batch_credit can stay.
-    _, arm = arms_of(ours, ["loss=reinforce_pp", "advantage=group_zscore"])
-    assert arm.changed_keys == ["loss"]
+    _, same = arms_of(ours, ["loss=reinforce_pp", "advantage=group_zscore"])
+    assert same.changed_keys == ["loss"]
     batch, other = recorded_tokens(ours.path, STEP, 1), recorded_tokens(theirs.path, STEP, 1)
     _, gradient = arm.gradient(replace(batch, tokens=other.tokens), 0.0)
     torch.testing.assert_close(gradient, other.grads, rtol=1e-6, atol=1e-9)
