@@ -26,7 +26,7 @@ _COMMANDS = {
     "gepa": ["offbyone", "optimize-prompt"],
 }
 _HF_LENGTH = 4096  # default of max_seq_len with model=hf, unless the model has fewer positions
-_Rows = dict[str, tuple[list[str], str]]  # key -> (all keys of its table row, the row's clauses)
+_RowOfKey = dict[str, tuple[list[str], str]]  # key -> (all keys of its row, the row's clauses)
 _ONLY_IF = re.compile(r"([\w-]+): (?=`)")
 _ITEM = re.compile(r"(?:, | and |, and )?`([a-z_]+[\w.]*(?:=[\w.-]+)?)`(?: \([^)]*\))?")
 
@@ -65,7 +65,7 @@ def translate(text: str) -> str:
         overrides = [*(o for o in overrides if o not in both), "truncation=mask_zero"]
     pairs = (override.removeprefix("sampler.").split("=", 1) for override in overrides)
     numbers = {key: float(value) for key, value in pairs if key in NEUTRAL_SAMPLING}
-    if num_returned_tokens(numbers):  # vLLM returns tokens, so ratios are exact (docs/losses.md)
+    if num_returned_tokens(numbers):  # then ratios are exact (docs/losses.md)
         overrides = [o for o in overrides if o != "sampler.allow_biased_ratio=true"]
     notes += _notes_on_hf(name, overrides)
     command = shlex.join([*_COMMANDS[name], *dict.fromkeys(overrides)])
@@ -95,7 +95,7 @@ def _dotted_items(node: dict[str, Any], path: str = "") -> Iterator[tuple[str, A
             yield f"{path}{key}", value
 
 
-def _sections(page: str) -> dict[str, _Rows]:
+def _sections(page: str) -> dict[str, _RowOfKey]:
     """Return the table rows of each section of a page, by the title of the section."""
     sections = {}
     for section in page.split("\n## ")[1:]:
@@ -106,7 +106,7 @@ def _sections(page: str) -> dict[str, _Rows]:
     return sections
 
 
-def _translate_key(key: str, value: Any, rows: _Rows) -> tuple[list[str], str]:
+def _translate_key(key: str, value: Any, rows: _RowOfKey) -> tuple[list[str], str]:
     """Return the overrides for a TOML key, and a note for the user ("" if there is none)."""
     name = str(value).rpartition("/")[2]
     if key.endswith("env.id") and (CONF / "env" / f"{name}.yaml").exists():

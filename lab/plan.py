@@ -44,10 +44,10 @@ def show_plan(config: dict[str, Any]) -> str:
     with as_config_error():
         sizes = _model_shape(resolved.run)
     note = f"\n{_HOSTS_NOTE}" if resolved.run.cluster.spans_hosts and not described else ""
-    return f"{resolved.size_memory(sizes)[1]}{_rate_note(resolved.run, sizes)}{note}"
+    return f"{resolved.size_memory(sizes)[1]}{_learning_rate_note(resolved.run, sizes)}{note}"
 
 
-def _rate_note(run: Run, sizes: Shape | None) -> str:
+def _learning_rate_note(run: Run, sizes: Shape | None) -> str:
     rate = run.optim.get("learning_rate")
     if sizes is None or rate is None:
         return ""

@@ -59,7 +59,7 @@ def max_rl(group: ScoredGroup) -> list[float]:
     Raise ValueError if rewards differ and one is negative, because the mean could be <= 0.
     """
 
-    def relative(scorable: list[float]) -> list[float]:
+    def relative_to_mean(scorable: list[float]) -> list[float]:
         if min(scorable) < 0:
             raise ValueError(
                 f"advantage=max_rl needs rewards >= 0, got {min(scorable)}: "
@@ -68,7 +68,7 @@ def max_rl(group: ScoredGroup) -> list[float]:
         mean = math.fsum(scorable) / len(scorable)  # > 0, because rewards are >= 0 and some differ
         return [c / mean for c in _subtract_mean(scorable)]
 
-    return _apply_formula(group.rewards, relative)
+    return _apply_formula(group.rewards, relative_to_mean)
 
 
 def none(group: ScoredGroup) -> list[float]:

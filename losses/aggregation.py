@@ -50,7 +50,7 @@ def constant_length(
     *,
     length: Annotated[int, Meta(ge=1)],
 ) -> list[float]:
-    """Return token weights [rollouts] that average over rollouts the total loss / `length`.
+    """Return token weights [rollouts] that average the rollouts' loss sums divided by `length`.
 
     Dr.GRPO, arXiv:2503.20783.
     """

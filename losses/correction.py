@@ -69,7 +69,7 @@ def tis_sequence(
     *,
     cap: Annotated[float, Meta(gt=0)],
 ) -> Correction:
-    """Return each sequence's importance weight, at most `cap`, noisy for long sequences."""
+    """Return each sequence's importance weight, at most `cap`. It is noisy for long sequences."""
     product = sum_per_sequence(_log_w(old_logprobs, rollout_logprobs), sequence_ids, num_sequences)
     return _truncate(_clamped_exp(product)[sequence_ids], cap)
 

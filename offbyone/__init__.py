@@ -26,7 +26,7 @@ else:
 
 
 def __getattr__(name: str) -> Any:
-    """Return `name` of lab/python_api.py, which is imported only if such a name is used."""
+    """Return the attribute `name` of lab/python_api.py. Import that module on first use."""
     if name not in _API:
         raise AttributeError(f"module 'offbyone' has no attribute {name!r}")
     from lab import python_api

@@ -105,7 +105,7 @@ def serving_policy(
     with run_vllm(server, run_folder, served) as vllm:
         if adapter is not None:
             vllm.load_adapter(SERVED_AS[True], adapter)
-        vllm.set_version(_VERSION)  # in training, the first push does this
+        vllm.set_version(_VERSION)  # in training, the first push sets the version
         yield
 
 

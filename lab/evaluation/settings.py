@@ -61,12 +61,12 @@ class Evaluation(PolicySettings):
 
 
 def check_evaluation(config: Config) -> Evaluation:
-    return check_as(Evaluation, without_training_keys(config))
+    return checked_settings(Evaluation, without_training_keys(config))
 
 
-def check_as(kind: type[P], config: Config) -> P:
-    check(config, kind, partial(rule_problems, rules=POLICY_RULES))
-    return kind.of(config)
+def checked_settings(schema: type[P], config: Config) -> P:
+    check(config, schema, partial(rule_problems, rules=POLICY_RULES))
+    return schema.of(config)
 
 
 def without_training_keys(config: Config) -> Config:

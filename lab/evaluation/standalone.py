@@ -49,13 +49,13 @@ def evaluate(config: dict[str, Any], *, overrides: list[str]) -> float:
         examples = choose_examples(env, evaluation.split, evaluation.num_examples)
         record_start(run_folder, evaluation, overrides=overrides)
         with serving_policy(evaluation, run_folder, console):
-            played = _run_coroutine(_play(evaluation, run_folder, env, examples, console))
+            played = _run_coroutine(_play_examples(evaluation, run_folder, env, examples, console))
         summary = summarise(played, evaluation.pass_threshold)
         client, model = evaluation.client, evaluation.model
         name = f"{client['model']} at {client['url']}" if model is None else model.path
         command = f"{program('evaluate')} {shlex.join(overrides)}"
-        facts = " · ".join(filter(None, [name, evaluation.adapter_path, command]))
-        write_files(run_folder, played, summary, facts)
+        note = " · ".join(filter(None, [name, evaluation.adapter_path, command]))
+        write_files(run_folder, played, summary, note)
     console.print(result_lines(summary, evaluation.pass_threshold, run_folder.path))
     return summary.reward
 
@@ -70,7 +70,7 @@ def _run_coroutine(work: Coroutine[Any, Any, list[PlayedExample]]) -> list[Playe
         return pool.submit(asyncio.run, work).result()
 
 
-async def _play(
+async def _play_examples(
     evaluation: Evaluation,
     run_folder: RunFolder,
     env: Environment,
@@ -84,7 +84,7 @@ async def _play(
         bar = Progress(console, len(examples) * rollouts_per_example, "rollouts")
         with Watchdog(console.print) as watchdog, bar as progress:
 
-            def count(played: PlayedExample) -> None:
+            def show_progress(played: PlayedExample) -> None:
                 nonlocal total, num_scored
                 total, num_scored = total + sum(played.rewards), num_scored + len(played.rewards)
                 mean = f"{total / num_scored:.3f}" if num_scored else "-"
@@ -96,21 +96,21 @@ async def _play(
                 examples,
                 rollouts_per_example,
                 max_concurrent=sampler.max_concurrent,
-                done=count,
+                done=show_progress,
             )
 
 
 def write_files(
-    run_folder: RunFolder, played: Sequence[PlayedExample], summary: Summary, facts: str
+    run_folder: RunFolder, played: Sequence[PlayedExample], summary: Summary, note: str
 ) -> None:
-    """Write summary.json, rollouts.jsonl and rollouts.html, a page with `facts` in its heading."""
+    """Write summary.json, rollouts.jsonl and rollouts.html. The page's heading contains `note`."""
     from lab.viewer.export import write_page  # imported late, because the import takes a second
 
     folder = run_folder.path
     (folder / "summary.json").write_text(json.dumps(to_json(asdict(summary)), indent=1) + "\n")
     write_rollouts(run_folder.evaluated, played, _expected_answer)
     reward = replace_nan(f"reward {summary.reward:.3f} ± {summary.reward_standard_error:.3f}")
-    write_page(run_folder, folder / "rollouts.html", f"{reward} · {facts}")
+    write_page(run_folder, folder / "rollouts.html", f"{reward} · {note}")
 
 
 def read_summary(run_folder: RunFolder) -> Summary | None:
@@ -119,10 +119,10 @@ def read_summary(run_folder: RunFolder) -> Summary | None:
     if not path.is_file():
         return None
 
-    def with_nan(fields: dict[str, Any]) -> dict[str, Any]:
+    def null_to_nan(fields: dict[str, Any]) -> dict[str, Any]:
         return {name: math.nan if value is None else value for name, value in fields.items()}
 
-    content = json.loads(run_folder.read(path), object_hook=with_nan)
+    content = json.loads(run_folder.read(path), object_hook=null_to_nan)
     return msgspec.convert(content, Summary, strict=False)  # the keys of `passes` become numbers
 
 

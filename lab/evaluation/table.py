@@ -21,10 +21,10 @@ def result_lines(summary: Summary, threshold: float, folder: Path) -> Renderable
     summaries = {"all": summary, **summary.envs} if summary.envs else {"": summary}
     table.add_column("", style="dim")
     for name in summaries:
-        table.add_column(_as_text(name), justify="right")
-    cells = [_cells(one) for one in summaries.values()]
+        table.add_column(_printable(name), justify="right")
+    cells = [_cell_by_label(one) for one in summaries.values()]
     for label in dict.fromkeys(label for column in cells for label in column):
-        table.add_row(_as_text(label), *(column.get(label, "-") for column in cells))
+        table.add_row(_printable(label), *(column.get(label, "-") for column in cells))
     lines: list[RenderableType] = [Text(), table, Text()]
     passes = f"a rollout passes if its reward is >= {threshold:g}"
     lines.append(Text(f"{passes}; ± is one standard error over examples", "dim"))
@@ -35,20 +35,20 @@ def result_lines(summary: Summary, threshold: float, folder: Path) -> Renderable
         text = f"pass@1 is {passed:.1%}: before training, choose {other} examples, because"
         lines.append(Text(f"{text} {why}", "yellow"))
     lines += error_lines(summary.errors)
-    lines.append(_as_text(f"{folder}/  summary.json, rollouts.jsonl, rollouts.html", "dim"))
+    lines.append(_printable(f"{folder}/  summary.json, rollouts.jsonl, rollouts.html", "dim"))
     return Group(*lines)
 
 
 def error_lines(errors: Mapping[str, int]) -> list[Text]:
     first = list(errors.items())[:5]
-    return [_as_text(f"  {count} x {cause[:_LONGEST_CAUSE]}", "red") for cause, count in first]
+    return [_printable(f"  {count} x {cause[:_LONGEST_CAUSE]}", "red") for cause, count in first]
 
 
-def _as_text(text: str, style: str = "") -> Text:
+def _printable(text: str, style: str = "") -> Text:
     return Text(printable(text), style)
 
 
-def _cells(summary: Summary) -> dict[str, str]:
+def _cell_by_label(summary: Summary) -> dict[str, str]:
     numbers = {
         "examples": f"{summary.num_examples}",
         "rollouts": f"{summary.num_rollouts}",

@@ -54,7 +54,7 @@ class Arm:
     has_model: bool = False  # whether the comparison runs the model (step=true)
 
     @property
-    def changes(self) -> list[str]:
+    def changed_keys(self) -> list[str]:
         return [key for key in CHANGEABLE if not self._is_unchanged(key)]
 
     def __post_init__(self) -> None:
@@ -113,7 +113,7 @@ class Arm:
         objective = replace(objective, **schedules.options("", batch.step))
         objective = schedules.at(batch.step, objective, token_loss="loss", correction="correction")
         if hasattr(loss, "statistics"):
-            statistics = loss.statistics(tokens).double()  # `tokens` is the batch of all ranks
+            statistics = loss.statistics(tokens).double()  # `tokens` are those of all ranks
             objective = replace(objective, token_loss=partial(loss, statistics=statistics))
         logprobs = tokens.logprobs.clone().requires_grad_()
         if not self._is_unchanged("kl"):
@@ -127,7 +127,7 @@ class Arm:
 
 def arms_of(folder: RunFolder, words: Sequence[str], has_model: bool = False) -> list[Arm]:
     """Return the run's own arm, and an arm per combination of the override values in `words`."""
-    sys.path += [str(_started_in(folder)), str(Path.cwd())]  # makes user modules importable
+    sys.path += [str(_working_folder(folder)), str(Path.cwd())]  # makes user modules importable
     try:
         base = Run.load(folder.config)
         arms = [Arm(RECORDED, base, base, has_model=has_model)]
@@ -159,14 +159,14 @@ def arms_of(folder: RunFolder, words: Sequence[str], has_model: bool = False) ->
     return arms
 
 
-def _started_in(folder: RunFolder) -> Path:
+def _working_folder(folder: RunFolder) -> Path:
     return Path(str(read_record(folder).get("started_in", ".")))
 
 
 def _compose_run(folder: RunFolder, words: list[str]) -> dict[str, Any]:
     command = read_record(folder).get("command", [])
     flags, _ = get_args_parser().parse_known_args(list(map(str, command)))
-    started_in = _started_in(folder)
+    started_in = _working_folder(folder)
     paths = (started_in / (flags.config_dir or "conf"), started_in / "conf", Path("conf").resolve())
     own = [path for path in dict.fromkeys(paths) if path.is_dir()]
     folders = ",".join(f"file://{path}" for path in [*own, CONF])

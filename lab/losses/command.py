@@ -52,7 +52,7 @@ def main(words: list[str]) -> int:
         # If stdout is not a terminal, rich assumes 80 columns and would cut numbers.
         console = Console(highlight=False, width=160)
     try:
-        _compare(RunFolder(Path(folder)), arms, options, console)
+        _print_comparison(RunFolder(Path(folder)), arms, options, console)
     except (ValueError, OSError) as error:
         text = str(error) if isinstance(error, ConfigError) else f"- {error}"
         print(f"these losses cannot be compared:\n{printable(text)}", file=sys.stderr)  # noqa: T201
@@ -79,7 +79,7 @@ def _chosen_steps(folder: RunFolder, text: str | None) -> list[int]:
     return chosen
 
 
-def _compare(
+def _print_comparison(
     folder: RunFolder, words: list[str], options: dict[str, str], console: Console
 ) -> None:
     steps = _chosen_steps(folder, options.get("steps"))
@@ -95,7 +95,7 @@ def _compare(
     batches = [batch for step in steps for batch in recorded_batches(folder, step)]
     if not batches:
         raise ValueError(
-            f"{folder} has no trained token in these steps: choose other steps, as in steps=40..60"
+            f"{folder} has no trained token in steps {steps[0]} to {steps[-1]}: choose other steps"
         )
     betas = {row["step"]: row.get("train/kl_beta", 0.0) for row in read_metrics(folder)}
     rows, grads = [], list[Tensor]()
@@ -172,7 +172,7 @@ def _describe_batches(batches: Sequence[RecordedBatch], grad: Tensor) -> str:
 
 
 def _print_tokens(console: Console, arm: Arm, tokens: DataFrame, count: int) -> None:
-    changes = ", ".join(arm.changes) or "nothing"
+    changes = ", ".join(arm.changed_keys) or "nothing"
     ignored = f"; the comparison ignores its {', '.join(arm.ignored)}" if arm.ignored else ""
     console.print(f"\n{arm.name} changes {changes}{ignored}", markup=False)
     heads = ("step", "rollout", "turn", "at", "token", "stale", "pi/anchor", "advantage")

@@ -21,7 +21,7 @@ def write_page(
     shown["arms"] = [
         {
             "name": arm.name,
-            "changes": arm.changes,
+            "changes": arm.changed_keys,
             "ignored": arm.ignored,
             "rollouts": _differing_rows(
                 tokens.assign(**{RECORDED: grads[0].double(), arm.name: own.double()}),

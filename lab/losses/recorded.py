@@ -60,10 +60,10 @@ def recorded_batches(folder: RunFolder, step: int) -> list[RecordedBatch]:
     recorded = sorted(read_rows(folder, step), key=lambda row: (row.id, row.row))
     updates = sorted({row.update for row in recorded if row.trained})
     lines = rollout_lines(folder, step) if updates else {}
-    return [_batch(recorded, lines, step, update) for update in updates]
+    return [_batch_of_update(recorded, lines, step, update) for update in updates]
 
 
-def _batch(
+def _batch_of_update(
     recorded: Sequence[RecordedRow], lines: Mapping[str, Mapping[str, Any]], step: int, update: int
 ) -> RecordedBatch:
     rows = [row for row in recorded if row.trained and row.update == update]

@@ -46,7 +46,7 @@ def take_steps(folder: RunFolder, arms: Sequence[Arm], checkpoint: Path) -> Iter
             f"checkpoint with steps=0..{step}"
         )
     batch, lines = batches[0], rollout_lines(folder, step + 1)
-    credits = [arm.with_credit(batch) for arm in arms]  # first, because this may raise
+    credits = [arm.with_credit(batch) for arm in arms]  # before training, because it may raise
     new = (row for row in read_rows(folder, step + 1) if source_of(row.id) is not Source.REPLAY)
     answers = {(one.id, one.row): one for one in new}
     if not answers:

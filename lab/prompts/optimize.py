@@ -124,7 +124,7 @@ def _reflection_policy(settings: PromptOptimization) -> PolicySettings | None:
         "head_dtype": None,
         "max_seq_len": length,
         "max_tokens": reflection.max_tokens,
-        **{"learning_rate": 0.0, "describe_tools": True, "warm_start": None},  # only for training
+        **{"learning_rate": 0.0, "describe_tools": True, "warm_start": None},  # required but unused
     }
     return replace(settings, model=ModelNode.of(model), adapter_path=None, max_seq_len=length)
 

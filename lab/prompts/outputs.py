@@ -30,7 +30,7 @@ from rl.runtime.text import key_of
 PROMPT = "system_prompt.txt"
 # The printed commands repeat only overrides of these keys. Only evaluate.py has adapter_path.
 _POLICY_KEYS = ("env", "model", "sampler", "max_seq_len", "inference", "client", "adapter_path")
-_EVALUATION_FACTOR = 10  # examples of the printed evaluate.py command, per validation example
+_EVALUATION_FACTOR = 10  # the printed evaluate.py command has num_val times as many examples
 
 
 def prompt_fingerprint(prompt: str) -> str:
@@ -127,7 +127,7 @@ def closing_lines(
 
 
 def next_commands(
-    run_folder: RunFolder, overrides: Sequence[str], choices: Mapping[str, str], num_seen: int
+    run_folder: RunFolder, overrides: Sequence[str], choices: Mapping[str, str], num_validation: int
 ) -> list[str]:
     """Return the commands that evaluate the prompt and, unless client=messages, train with it."""
     remote = choices.get("client") == "messages"  # this client returns no token ids for train.py
@@ -141,7 +141,7 @@ def next_commands(
     groups = ["env"] if remote else ["env", "model"]
     chosen = [f"{g}={choices[g]}" for g in groups if g in choices and g not in names.values()]
     prompt = f"env.system_prompt={run_folder.path / PROMPT}"
-    more = f"num_examples={num_seen * _EVALUATION_FACTOR}"
+    more = f"num_examples={num_validation * _EVALUATION_FACTOR}"
     lines = [[*program("evaluate").split(), *chosen, *kept, prompt, more]]
     if not remote:
         trained = [item for item in kept if names[item] != "adapter_path"]

@@ -78,7 +78,7 @@ class Search:
                 perfect_score=1.0 if perfect is None else perfect,
                 acceptance_criterion=self,
                 stop_callbacks=self._is_over,
-                callbacks=[self],  # pyright: ignore[reportArgumentType] all methods are optional
+                callbacks=[self],  # pyright: ignore[reportArgumentType] callbacks may lack methods
                 logger=self,
                 seed=settings.seed,
             )
@@ -121,7 +121,7 @@ class Search:
                 f"the reflection model's answer {why}, {_MAX_EMPTY} times in a row: raise "
                 "reflection.max_tokens, or choose another model"
             )
-        raise ValueError("the reflection model's answer is unusable: raise reflection.max_tokens")
+        raise ValueError("the reflection model gave no full answer: raise reflection.max_tokens")
 
     async def _answer(self, question: str) -> tuple[str, bool]:
         completion = None

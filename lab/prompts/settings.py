@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from importlib.util import find_spec
 
-from lab.evaluation.settings import Config, PolicySettings, check_as, without_training_keys
+from lab.evaluation.settings import Config, PolicySettings, checked_settings, without_training_keys
 from rl.config.annotations import Node
 from rl.config.limits import value_of
 from rl.config.ranges import PositiveInt
@@ -32,4 +32,4 @@ def check_search(config: Config) -> PromptOptimization:
     if find_spec("gepa") is None:
         problem = "the package gepa, which optimizes prompts, is not installed: run `make install`"
         raise ConfigError([f"{problem} or `pip install gepa`"])
-    return check_as(PromptOptimization, config)
+    return checked_settings(PromptOptimization, config)

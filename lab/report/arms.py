@@ -57,7 +57,7 @@ def arms_of(runs: Sequence[Run]) -> list[Arm]:
 def is_same_arm(one: Run, other: Run) -> bool:
     """Return whether two runs differ only in the seed.
 
-    If commits differ but overrides do not, compare shared settings: a commit may add settings.
+    If commits differ and overrides are equal, compare shared settings: commits may add settings.
     """
     if not one.config or not other.config:
         return one.overrides == other.overrides
@@ -65,7 +65,7 @@ def is_same_arm(one: Run, other: Run) -> bool:
         return one.config == other.config
     shared = one.config.keys() & other.config.keys()
     either = one.config.keys() | other.config.keys()
-    # Runs differ if `critic` is a value in one run and has keys like `critic.lam` in the other.
+    # Runs differ if `critic` is a value in one run and has keys like `critic.loss` in the other.
     groups = {key[:end] for key in either for end in range(len(key)) if key[end] == "."}
     return not groups & either and all(one.config[key] == other.config[key] for key in shared)
 

@@ -93,7 +93,7 @@ def report(
             notes=notes,
         )
     except NothingToCompare as nothing:
-        _print(question, f"{nothing}.", arm_records(None, arms), notes)
+        _print_results(question, f"{nothing}.", arm_records(None, arms), notes)
         return False
     return show(comparison, page, sources.command)
 
@@ -103,7 +103,7 @@ def show(comparison: Comparison, page: Path, command: str = "") -> bool:
     text, numbers = conclusion(comparison), page.with_suffix(".json")
     details = f"{basis(comparison)} {describe_power(comparison)}".rstrip()
     records = arm_records(comparison, comparison.arms)
-    _print(comparison.question, text, records, comparison.notes, details)
+    _print_results(comparison.question, text, records, comparison.notes, details)
     try:
         page.parent.mkdir(parents=True, exist_ok=True)
         numbers.write_bytes(as_json(comparison))
@@ -121,7 +121,7 @@ def show(comparison: Comparison, page: Path, command: str = "") -> bool:
     return False
 
 
-def _print(
+def _print_results(
     question: str, text: str, arms: Sequence[Record], notes: Sequence[str], details: str = ""
 ) -> None:
     console = Console()

@@ -32,12 +32,12 @@ class ArmResult(ScoredArm):
 
     score: st.Interval
     difference: st.Interval  # difference to the baseline's score
-    p_value: float  # adjusted for the numbers of arms and looks; NaN if decisions are sequential
+    p_value: float  # adjusted for arms and looks (statistics.py); NaN in sequential decisions
     decision: str  # BETTER, WORSE, OPEN, BASELINE, or for example "equal within 0.03"
     undecided_if: str  # assumption about missing data that would change the decision, or ""
     chance_better: float
     visible_difference: float  # smallest true difference that is probably detected (power.py)
-    seeds_needed: float | None  # total per arm; None: unknown or decided; infinite: none suffices
+    seeds_needed: float | None  # per arm; None: unknown or decided; inf: no number suffices
     interquartile: st.Interval | None  # interquartile mean; None with a single environment
 
     @property
@@ -112,7 +112,7 @@ def compare(
         remedy = "" if scoring.why_training else ", or run with evaluation=default"
         raise NothingToCompare(f"{control.name} has {lacks}: choose another baseline{remedy}")
     num_unscored = len(arms) - len(scoring.arms)
-    results = _results(scoring, control, num_draws, smallest_effect, num_unscored)
+    results = _arm_results(scoring, control, num_draws, smallest_effect, num_unscored)
     left_out = [(run, run.cause) for arm in arms for run in arm.runs if not run.finished]
     left_out += scoring.left_out
     return Comparison(
@@ -123,7 +123,7 @@ def compare(
         baseline=next(result for result in results if result.arm is control),
         smallest_effect=smallest_effect,
         left_out=tuple(left_out),
-        notes=(*notes, *notes_on(scoring, left_out, smallest_effect > 0), *_notes(results)),
+        notes=(*notes, *notes_on(scoring, left_out, smallest_effect > 0), *_missing_notes(results)),
     )
 
 
@@ -152,7 +152,7 @@ def _decide(
     return states
 
 
-def _results(
+def _arm_results(
     scoring: Scoring, control: Arm, num_draws: int, smallest_effect: float, num_unscored: int
 ) -> list[ArmResult]:
     # Keep the order of the random draws, so that a report repeats its numbers exactly.
@@ -205,9 +205,7 @@ def _results(
                 score=st.interval(float(scores.y.mean()), draws[index], st.spread_of(scores)),
                 difference=difference,
                 p_value=state.p_value,
-                decision=f"{decision} within {smallest_effect:g}"
-                if decision == st.EQUAL
-                else decision,
+                decision=decision + f" within {smallest_effect:g}" * (decision == st.EQUAL),
                 undecided_if=undecided_if,
                 chance_better=st.chance_better(scores.means, base.means) if can_decide else nan,
                 visible_difference=visible,
@@ -223,7 +221,7 @@ def _baseline(arms: Sequence[Arm], wanted: str) -> Arm:
     if not with_finished:
         runs = [run for arm in arms for run in arm.runs]
         raise NothingToCompare(
-            f"none of {len(runs)} runs has finished; the first is {runs[0].name}: {runs[0].cause}"
+            f"none of {len(runs)} runs has finished ({runs[0].name}: {runs[0].cause}): finish one"
             if runs
             else "these folders contain no run: give the folder of a sweep or of runs (outputs/...)"
         )
@@ -242,7 +240,7 @@ def _baseline(arms: Sequence[Arm], wanted: str) -> Arm:
     return chosen
 
 
-def _notes(results: Sequence[ArmResult]) -> list[str]:
+def _missing_notes(results: Sequence[ArmResult]) -> list[str]:
     names: dict[str, list[str]] = {}
     for result in results:
         names.setdefault(result.undecided_if, []).append(result.arm.name)

@@ -26,9 +26,9 @@ def headline(comparison: Comparison) -> str:
         groups[result.decision.partition(" within")[0]].append(result)
     (better, worse, equal, undecided), name, clauses = groups.values(), baseline.arm.name, []
     if better:
-        clauses.append(f"{_join_names(better, gaps=True)} beat{'s' * (len(better) == 1)} {name}")
+        clauses.append(f"{_join_names(better, margins=True)} beat{'s' * (len(better) == 1)} {name}")
     if worse:
-        clauses.append(f"{_join_names(worse, gaps=True)} {_is_or_are(worse)} worse than {name}")
+        clauses.append(f"{_join_names(worse, margins=True)} {_is_or_are(worse)} worse than {name}")
     if equal:
         effect = f"within {comparison.smallest_effect:g}"
         clauses.append(f"{_join_names(equal)} {_is_or_are(equal)} equal to {name} {effect}")
@@ -98,6 +98,6 @@ def describe_power(comparison: Comparison) -> str:
     return " ".join(texts)
 
 
-def _join_names(results: Sequence[ArmResult], *, gaps: bool = False) -> str:
-    names = [f"{r.arm.name} (by {abs(r.difference):.3f})" if gaps else r.arm.name for r in results]
+def _join_names(results: Sequence[ArmResult], *, margins: bool = False) -> str:
+    names = [r.arm.name + f" (by {abs(r.difference):.3f})" * margins for r in results]
     return names[0] if len(names) == 1 else f"{', '.join(names[:-1])} and {names[-1]}"

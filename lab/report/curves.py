@@ -89,14 +89,14 @@ def curve_rows(comparison: Comparison) -> tuple[list[dict[str, Any]], list[dict[
                 _spaced_indices(len(curve.steps))
             ].tolist()
         ]
-        bands += _band(arm.name, [curve for run, curve in drawn if run.finished])
+        bands += _band_rows(arm.name, [curve for run, curve in drawn if run.finished])
     return points, bands
 
 
-def _band(arm: str, drawn: Sequence[Curve]) -> Iterator[dict[str, Any]]:
-    shared = sorted(set.intersection(*(set(curve.steps) for curve in drawn))) if drawn else []
+def _band_rows(arm: str, finished: Sequence[Curve]) -> Iterator[dict[str, Any]]:
+    shared = sorted(set.intersection(*(set(curve.steps) for curve in finished))) if finished else []
     for step in (shared[index] for index in _spaced_indices(len(shared))):
-        at = np.array([np.stack(curve.columns)[:, curve.steps == step][:, 0] for curve in drawn])
+        at = np.array([np.stack(curve.columns)[:, curve.steps == step][:, 0] for curve in finished])
         _, seconds, tokens, score = np.median(at, 0).tolist()
         low, high = at[:, 3].min().item(), at[:, 3].max().item()
         yield {"layer": "band", "arm": arm, "steps": float(step), "seconds": seconds,

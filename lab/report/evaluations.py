@@ -48,14 +48,14 @@ class Evaluation:
         return scores
 
 
-class _Line(msgspec.Struct):
+class _RolloutLine(msgspec.Struct):
     env: Any = ""
     example: Any = ""
     reward: float | None = None
     messages: msgspec.Raw = msgspec.Raw(b"[]")
 
 
-_LINE = msgspec.json.Decoder(_Line)
+_LINE = msgspec.json.Decoder(_RolloutLine)
 
 
 def evaluated_versions(folder: RunFolder) -> list[int]:
@@ -87,7 +87,7 @@ def read_evaluation(folder: RunFolder, version: int) -> Evaluation:
 
 
 def _digest(content: msgspec.Raw) -> str:
-    """Return a hash of the messages before the first answer, which no policy can change."""
+    """Return a hash of the messages before the first answer. No policy changes these messages."""
     messages = msgspec.json.decode(content)
     texts = opening_of(messages if isinstance(messages, list) else [])
     return hashlib.sha256("\n".join(texts).encode(errors="replace")).hexdigest()[:12]

@@ -64,7 +64,7 @@ def _last_scores(scoring: Scoring, run: Run, lowest: Mapping[str, float]) -> Tab
 
 
 def _scores_above_best(rows: Rows, columns: Sequence[Question]) -> Table:
-    """Return scores as far above the arm's best run as that run is above the arm's mean."""
+    """Return 2 * best - mean per question. best: the arm's best run, mean: the mean of its runs."""
     y = np.array([[table[column] for column in columns] for _, table in rows])
     best = y[y.mean(1).argmax()]
     return dict(zip(columns, (2 * best - y.mean(0)).tolist(), strict=True))

@@ -83,13 +83,13 @@ def table(records: Sequence[Record], num_columns: int = len(COLUMNS)) -> list[li
     """Return the column titles and one row per arm, without columns that are empty for all arms."""
     columns = []
     for key, (head, spec) in list(COLUMNS.items())[:num_columns]:
-        cells = [_cell(record.get(key), spec) for record in records]
+        cells = [_format_cell(record.get(key), spec) for record in records]
         if set(cells) != {"-"}:
             columns.append([head, *cells])
     return [list(row) for row in zip(*columns, strict=True)]
 
 
-def _cell(value: Any, spec: str) -> str:
+def _format_cell(value: Any, spec: str) -> str:
     is_nan, is_zero_count = value != value, type(value) is int and value == 0
     if spec == COLUMNS["seeds_needed"][1] and value and value > MOST_SEEDS:
         return "more questions" if value == inf else f"> {MOST_SEEDS:,}"

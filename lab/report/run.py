@@ -66,14 +66,14 @@ class Run:
     tokens: float = 0.0
     held_out: Curve = NO_CURVE  # mean score of each evaluation
     training: Curve = NO_CURVE  # mean reward of each batch
-    # Policy version -> evaluation, oldest first. The report averages these last evaluations.
+    # Policy version -> evaluation, oldest first. Only the last evaluations, which are averaged.
     evaluations: dict[int, Evaluation] = field(default_factory=dict)
     commit: str = ""
     started_from: str = ""  # run and step of the initial weights, "" if no run trained them
     # File of user code -> hashes of the file's versions in this run, oldest first.
     code: dict[str, tuple[str, ...]] = field(default_factory=dict)
     command: str = ""  # the command that resumes the run
-    grown: int = 0  # number of commands that added jobs before the one that added this run
+    grown: int = 0  # index of the sweep's command that added this run, 0 for the first command
     unscored_share: float = 0.0  # share of unscored rollouts in the last LAST_STEPS steps
     selects_examples: bool = False  # whether order or buffer chose examples by earlier rewards
 
@@ -110,7 +110,7 @@ class Run:
 def read_run(
     folder: RunFolder | None, overrides: Sequence[str], error: str | None, num_judged: int
 ) -> Run:
-    """Return a run with its last `num_judged` evaluations. FoundRun has the other arguments."""
+    """Return a run with its last `num_judged` evaluations. See FoundRun for other arguments."""
     meaningful = tuple(sorted(_make_readable(x) for x in overrides if key_of(x) not in RUN_KEYS))
     seeds = [_make_readable(x.partition("=")[2]) for x in overrides if key_of(x) == "seed"]
     seed = seeds[-1] if seeds else None
@@ -138,7 +138,7 @@ def read_run(
         seed=settings.get("seed", seed),
         # If the folder is missing and there is no error, the folder was deleted after the run.
         has_begun=folder.path.is_dir() or error is None,
-        cause=_make_readable(_cause(folder, rows, error, max_steps, settings.get("stop_when"))),
+        cause=_make_readable(_end_cause(folder, rows, error, max_steps, settings.get("stop_when"))),
         num_steps=num_steps,
         max_steps=max_steps,
         seconds=float(seconds[-1]),
@@ -177,7 +177,7 @@ def _without_run_keys(
     }
 
 
-def _cause(
+def _end_cause(
     folder: RunFolder, rows: Sequence[Row], error: str | None, max_steps: int, stop_when: Any
 ) -> str:
     if not folder.path.is_dir():

@@ -177,7 +177,7 @@ def question_weights(
     weights = np.empty((num_draws, len(strata)))
     for stratum in np.unique(strata):
         chosen = np.flatnonzero(strata == stratum)
-        weights[:, chosen] = _multinomial(len(chosen), rng, num_draws)
+        weights[:, chosen] = _multinomial_counts(len(chosen), rng, num_draws)
     return weights / len(strata)
 
 
@@ -185,10 +185,10 @@ def seed_weights(num_seeds: int, rng: np.random.Generator, num_draws: int = NUM_
     """Return the weight of each seed in each draw [D, S]. Each row sums to 1."""
     if num_seeds < FEWEST_SEEDS:
         return np.full((num_draws, num_seeds), 1 / num_seeds)
-    return _multinomial(num_seeds, rng, num_draws) / num_seeds
+    return _multinomial_counts(num_seeds, rng, num_draws) / num_seeds
 
 
-def _multinomial(size: int, rng: np.random.Generator, num_draws: int) -> Floats:
+def _multinomial_counts(size: int, rng: np.random.Generator, num_draws: int) -> Floats:
     return rng.multinomial(size, np.full(size, 1 / size), num_draws).astype(float)
 
 

@@ -35,7 +35,7 @@ class CardSweeper(ChoosingSweeper):
 
 
 def split_jobs(jobs: Jobs, rates: Sequence[float]) -> tuple[Jobs, Jobs]:
-    """Return the first row's jobs at each learning rate, and the other rows' jobs without rate."""
+    """Return the first row's jobs at each learning rate, and the other rows' jobs without one."""
     rows, first_row, others = read_rows(ROWS), dict[tuple[str, ...], None](), []
     for job in jobs:
         own = {key_of(item): item.partition("=")[2] for item in job}

@@ -35,7 +35,7 @@ class RecordedJobs:
         return dict(zip(self.records, names, strict=True))
 
     @cached_property
-    def counts(self) -> Counter[str]:
+    def num_by_state(self) -> Counter[str]:
         return Counter(record.state for record in self.records.values())
 
     @property
@@ -45,13 +45,13 @@ class RecordedJobs:
         waiting = [record for record in self.records.values() if record.state == WAITING]
         # Do not count a job that was stopped since the latest start: it waits for the next start.
         to_come = sum((record.ended or 0.0) < self.started for record in waiting)
-        left = to_come + self.counts[RUNNING]
+        left = to_come + self.num_by_state[RUNNING]
         return fmean(times) * left / self.num_slots if times else None
 
     def progress(self) -> str:
         """Return the progress as text, such as "2 done, 1 failed, about 3 m 10 s left"."""
         states = (DONE, RUNNING, WAITING, FAILED)
-        parts = [f"{self.counts[state]} {state}" for state in states if self.counts[state]]
+        parts = [f"{num} {state}" for state in states if (num := self.num_by_state[state])]
         left = self.seconds_left
         return ", ".join(parts + ([f"about {format_time(left)} left"] if left else []))
 
@@ -81,7 +81,7 @@ def start_message(sweep: SweepFolder, command: str) -> str:
         waiting = [r for r in jobs.records.values() if r.state == WAITING and r.folder]
         begun = sum(RunFolder(Path(str(record.folder))).has_results() for record in waiting)
         parts += [f"{len(jobs.records)} jobs"]
-        parts += [f"{jobs.counts[DONE]} already done"] if jobs.counts[DONE] else []
+        parts += [f"{jobs.num_by_state[DONE]} already done"] if jobs.num_by_state[DONE] else []
         parts += [f"{begun} to be resumed"] if begun else []
     if slots := info["slots"]:
         cores, gpus = len(slots[0]["cores"]), len(slots[0]["gpus"])
@@ -124,7 +124,7 @@ def _print_changes(sweep: SweepFolder, states: dict[int, str], end: Event) -> No
 def print_unfinished(sweep: SweepFolder, command: str) -> None:
     """Print the number of unfinished jobs, if any, and `command`, which resumes the sweep."""
     jobs = read_jobs(sweep)
-    left, failed = len(jobs.records) - jobs.counts[DONE], jobs.counts[FAILED]
+    left, failed = len(jobs.records) - jobs.num_by_state[DONE], jobs.num_by_state[FAILED]
     if left:
         why = f" ({failed} failed)" if failed else ""
         say(f"{left} of {len(jobs.records)} jobs are not done{why}; to resume them:\n  {command}")

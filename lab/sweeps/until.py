@@ -96,11 +96,11 @@ class Progress:
         for index, records in enumerate(self.done_by_arm[1:], 1):
             result = next(filter(None, (by_folder.get(str(r.folder)) for r in records)), None)
             if result is None or result.decision == OPEN:
-                found[index] = (result and result.seeds_needed) or self._assumed_seeds
+                found[index] = (result and result.seeds_needed) or self._seeds_needed_at_assumed_sd
         return found
 
     @property
-    def _assumed_seeds(self) -> float:
+    def _seeds_needed_at_assumed_sd(self) -> float:
         spread = Spread(((ASSUMED_SD**2, 1), (ASSUMED_SD**2, 1)), 0.0, 0.0, 0)
         error, unknown = ERROR / (len(self.arms) - 1), Interval(0.0, nan, nan)
         return State(unknown, self.smallest_effect, error, OPEN, spread).seeds_needed or inf

@@ -88,7 +88,7 @@ def tokens(index: RunIndex, numbers: Sequence[int]) -> list[dict[str, Any]]:
     only = index.rows[numbers[0]].id if len(numbers) == 1 else None
 
     @cache
-    def recorded(step: int) -> Mapping[str, list[RecordedRow]]:
+    def rows_by_id(step: int) -> Mapping[str, list[RecordedRow]]:
         by_id = defaultdict(list)
         for row in read_rows(run, step, only):
             by_id[row.id].append(row)
@@ -98,7 +98,7 @@ def tokens(index: RunIndex, numbers: Sequence[int]) -> list[dict[str, Any]]:
         if row.source == "evaluation":
             why = "evaluations are not trained on, so they have no token record"
             return {"rows": [], "why": why}
-        return tokens_of(run, row.step, row.id, recorded, used=row.used, options=options)
+        return tokens_of(run, row.step, row.id, rows_by_id, used=row.used, options=options)
 
     return [answer_for(index.rows[number]) for number in numbers]
 

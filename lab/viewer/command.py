@@ -105,7 +105,8 @@ def _export(
     try:
         path.write_text(text, encoding="utf-8")
     except OSError as error:
-        raise ValueError(f"export={path} cannot be written: {error.strerror}") from error
+        problem = f"export={path} cannot be written ({error.strerror}): choose another path"
+        raise ValueError(problem) from error
     console.print(f"{printable(str(path))} ({len(text) / 1e6:.1f} MB)", markup=False)
 
 

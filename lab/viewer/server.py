@@ -55,7 +55,7 @@ def application(indexes: Sequence[RunIndex], names: Sequence[str], key: str) -> 
         def endpoint(request: Request) -> Response:
             query = request.query_params
             try:
-                return _json(answer(indexes[int(query["run"])], query))
+                return _json_response(answer(indexes[int(query["run"])], query))
             except (KeyError, ValueError, IndexError, OSError) as error:
                 problem = f"this request cannot be answered: {error}"
                 return PlainTextResponse(problem, status_code=400)
@@ -73,7 +73,7 @@ def application(indexes: Sequence[RunIndex], names: Sequence[str], key: str) -> 
 
     routes = [
         Route("/", lambda _: FileResponse(STATIC / "index.html")),
-        Route("/runs", lambda _: _json(list(names))),
+        Route("/runs", lambda _: _json_response(list(names))),
         Route("/export", export, methods=["POST"]),
         *(Route(f"/{name}", endpoint_of(answer)) for name, answer in answer_by_name.items()),
         Mount("/static", StaticFiles(directory=STATIC)),
@@ -85,7 +85,7 @@ def application(indexes: Sequence[RunIndex], names: Sequence[str], key: str) -> 
     )
 
 
-def _json(answer: object) -> Response:
+def _json_response(answer: object) -> Response:
     return Response(msgspec.json.encode(answer), media_type="application/json")
 
 

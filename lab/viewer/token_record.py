@@ -40,8 +40,8 @@ def tokens_of(
 ) -> dict[str, Any]:
     """Return {rows, why} for JSON. `why` says why data are missing, or is "".
 
-    A row occurs once per update of its batch. `identity` is the rollout's id. `read` returns the
-    recorded rows of a step by rollout id. `options` are the numeric options of the loss.
+    A row occurs once per update of its batch. `identity`: rollout id. `read`: maps a step to its
+    rows by rollout id. `used`: its value in the rollout file. `options`: numbers of the loss.
     """
     if not identity or not run_folder.tokens_of(step, "rollouts").is_file():
         return {"rows": [], "why": NO_RECORD}
@@ -54,11 +54,11 @@ def tokens_of(
     is_trained = any(row.trained for row in recorded)
     why = REJECTED if not used else "" if is_trained else NOT_TRAINED
     tokenizer, problem = tokenizer_of(run_folder)
-    rows = [_row(row, tokenizer, used, options) for row in recorded]
+    rows = [_row_as_json(row, tokenizer, used, options) for row in recorded]
     return {"rows": rows, "why": "; ".join(filter(None, [why, problem]))}
 
 
-def _row(
+def _row_as_json(
     recorded: RecordedRow,
     tokenizer: tokenizers.Tokenizer | None,
     used: bool,
@@ -76,7 +76,7 @@ def _row(
 
     added = tokenizer.get_added_tokens_decoder() if tokenizer else {}
 
-    def reason(i: int) -> str | None:
+    def why_zero(i: int) -> str | None:
         if not mask[i]:
             return None
         if not recorded.trained:
@@ -96,7 +96,7 @@ def _row(
         "mu": _as_json_numbers(sampled["mu"], mask),
         **{name: _as_json_numbers(values, mask) for name, values in numbers.items()},
         "metrics": {name: _as_json_numbers(values, mask) for name, values in metrics.items()},
-        "reason": [reason(i) for i in range(len(ids))],
+        "reason": [why_zero(i) for i in range(len(ids))],
     }
 
 

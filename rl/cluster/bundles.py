@@ -42,12 +42,12 @@ def bundles_for(
     for index in range(count):
         ranks = demand.ranks * (index + 1) // count - demand.ranks * index // count
         bundles.append(Bundle(ranks if on_gpus else 0, ranks * cores_per_rank, ranks))
-    for problem in _problems(bundles, nodes):
+    for problem in _size_problems(bundles, nodes):
         raise ValueError(problem)
     return bundles
 
 
-def _problems(bundles: Sequence[Bundle], nodes: Sequence[Bundle]) -> Iterator[str]:
+def _size_problems(bundles: Sequence[Bundle], nodes: Sequence[Bundle]) -> Iterator[str]:
     available = "; ".join(sorted({f"{node.devices} GPUs and {node.cores} CPUs" for node in nodes}))
     has_no_gpu = not any(node.devices for node in nodes)
     on_cpus = ", or set cluster.gpus=false" if has_no_gpu and bundles[0].devices else ""

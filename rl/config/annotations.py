@@ -36,7 +36,7 @@ class InvalidValue(ValueError):
 
 
 class Nested:
-    """In an evaluated annotation, the type of a node. msgspec checks a `Nested()` instead of it."""
+    """A node's type in an evaluated annotation. Instead of a node, msgspec gets `Nested()`."""
 
     def __class_getitem__(cls, _item: Any) -> type:
         return cls  # so that Callable[[int], str] evaluates to Nested
@@ -64,7 +64,7 @@ class _Namespace(dict[str, Any]):
         match find_definition(self._module, name):
             # Names in an alias are looked up in the module that defines the alias.
             case origin, ast.Assign(value=alias) | ast.AnnAssign(value=ast.expr() as alias):
-                return _evaluate(ast.unparse(alias), origin)
+                return _evaluate_annotation(ast.unparse(alias), origin)
             case _, ast.ClassDef():
                 return Nested
         return Any
@@ -77,25 +77,25 @@ class _Unqualifier(ast.NodeTransformer):
         return ast.Name(node.attr)
 
 
-def _evaluate(text: str, module: Module) -> Any:
+def _evaluate_annotation(text: str, module: Module) -> Any:
     try:
         tree = _Unqualifier().visit(ast.parse(text, mode="eval"))
         kind = eval(ast.unparse(tree), {}, _Namespace(module))
     except (AttributeError, NameError, TypeError):
         return Any
     # A quoted annotation evaluates to a string, which contains the annotation itself.
-    return _evaluate(kind, module) if isinstance(kind, str) else kind
+    return _evaluate_annotation(kind, module) if isinstance(kind, str) else kind
 
 
 def convert(value: Any, option: Option, path: str, on_node: NodeHandler) -> Any:
     """Return the value, converted to the option's annotated type, or raise InvalidValue."""
     text = ast.unparse(option.annotation) if option.annotation else "Any"
-    return _convert_value(value, _evaluate(text, option.module), path, on_node)
+    return _convert_value(value, _evaluate_annotation(text, option.module), path, on_node)
 
 
 def takes_only_int(option: Option) -> bool:
     text = ast.unparse(option.annotation) if option.annotation else "Any"
-    kind = repr(_evaluate(text, option.module))
+    kind = repr(_evaluate_annotation(text, option.module))
     return "int" in kind and "float" not in kind
 
 

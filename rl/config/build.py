@@ -32,11 +32,12 @@ def build(node: Mapping[str, Any]) -> partial[Any]:
     module, _, name = target.rpartition(".")
     made = getattr(_import_target(module, target), name)
     settings = {key: options.pop(key) for key in [*options] if known[key].configured}
-    return partial(configured, made, settings, **options) if settings else partial(made, **options)
+    bound = (create_configured, made, settings) if settings else (made,)
+    return partial(*bound, **options)
 
 
-def configured(made: Any, settings: dict[str, Any], /, **options: Any) -> Any:
-    instance = made(**options)
+def create_configured(cls: Any, settings: dict[str, Any], /, **options: Any) -> Any:
+    instance = cls(**options)
     instance.configure(**settings)
     return instance
 
@@ -57,7 +58,7 @@ def _import_target(module: str, target: str) -> ModuleType:
 def component(node: Mapping[str, Any]) -> Any:
     """Return the node's function with its options bound, or an instance of the node's class."""
     made = build(node)
-    return made() if isinstance(made.func, type) or made.func is configured else made
+    return made() if isinstance(made.func, type) or made.func is create_configured else made
 
 
 def construct(run: Any, groups: Iterable[str]) -> None:

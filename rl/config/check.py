@@ -88,7 +88,7 @@ def _node_problems(node: Mapping[str, Any], path: str) -> Iterator[str]:
     yield from _key_problems(node, options, path)
     problems: list[str] = []
 
-    def descend(node: Node, where: str) -> Node:
+    def collect_problems(node: Node, where: str) -> Node:
         problems.extend(_node_problems(node, where))
         return node
 
@@ -97,7 +97,7 @@ def _node_problems(node: Mapping[str, Any], path: str) -> Iterator[str]:
         try:
             if node[key] == MISSING:
                 raise InvalidValue(f"{where} has no value: set {where}=...")
-            convert(node[key], options[key], where, descend)
+            convert(node[key], options[key], where, collect_problems)
         except InvalidValue as misfit:
             # If the value is a node, such as a schedule, report the node's own problems instead.
             inner = _node_problems(node[key], where) if is_node(node[key]) else ()

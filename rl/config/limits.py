@@ -20,7 +20,7 @@ NEUTRAL_SAMPLING = {
 }
 # vLLM can return the tokens from which it samples if these options, and no others, limit them:
 LIMITING_SAMPLING = ("top_p", "top_k", "min_p")
-MAX_TOP_K = 128  # largest sampler.top_k with which vLLM returns them
+MAX_TOP_K = 128  # largest sampler.top_k with which vLLM returns the likely tokens
 
 
 def num_returned_tokens(sampler: Mapping[str, Any]) -> int:

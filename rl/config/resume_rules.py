@@ -20,7 +20,7 @@ from rl.runtime.text import START_KEYS, leaves
 # A resume may change these options. A new max_steps changes the decay of the learning rate.
 MAY_CHANGE = (
     *START_KEYS,
-    *("output_dir", "learned", "init_optimizer"),  # a path, facts, option of the first start
+    *("output_dir", "learned", "init_optimizer"),  # a path, facts, and an option of the first start
     "max_steps",
     "max_time",
     "stop_when",

@@ -95,7 +95,7 @@ class Schedules:
     @staticmethod
     def of(config: Config) -> "Schedules":
         nodes = config.get("schedules") or {}
-        return Schedules({key: _as_function(config, key, node) for key, node in nodes.items()})
+        return Schedules({key: _function_of_step(config, key, node) for key, node in nodes.items()})
 
     def values(self, step: int) -> dict[str, float]:
         return {key: function(step) for key, function in self.functions.items()}
@@ -105,19 +105,19 @@ class Schedules:
         pairs = ((key.rpartition("."), value) for key, value in self.values(step).items())
         return {name: value for (parent, _, name), value in pairs if parent == group}
 
-    def apply(self, made: Any, group: str, step: int) -> Any:
-        """Return `made` (a copy if a partial) with the scheduled options of `group` at `step`."""
+    def apply(self, component: Any, group: str, step: int) -> Any:
+        """Return `component` (copied if partial) with `group`'s scheduled options at `step`."""
         options = self.options(group, step)
-        if isinstance(made, partial):
-            return partial(made, **options) if options else made
+        if isinstance(component, partial):
+            return partial(component, **options) if options else component
         for name, value in options.items():
-            if not hasattr(made, name):
+            if not hasattr(component, name):
                 raise ValueError(
-                    f"{group}.{name} is a schedule, but {type(made).__name__} has no attribute "
-                    f"{name} that could change: store the option as self.{name}"
+                    f"{group}.{name} is a schedule, but {type(component).__name__} has no "
+                    f"attribute {name} that could change: store the option as self.{name}"
                 )
-            object.__setattr__(made, name, value)  # the instance may be a frozen dataclass
-        return made
+            object.__setattr__(component, name, value)  # the instance may be a frozen dataclass
+        return component
 
     def at(self, step: int, record: Any, **groups: str) -> Any:
         """Return a copy of the dataclass `record`, with the scheduled options of `step` applied.
@@ -132,7 +132,7 @@ class Schedules:
 NO_SCHEDULES = Schedules()
 
 
-def _as_function(config: Config, key: str, node: Config) -> Callable[[int], float]:
+def _function_of_step(config: Config, key: str, node: Config) -> Callable[[int], float]:
     module, _, name = node["_target_"].rpartition(".")
     options = {option: value for option, value in node.items() if option != "_target_"}
     function = partial(getattr(import_module(module), name), **options)

@@ -38,14 +38,14 @@ def transport(config: Node) -> Transport:
         return chosen
     if adapter_obstacle(config["adapter"], config["model"]) is None:
         target = "rl.weights.adapter.AdapterSender"
-    elif why_other_host(config):
+    elif why_several_hosts(config):
         target = "rl.weights.gloo.GlooSender"
     else:
         target = "rl.weights.shm.ShmSender"
     return Transport({**chosen.node, "_target_": target})
 
 
-def why_other_host(config: Node) -> str | None:
+def why_several_hosts(config: Node) -> str | None:
     cluster = config.get("cluster")
     if is_external(config.get("inference")):
         return "an external vLLM may be on another host"
@@ -94,5 +94,5 @@ def transport_problems(config: Node) -> Iterator[str]:
     chosen = transport(config)
     if chosen.adapter_only and (why := adapter_obstacle(config["adapter"], config["model"])):
         yield f"sync={chosen.name}, but {why}"
-    if chosen.has("one_host") and (apart := why_other_host(config)):
+    if chosen.has("one_host") and (apart := why_several_hosts(config)):
         yield f"sync={chosen.name} needs trainer and vLLM on one host, but {apart}: use sync=gloo"

@@ -129,7 +129,7 @@ def read_pools(node: Any) -> tuple[list[str], list[Pool] | None]:
     made, trial = build(node), Report()
     found: list[list[Pool] | None] = [None]
 
-    def read() -> None:
+    def read_examples() -> None:
         with trial.calling("env", made, ignored=OSError):
             try:
                 env = made()
@@ -144,11 +144,11 @@ def read_pools(node: Any) -> tuple[list[str], list[Pool] | None]:
                     raise
                 found[0] = []
                 return
-        # Draw a demonstration, so that `own_files` (learn.py) lists the files that this imports.
+        # Draw a demonstration, so that `own_files` (learn.py) lists the files that drawing imports.
         with suppress(Exception):
             next(env.demonstrations(Random(0)), None)
 
-    thread = threading.Thread(target=read, daemon=True)
+    thread = threading.Thread(target=read_examples, daemon=True)
     thread.start()
     thread.join(ENV_TIMEOUT_S)
     POOLS_CACHE[key] = trial.problems, found[0]

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from envs.user_code import ROOT, find_location
-from rl.config.build import configured
+from rl.config.build import create_configured
 
 
 class BadResult(ValueError):
@@ -22,13 +22,13 @@ class Report:
 
     @contextmanager
     def calling(
-        self, group: str, component: Any, given: str = "", ignored: type[Exception] | tuple[()] = ()
+        self, group: str, component: Any, args: str = "", ignored: type[Exception] | tuple[()] = ()
     ) -> Iterator[None]:
-        """Record an error in the block as a problem of `component`, which was called with `given`.
+        """Record an error in the block as a problem of `component`, which was called with `args`.
 
         Drop errors of the type `ignored`, because made-up values or missing data may cause them.
         """
-        called = name_of(component) + (f", called with {given}," if given else "")
+        called = name_of(component) + (f", called with {args}," if args else "")
         try:
             yield
         except ignored:
@@ -52,7 +52,7 @@ class Report:
 def unwrap(component: Any) -> Any:
     """Return the function or class that `component` calls, or its class if it is an instance."""
     while hasattr(component, "func"):
-        component = component.args[0] if component.func is configured else component.func
+        component = component.args[0] if component.func is create_configured else component.func
     component = inspect.unwrap(component) if callable(component) else component
     return component if hasattr(component, "__qualname__") else type(component)
 

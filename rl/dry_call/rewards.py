@@ -45,7 +45,7 @@ def made_up_rollout(
 def check_advantage(report: Report, advantage: Any, group_size: int) -> dict[str, bool]:
     """Call an advantage on made-up groups. Return the facts advantage_* (rl/config/learned.py)."""
 
-    def made_up(rewards: Sequence[float | None]) -> ScoredGroup:
+    def new_group(rewards: Sequence[float | None]) -> ScoredGroup:
         turns = [(2, 3, 4)[: i % 3 + 1] for i in range(len(rewards))]
         rollouts = [made_up_rollout(r, *t) for r, t in zip(rewards, turns, strict=True)]
         return scored_group(
@@ -63,7 +63,7 @@ def check_advantage(report: Report, advantage: Any, group_size: int) -> dict[str
 
     def succeeds(report: Report, what: str, unit: str) -> bool:
         with report.calling("advantage", advantage, what):
-            group = made_up(cases[what])
+            group = new_group(cases[what])
             part = "" if unit == "rollout" else unit
             _require_numbers(advantage(group), _rewards_per_unit(group, unit), part)
             return True
@@ -78,16 +78,16 @@ def check_advantage(report: Report, advantage: Any, group_size: int) -> dict[str
         if hasattr(advantage, "state"):
             advantage.load(json_round_trip(advantage.state()))
     try:
-        advantage(made_up([-1.0, -0.25, *[0.5] * (group_size - 2)][: max(group_size, 1)]))
+        advantage(new_group([-1.0, -0.25, *[0.5] * (group_size - 2)][: max(group_size, 1)]))
         refuses_negative = False
     except Exception:  # noqa: BLE001 any error means that the advantage refuses negative rewards
         refuses_negative = True
-    group = made_up(ordinary)
+    group = new_group(ordinary)
     return {
         "advantage_by_turn": unit == "turn",
         "advantage_by_token": unit == "token",
         "advantage_is_reward": [*advantage(group)] == _rewards_per_unit(group, unit),
-        "advantage_compares": all(_gives_zero(advantage, made_up([r])) for r in (1.0, 0.0, 0.37)),
+        "advantage_compares": all(_gives_zero(advantage, new_group([r])) for r in (1.0, 0.0, 0.37)),
         "advantage_refuses_negative": refuses_negative,
     }
 

@@ -7,7 +7,7 @@ import pytest
 from envs.datasets import JsonLines
 from envs.loading import cache_folder
 from lab import doctor
-from lab.plan import _described_hosts, _rate_note, show_plan
+from lab.plan import _described_hosts, _learning_rate_note, show_plan
 from lab.python_api import compose, load_run
 from lab.runs import runs_at
 from rl.config.build import build
@@ -135,7 +135,7 @@ def test_plans_checks_and_notebooks(tmp_path, monkeypatch):
     def note(parameters, rate, adapter):
         run = SimpleNamespace(optim={"learning_rate": rate}, adapter={"_target_": adapter})
         sizes = {"vocab": 1, "hidden": 1, "inner": 1, "query": 1, "key": 1, "layers": 1}
-        return _rate_note(run, Shape(**sizes, parameters=parameters, expert=0, experts=0))
+        return _learning_rate_note(run, Shape(**sizes, parameters=parameters, expert=0, experts=0))
 
     adapters = ("NoAdapter", "Lora")
     rates = (1e-6, 1e-5, 1e-4, 1e-3, 1e-2, 0.1, 0.2, None)

@@ -56,7 +56,7 @@ def test_the_conclusion_names_what_is_better_or_worse_and_what_cannot_be_told(th
     ("arms", "baseline", "problem"),
     [
         ([], "", "contain no run"),
-        ([Arm("a", "a", (run(cause="stopped"),))], "", "first is run: stopped"),
+        ([Arm("a", "a", (run(cause="stopped"),))], "", "finished .run: stopped.: finish one"),
         ([arm("a", scores(1))], "b", "baseline=b is not an arm: choose one of loss=a"),
         ([arm("a", scores(1)), Arm("x", "x", (run(cause="stopped"),))], "x", "no run of baseline="),
     ],

@@ -34,7 +34,7 @@ def said(capsys: pytest.CaptureFixture[str], *words: str) -> tuple[int, str]:
     [
         (["empty"], "empty holds no run: offbyone view lists the runs in outputs/"),
         (["gone"], "gone does not exist"),
-        (["first", "export=first"], "cannot be written: Is a directory"),
+        (["first", "export=first"], "cannot be written (Is a directory): choose another path"),
         (["first", "export=page.html", "step=99"], "no rollout to export"),
         (["first", "export=page.html", "source=x"], "no rollout to export"),
         (["first", "export=page.html", "env=x"], "no rollout to export"),
