@@ -200,10 +200,8 @@ def check_metrics(report: Report, metrics: Any) -> None:
     for name, values in metrics.items():
         if not isinstance(values, Tensor) or values.numel() != 1:
             _require_shape(values, f"the metric {name!r} as ", "number per token, or one for all")
-    for owner, names in (
-        ("the run itself uses", RUN_METRICS),
-        ("another component uses", report.metric_names),
-    ):
+    owners = {"the run itself uses": RUN_METRICS, "another component uses": report.metric_names}
+    for owner, names in owners.items():
         if taken := " and ".join(sorted(repr(name) for name in metrics if name in names)):
             raise BadResult(f"returned metrics named {taken}, which {owner}: choose other names")
     report.metric_names |= metrics.keys()

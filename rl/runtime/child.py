@@ -66,9 +66,7 @@ def group_alive(group: int) -> bool:
 
 def describe_exit(status: int | None) -> str:
     """Describe an exit status. After KILL, name the likely cause, which is not in the log."""
-    killed = (
-        " (killed, perhaps by the kernel because memory ran out: docs/troubleshooting.md, memory)"
-    )
+    killed = " (killed, perhaps because memory ran out: docs/troubleshooting.md, memory)"
     return f"ended with status {status}{killed if status == -signal.SIGKILL else ''}"
 
 

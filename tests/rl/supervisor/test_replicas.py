@@ -20,8 +20,7 @@ from rl.supervisor import replicas as module
 from rl.supervisor.replicas import Replicas
 
 KILLED = (
-    "ended with status -9 (killed, perhaps by the kernel because memory ran out: "
-    "docs/troubleshooting.md, memory)"
+    "ended with status -9 (killed, perhaps because memory ran out: docs/troubleshooting.md, memory)"
 )
 NAMES = ("inference0", "inference1")
 SERVING = "serving"
