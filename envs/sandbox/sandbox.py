@@ -184,7 +184,7 @@ class Sandbox:
                 "allow_without_landlock": limits.allow_without_landlock,
             },
         }
-        # Call Popen in the event loop's thread: the kernel kills the process when that thread ends.
+        # The kernel kills the process when the thread that calls Popen ends, so use no thread pool.
         with child_end:
             python = [sys.executable, "-ISB", "-X", "utf8", "-c", BOOT.format(PROJECT)]
             self._process = subprocess.Popen(

@@ -42,7 +42,7 @@ class Completion:
     num_untracked_tokens: int = 0  # number of sampled tokens if the server returns no token ids
     stop: str | None = None  # the stop string (sampler.stop) that ended the completion, if any
     num_masked: int = 0  # number of leading tokens that were given and are not trained
-    # These are the tokens from which each token was sampled, if top_p, top_k or min_p limits them:
+    # For each token, the ids that top_p, top_k and min_p left to sample from; () without limits.
     kept: Sequence[Sequence[int]] = ()
 
 

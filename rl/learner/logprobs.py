@@ -127,7 +127,7 @@ class PolicyModule(nn.Module):
             )
             logprobs = own.squeeze(-1)
             if kept is not None:
-                logprobs = logprobs - log_probability(kept, of_kept)
+                logprobs = logprobs - kept_logprob(kept, of_kept)
             if candidates is not None:
                 return logprobs, *others, of_candidates
         if top_k is not None:
@@ -136,7 +136,7 @@ class PolicyModule(nn.Module):
         return logprobs, *others
 
 
-def log_probability(kept: Tensor, logprobs: Tensor) -> Tensor:
+def kept_logprob(kept: Tensor, logprobs: Tensor) -> Tensor:
     """Return the log of the total probability [N] of the kept tokens, from their logprobs [N, S].
 
     Where a row of `kept` has only -1 (sampling was not limited), return 0 without gradient.

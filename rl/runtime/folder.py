@@ -114,7 +114,7 @@ class RunFolder:
         for path in (*left, *self.checkpoints.glob(".step_*")):
             remove(path)
 
-    def clear_preparations(self, keep: str | None) -> None:
+    def clear_model_files(self, keep: str | None) -> None:
         """Delete the built model and the warm start, except a folder that contains `keep`."""
         kept = Path(keep).expanduser().resolve() if keep else None
         for path in (self.built_model, self.warm_start):

@@ -92,7 +92,7 @@ def supervise(
             raise ConfigError(problems)
         # If an earlier start of this run finished no step, delete its model and warm-start folder.
         if run_folder.overrides.is_file() and not run_folder.has_results():
-            run_folder.clear_preparations(keep=run.model.path)
+            run_folder.clear_model_files(keep=run.model.path)
         record = {"overrides": overrides, "command": list(command)}
         record |= {"started_in": os.getcwd(), "run_name": run.run_name, "commit": commit_of()}
         references = fetch_references(run)

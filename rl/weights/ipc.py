@@ -1,4 +1,4 @@
-"""Push all weights to vLLM on the same host by CUDA IPC. Tests on one GPU passed, without vLLM.
+"""Push all weights to vLLM on the same host by CUDA IPC. Tested on one GPU, but not with vLLM.
 
 The trainer packs the weights into a buffer on its GPU. Each worker of vLLM opens the handle of the
 buffer once, and reads later pushes through it. vLLM 0.32's IPCWeightTransferEngine is not

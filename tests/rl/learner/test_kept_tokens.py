@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 
-from rl.learner.logprobs import PolicyModule, Rows, log_probability
+from rl.learner.logprobs import PolicyModule, Rows, kept_logprob
 from tests.rl.learner.test_updates import initial, preparation, step_of, trained
 from tests.support import tiny_policy as tiny
 from tests.support.ranks import on_ranks, per_world
@@ -30,7 +30,7 @@ def test_the_probability_of_a_set_by_hand():
     # p = 0.5, 0.2, 0.3; the sets {0, 2}, {1} and none: 0.8, 0.2 and all
     p = torch.tensor([[0.5, 0.3], [0.2, 0.5], [0.5, 0.5]], dtype=torch.float64)
     logprobs = p.log().requires_grad_()
-    found = log_probability(torch.tensor([[0, 2], [1, -1], [-1, -1]]), logprobs)
+    found = kept_logprob(torch.tensor([[0, 2], [1, -1], [-1, -1]]), logprobs)
     torch.testing.assert_close(found.exp(), torch.tensor([0.8, 0.2, 1.0], dtype=torch.float64))
     found.sum().backward()
     # d log(0.5 + 0.3) / d log 0.5 = 0.5 / 0.8

@@ -111,10 +111,10 @@ def test_clean_up_follows_no_links_and_deletes_files_and_incomplete_checkpoints(
     assert [path.name for path in run_folder.checkpoints.iterdir()] == ["step_000002"]
     for path in (run_folder.built_model, run_folder.warm_start):  # preparations of a failed start
         path.mkdir()
-    run_folder.clear_preparations(keep=str(run_folder.built_model))
+    run_folder.clear_model_files(keep=str(run_folder.built_model))
     assert run_folder.built_model.is_dir()
     assert not run_folder.warm_start.exists()
-    run_folder.clear_preparations(keep=None)
+    run_folder.clear_model_files(keep=None)
     assert not run_folder.built_model.exists()
 
 
