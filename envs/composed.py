@@ -1,4 +1,4 @@
-"""An environment that is composed in YAML from a data set, tools, rewards and objects.
+"""An environment that YAML composes from a data set, tools, rewards and shared objects.
 
     dataset: {_target_: envs.datasets.JsonLines, ...}
     shared: {index: {_target_: my_package.load_index, path: ...}}
@@ -6,7 +6,7 @@
     rewards: {correct: {fn: {_target_: envs.rewards.exact_match}, weight: 1.0}}
 
 Every `_target_` is an import path. Your own modules must be in the current folder or on PYTHONPATH.
-envs/binding.py assigns objects to parameters. docs/environments.md has an example.
+envs/binding.py passes shared objects to tools and rewards. docs/environments.md has an example.
 """
 
 from collections.abc import Iterator, Mapping, Sequence

@@ -50,7 +50,7 @@ def take_steps(folder: RunFolder, arms: Sequence[Arm], checkpoint: Path) -> Iter
     new = (row for row in read_rows(folder, step + 1) if source_of(row.id) is not Source.REPLAY)
     answers = {(one.id, one.row): one for one in new}
     if not answers:
-        raise ValueError(f"{folder}: step {step + 1} recorded only replays: train with record=all")
+        raise ValueError(f"{folder}: step {step + 1} has no recorded new rollout: use record=all")
     ids = {id: number for number, id in enumerate(dict.fromkeys(id for id, _ in answers))}
     signs = torch.tensor([np.mean(lines[id]["advantage"] or 0.0) for id in ids])
     held_out = [_to_row(row, rollout_id=ids[row.id]) for row in answers.values()]

@@ -9,7 +9,7 @@ import numpy as np
 from lab.report import power
 from lab.report import statistics as st
 from lab.report.arms import Arm
-from lab.report.missing import alternatives
+from lab.report.missing import assumptions
 from lab.report.notes import notes_on
 from lab.report.run import Run
 from lab.report.scoring import ScoredArm, Scoring, score_arms
@@ -169,7 +169,7 @@ def _arm_results(
     factors = [st.looks_factor(number) for number in looks]
     rule = (at, factors, smallest_effect, num_unscored)
     states = _decide([one.scores for one in arms], *rule)
-    others = [(name, _decide(one, *rule)) for name, one in alternatives(scoring)]
+    others = [(name, _decide(one, *rule)) for name, one in assumptions(scoring)]
     results = []
     for index, (one, state) in enumerate(zip(arms, states, strict=True)):
         scores, difference, decision = one.scores, state.difference, state.decision

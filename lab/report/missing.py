@@ -15,7 +15,7 @@ from lab.report.scoring import NO_QUESTION, TRAINING, Rows, Scoring, Table, mean
 from lab.report.statistics import Scores
 
 
-def alternatives(scoring: Scoring) -> Iterator[tuple[str, list[Scores]]]:
+def assumptions(scoring: Scoring) -> Iterator[tuple[str, list[Scores]]]:
     """Yield each assumption about the missing data, and the scores of all arms under it."""
     extremes = _extreme_rewards(scoring)
     if any(one.num_unscored for one in scoring.arms):

@@ -100,7 +100,7 @@ def takes_only_int(option: Option) -> bool:
 
 
 def _convert_value(value: Any, kind: Any, path: str, on_node: NodeHandler) -> Any:
-    if is_node(value):
+    if has_target(value):
         _convert_scalar(Nested(), kind, path)
         return on_node(value, path)
     # Convert containers item by item, because msgspec's errors do not name the key of an item.
@@ -164,5 +164,5 @@ def _error_message(value: Any, kind: Any, path: str, error: str) -> str:
     return f"{path} is {shown}, expected {expected}{remedy}"
 
 
-def is_node(value: Any) -> bool:
+def has_target(value: Any) -> bool:
     return isinstance(value, dict) and "_target_" in value

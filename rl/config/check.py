@@ -19,7 +19,7 @@ from typing import Any
 import msgspec
 
 from rl.config.algorithm_rules import ALGORITHM_RULES
-from rl.config.annotations import InvalidValue, Node, convert, is_node
+from rl.config.annotations import InvalidValue, Node, convert, has_target
 from rl.config.learned import Learned
 from rl.config.limits import bounds_problems
 from rl.config.rules import rule_problems
@@ -100,7 +100,7 @@ def _node_problems(node: Mapping[str, Any], path: str) -> Iterator[str]:
             convert(node[key], options[key], where, collect_problems)
         except InvalidValue as misfit:
             # If the value is a node, such as a schedule, report the node's own problems instead.
-            inner = _node_problems(node[key], where) if is_node(node[key]) else ()
+            inner = _node_problems(node[key], where) if has_target(node[key]) else ()
             problems += list(inner) or [str(misfit)]
     yield from problems or bounds_problems(node, path)
 

@@ -15,7 +15,7 @@ from functools import partial
 from importlib import import_module
 from typing import Any
 
-from rl.config.annotations import is_node, takes_only_int
+from rl.config.annotations import has_target, takes_only_int
 from rl.config.facts import Config, fact
 from rl.config.limits import value_of
 from rl.config.signatures import options_of
@@ -29,7 +29,7 @@ _MAX_CALLS = 10_000_000  # maximum number of calls of a schedule to find its ext
 
 def schedule_nodes(value: Any, path: str = "") -> Iterator[tuple[str, Config]]:
     with suppress(LookupError):  # the check reports a target that does not exist
-        if is_node(value) and fact(str(value["_target_"]), "is_schedule", False):
+        if has_target(value) and fact(str(value["_target_"]), "is_schedule", False):
             yield path, value
             return
     for key, item in value.items() if isinstance(value, Mapping) else ():

@@ -140,7 +140,7 @@ def _import_origins(module: Module, name: str) -> Iterator[str]:
 
 def absolute_module(module: Module, statement: ast.ImportFrom) -> str:
     parts = module.name.split(".")
-    # The first dot of a relative import means the module's package, or the module if a package.
+    # The first dot means the module's package, or the module itself if it is a package.
     up = statement.level - (module.path.stem == "__init__")
     base = parts[: len(parts) - up] if statement.level else []
     return ".".join([*base, *([statement.module] if statement.module else [])])

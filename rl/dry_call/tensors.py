@@ -53,7 +53,7 @@ class RecordingTensor(Tensor):
 
 
 def made_up_tokens(*, has_old: bool, change: float = 0.0) -> tuple[Tokens, list[Tensor], set[str]]:
-    """Return made-up tokens, the tensors that require a gradient, and a set for the used fields.
+    """Return made-up tokens, their leaf tensors, and a set that collects names of used fields.
 
     `has_old`: whether the tokens have old_logprobs. `change` is added to rollout_logprobs.
     """

@@ -93,7 +93,7 @@ def _source_metrics(groups: Sequence[Group], step: int) -> dict[str, float]:
 
 
 def _token_staleness(groups: Sequence[Group], step: int) -> np.ndarray:
-    """Return the staleness [N] of the batch's N sampled tokens at this step."""
+    """Return the staleness [N] of the N sampled tokens of `groups` at `step`."""
     versions = [
         row.token_versions[row.token_versions >= 0]
         for group in groups

@@ -194,7 +194,7 @@ class RolloutService:
         """Write the rollouts of a step and of newly rejected groups; return the rejected groups."""
         rejected, self._rejected[:] = list(self._rejected), []
         lines = [
-            json_line({"id": id, **trained_line(group, rollout, credit, used)})
+            json_line({"id": id, **train_line(group, rollout, credit, used)})
             for chosen, used in ((groups, True), (rejected, False))
             for group in chosen
             for id, rollout, credit in zip(
@@ -246,7 +246,7 @@ class RolloutService:
         raise self._failure.result()
 
 
-def trained_line(group: Group, rollout: Rollout, credit: Credit, used: bool) -> dict[str, object]:
+def train_line(group: Group, rollout: Rollout, credit: Credit, used: bool) -> dict[str, object]:
     """Return a line of rollouts/*.jsonl. `used`: whether the buffer accepted the group."""
     advantages = credit.advantages
     if credit.by_token:

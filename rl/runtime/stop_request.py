@@ -29,7 +29,7 @@ class Stopped(SystemExit):
         return Stopped, (self.number, self.code)
 
     def raise_signal_again(self) -> None:
-        """Send the signal to the handler set before the run. That of submitit requeues the job."""
+        """Call the handler that was set before the run. Submitit's handler requeues the job."""
         if self.number is not None and callable(signal.getsignal(self.number)):
             signal.raise_signal(self.number)
 

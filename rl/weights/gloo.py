@@ -18,8 +18,8 @@ from rl.weights.group import GroupSender
 from rl.weights.memory_file import MemoryFile, read_weights
 from rl.weights.transport import Reader
 
-# A broadcast sends this many bytes. They should fit into the CPU cache, because the operating
-# system copies them twice.
+# Weights are sent in pieces of this many bytes. A piece should fit into the CPU cache, because the
+# operating system copies it twice.
 _PIECE_BYTES = 1 << 24
 
 

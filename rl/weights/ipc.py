@@ -62,7 +62,7 @@ class IpcSender(PackedSender):
     one_host: ClassVar[bool] = True
 
     def allocate(self, num_bytes: int) -> torch.Tensor:
-        # Use no expandable segment, because containers often forbid pidfd_getfd, which opens one.
+        # To open an expandable segment, vLLM needs pidfd_getfd, which containers often forbid.
         use: Any = torch._C._accelerator_setAllocatorSettings
         use("expandable_segments:False")
         try:

@@ -14,7 +14,7 @@ from rl.learner.objective import Batch, Objective
 from rl.learner.observation import observation
 from rl.rollouts.plan import plan_batch
 from rl.rollouts.sampled_tokens import TokenRecord
-from rl.rollouts.service import trained_line
+from rl.rollouts.service import train_line
 from rl.runtime.folder import RunFolder
 from rl.trainer.trained_tokens import StepRecord
 from tests.support.composing import REPO, composed
@@ -43,7 +43,7 @@ def record_run(path, *overrides, step=STEP, num_groups=6):
     folder.overrides.write_text(json.dumps(record))
     groups = forked_groups(num_groups=num_groups)
     lines = [
-        {"id": id, **trained_line(group, played, credit, True)}
+        {"id": id, **train_line(group, played, credit, True)}
         for group in groups
         for id, played, credit in zip(group.rollout_ids, group.rollouts, group.credits, strict=True)
     ]

@@ -11,7 +11,7 @@ from benchmarks import verdicts
 from lab.report.arms import Arm
 from lab.report.comparison import compare
 from lab.report.conclusion import basis, conclusion, describe_power, ended_early, headline
-from lab.report.missing import alternatives
+from lab.report.missing import assumptions
 from lab.report.numbers import arm_records, as_csv, table
 from lab.report.scoring import mean_scores
 from lab.report.statistics import Interval
@@ -90,7 +90,7 @@ def test_missing_scores_are_assumed_by_environment_and_runs_keep_their_order():
     lost = run([0.3], env="a", seed=1, cause="vLLM is gone")
     comparison = compare([Arm("x", "x", (first, lost, last))])
     of_last = [0.9, 0.7, 7.0]
-    assert [arms[0].y.ravel().tolist() for _, arms in alternatives(comparison.scoring)] == [
+    assert [arms[0].y.ravel().tolist() for _, arms in assumptions(comparison.scoring)] == [
         pytest.approx([0.5, 0.3, 5.0, *of_last]),  # the lowest reward: 0.2 in a, 5 in b
         pytest.approx([0.5, 0.65, 5.0, *of_last]),
         pytest.approx([0.5, 0.4, 5.0, *[0.3, 0.2, 5.0], *of_last]),

@@ -23,7 +23,7 @@ from rl.rollouts.compared import compared_columns
 from rl.rollouts.credit import GroupCredit, RewardShaping
 from rl.rollouts.difficulty_buffer import DifficultyBuffer
 from rl.rollouts.plan import rollout_fields, weighted_rows
-from rl.rollouts.service import RolloutService, trained_line
+from rl.rollouts.service import RolloutService, train_line
 from rl.runtime.failure import RunFailed
 from rl.runtime.files import json_line
 from rl.runtime.folder import RunFolder
@@ -376,7 +376,7 @@ def test_each_token_gets_its_own_number_in_every_row_of_its_rollout():
     found = [r.advantages[r.completion_mask].tolist() for r in rows]
     assert found == [[1.0, 2.0], [3.0], [0.0] * 4]  # two rows of the first rollout
     assert all(not r.advantages[~r.completion_mask].any() for r in rows)
-    line = json.loads(json_line(trained_line(group(PAIR, made), PAIR[0], made[0], True)))
+    line = json.loads(json_line(train_line(group(PAIR, made), PAIR[0], made[0], True)))
     assert line["advantage"] == 2.0  # the mean of its tokens
     # A single token, and a rollout without tokens.
     rollouts = [rollout(1.0, lengths=(1,)), rollout(0.5, lengths=())]
@@ -384,7 +384,7 @@ def test_each_token_gets_its_own_number_in_every_row_of_its_rollout():
     assert [c.advantages for c in made] == [(1.0,), ()]
     (row,) = weighted_rows([group(rollouts, made)], token_mean)
     assert row.advantages[row.completion_mask].tolist() == [1.0]
-    assert trained_line(group(rollouts, made), rollouts[1], made[1], True)
+    assert train_line(group(rollouts, made), rollouts[1], made[1], True)
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,7 @@ from rl.rollouts.compared import compared_columns, compared_ids
 from rl.rollouts.credit import GroupCredit
 from rl.rollouts.plan import plan_batch, weighted_rows
 from rl.rollouts.sampled_tokens import TokenRecord
-from rl.rollouts.service import trained_line
+from rl.rollouts.service import train_line
 from rl.runtime.folder import RunFolder
 from rl.runtime.token_files import read_rows
 from tests.support.composing import chosen
@@ -74,7 +74,7 @@ def test_metrics_lines_and_token_files_of_a_batch(tmp_path):
     some |= {"demonstration": other_sources()[1:]}
     found: dict[str, Any] = {name: batch_metrics(groups, 6) for name, groups in some.items()}
     found["lines"] = [
-        {"id": id, **trained_line(group, rollout, credit, group.index != 1)}
+        {"id": id, **train_line(group, rollout, credit, group.index != 1)}
         for group in [*EVERYTHING, rich_groups(PER_TOKEN)[0]]
         for id, rollout, credit in zip(
             group.rollout_ids, group.rollouts, group.credits, strict=True

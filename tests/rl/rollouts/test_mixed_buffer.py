@@ -19,7 +19,7 @@ from rl.rollouts.batch_metrics import batch_metrics
 from rl.rollouts.dispatcher import DispatcherState
 from rl.rollouts.mixed_buffer import MixedBuffer
 from rl.rollouts.plan import plan_batch
-from rl.rollouts.service import trained_line
+from rl.rollouts.service import train_line
 from rl.sampling.demonstrations import DemonstrationSampler
 from rl.wire import pack, unpack
 from tests.support.composing import composed
@@ -159,7 +159,7 @@ def test_the_sources_of_a_batch_in_its_credits_lines_plan_and_metrics():
     shown = batch[2]
     assert (shown.example.env, shown.version) == ("e", 1)
     assert [(c.reward, c.advantages, c.trains) for c in shown.credits] == [(None, (0.0,), True)] * 2
-    lines = [trained_line(g, g.rollouts[0], g.credits[0], used=True) for g in batch]
+    lines = [train_line(g, g.rollouts[0], g.credits[0], used=True) for g in batch]
     assert [line.get("source") for line in lines] == [None, "replay", "demonstration"]
     assert [line["versions"] for line in lines] == [[1], [0], []]
     # The loss sees the source and the staleness of each token.

@@ -18,7 +18,7 @@ from rl.rollouts.batch_metrics import batch_metrics
 from rl.rollouts.compared import compared_columns
 from rl.rollouts.difficulty_buffer import DifficultyBuffer
 from rl.rollouts.plan import plan_batch, rollout_fields, weighted_rows
-from rl.rollouts.service import trained_line
+from rl.rollouts.service import train_line
 from rl.runtime.files import json_line
 from tests.support import rollouts as support
 from tests.support.rollouts import EXAMPLE, group_credit, row
@@ -123,7 +123,7 @@ def test_the_columns_of_a_token_do_not_depend_on_the_split(ranks, budget):
 
 
 def test_the_rollouts_file_and_the_metrics_have_the_rewards_by_turn():
-    line = json.loads(json_line(trained_line(PAIR, FORKED, PAIR.credits[0], True)))
+    line = json.loads(json_line(train_line(PAIR, FORKED, PAIR.credits[0], True)))
     assert line["rewards"] == {"step": 1.0, "final": 0.0}
     assert line["turn_rewards"] == {"step": [1.0, 0.0, 0.0]}
     assert line["advantage"] == [1.0, 0.0, 0.0]
@@ -203,4 +203,4 @@ def test_a_batch_names_the_reward_of_each_role_and_compares_only_within_a_role()
     rows = weighted_rows(groups, prompt_mean)
     assert [row.token_weights.max() for row in rows] == [1 / 8] * 4 + [1 / 4] * 2
     pairs = zip(first.rollouts, first.credits, strict=True)
-    assert [trained_line(first, *pair, True)["role"] for pair in pairs] == [*"ababb"]
+    assert [train_line(first, *pair, True)["role"] for pair in pairs] == [*"ababb"]

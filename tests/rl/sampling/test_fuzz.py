@@ -18,7 +18,7 @@ from lab.viewer.index import RunIndex
 from rl.evaluation.play import write_rollouts
 from rl.evaluation.summary import PlayedExample
 from rl.records import Credit, Group, Rollout
-from rl.rollouts.service import trained_line
+from rl.rollouts.service import train_line
 from rl.runtime.folder import RunFolder
 from rl.sampling.player import Player
 from tests.support.fuzz import FuzzedClient, large_texts, texts, tokens
@@ -88,7 +88,7 @@ def assert_written(rollouts: tuple[Rollout, ...], folder: Path) -> None:
     credit = Credit(0.0, (0.0,))
     group = Group(0, EXAMPLE, 0, rollouts, (credit,) * len(rollouts))
     for rollout in rollouts:
-        line = trained_line(group, rollout, credit, used=True)
+        line = train_line(group, rollout, credit, used=True)
         json.loads(json.dumps(line), parse_constant=refuse)
         json.dumps(line, ensure_ascii=False).encode()
     examples = range(0, len(rollouts), 100)
