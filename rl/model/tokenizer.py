@@ -217,10 +217,10 @@ def _is_qwen3_format(template: str, tokenizer: Tokenizer) -> bool:
     jinja = ImmutableSandboxedEnvironment(
         trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols"]
     )
-    template, prompt = _GENERATION_TAG.sub("", template), {"add_generation_prompt": True}
-    ids = create_renderer(tokenizer, Qwen3RendererConfig()).render_ids(messages, **prompt)
+    template, renderer = _GENERATION_TAG.sub("", template), Qwen3RendererConfig()
+    ids = create_renderer(tokenizer, renderer).render_ids(messages, add_generation_prompt=True)
     try:
-        text = jinja.from_string(template).render(messages=messages, **prompt)
+        text = jinja.from_string(template).render(messages=messages, add_generation_prompt=True)
     except TemplateError:  # for example, a format without tools
         return False
     question = messages[0]["content"]

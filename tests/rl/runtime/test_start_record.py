@@ -33,9 +33,9 @@ def test_the_command_repeats_the_start_with_the_same_files(tmp_path):
 
 def test_a_program_is_a_file_of_the_working_folder_or_a_command(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    assert program("optimize_prompt") == ["offbyone", "optimize-prompt"]
+    assert program("optimize_prompt") == "offbyone optimize-prompt"
     (tmp_path / "optimize_prompt.py").touch()
-    assert program("optimize_prompt") == ["python", "optimize_prompt.py"]
+    assert program("optimize_prompt") == "python optimize_prompt.py"
     assert relative_path(tmp_path / "a" / "b") == "a/b"
     assert relative_path(tmp_path.parent) == str(tmp_path.parent)
 
