@@ -72,7 +72,7 @@ class OnlyReads(PostHandler):
         server: Any = self.server
         if "init_info" in body:
             info = body["init_info"]
-            server.reader = open_reader(info["reader"], 0, info["facts"])
+            server.reader = open_reader(info["reader"], 0, info["arguments"])
         if "update_info" in body:
             info = body["update_info"]
             server.reader.read(info["fingerprint"], **info["source"])
@@ -122,7 +122,7 @@ def real_pushes(run_folder: RunFolder, weights: Weights) -> Stages:
     flags = with_device_flags(config["inference"], config["sampler"], bool(visible_gpus()))
     served = ServedPolicy(dtype="bfloat16", max_seq_len=256, seed=0)
     with run_vllm(build(flags)(), run_folder, served) as vllm, closing(MemoryFile()) as file:
-        vllm.init_transfer({"reader": "rl.weights.shm.FileReader", "facts": {}})
+        vllm.init_transfer({"reader": "rl.weights.shm.FileReader", "arguments": {}})
         for version in range(REPEATS + 1):
             for tensor in weights.values():
                 tensor.mul_(1.01)

@@ -88,7 +88,7 @@ class Dataset:
                 number = values.index(None)
                 raise ValueError(
                     f"{self.path}: row {number + 1} has no value in the column {column!r} (it has "
-                    f"{', '.join(map(repr, rows[number])) or 'none'}): add a value, set "
+                    f"{', '.join(map(repr, rows[number])) or 'none'}): add it, remove the row, set "
                     "dataset.prompt and dataset.answer to existing columns, or dataset.answer=null"
                 )
 

@@ -34,8 +34,8 @@ class DataQuestions(QuestionSource):
         kept = [question for question in train if question.text not in texts]
         if not kept or not held_out:
             path = getattr(self._dataset, "path", "the data set")
-            split, change = ("eval", "raise") if kept else ("train", "lower")
-            raise ValueError(f"{path} has no question for the split {split}: {change} num_eval")
+            split, change = ("eval", "raise num_eval") if kept else ("train", "lower num_eval")
+            raise ValueError(f"{path} has no question for the split {split}: {change} or add rows")
         return {"train": kept, "eval": held_out}
 
 

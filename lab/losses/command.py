@@ -89,8 +89,7 @@ def _print_comparison(
     if (is_step := options.get("step", "false")) not in ("true", "false"):
         raise ValueError(f"step={is_step}: write step=true, or steps={is_step} to choose steps")
     if is_step == "true":
-        _print_steps(folder, words, steps, console)
-        return
+        return _print_steps(folder, words, steps, console)
     arms = arms_of(folder, words)
     batches = [batch for step in steps for batch in recorded_batches(folder, step)]
     if not batches:

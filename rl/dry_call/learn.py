@@ -37,8 +37,7 @@ def learn(config: Config) -> Learned:
     if report.problems:
         raise ConfigError(report.problems)
     with report.calling("loss", built["loss"]):
-        loss, updates = component(config["loss"]), config["updates_per_batch"]
-        reads, corrects = tensors.check_loss(report, loss, updates)
+        reads, corrects = tensors.check_loss(report, config["loss"], config["updates_per_batch"])
         facts |= {"loss_reads": tuple(sorted(reads)), "loss_corrects": corrects}
     loss_module = sys.modules[unwrap(built["loss"]).__module__]
     facts["loss_weighs_sequences"] = bool(getattr(loss_module, "PER_SEQUENCE", False))

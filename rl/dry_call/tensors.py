@@ -4,6 +4,7 @@ A loss gets eight made-up tokens of two sequences with several turns, and a thir
 tokens. The importance ratios are near 1, so that no loss clips them. Advantages have both signs.
 """
 
+import random
 import sys
 from collections.abc import Callable, Mapping
 from functools import partial
@@ -14,6 +15,8 @@ from torch import Tensor
 from torch.utils._pytree import tree_leaves
 
 from losses.tokens import TokenLoss, Tokens
+from rl.config.build import component
+from rl.config.facts import fact
 from rl.dry_call.report import BadResult, Report, unwrap
 
 INPUT = "eight made-up tokens"
@@ -92,21 +95,21 @@ def made_up_tokens(*, has_old: bool, change: float = 0.0) -> tuple[Tokens, list[
     return Tokens(num_sequences=NUM_SEQUENCES, **watched), leaves, used
 
 
-def check_loss(report: Report, loss: Any, num_updates: int) -> tuple[set[str], bool]:
+def check_loss(report: Report, node: Any, num_updates: int) -> tuple[set[str], bool]:
     """Return the names of the fields that the loss reads, and whether it corrects (see below).
 
     The loss is called with and without old_logprobs, which it gets if a batch has several updates.
     An error is reported only if it would also occur in this run. A loss corrects for the difference
     between trainer and vLLM if rollout_logprobs change its result although it has old_logprobs.
     """
-    used, results = set[str](), list[Tensor]()
+    used, results, loss = set[str](), list[Tensor](), component(node)
     for has_old, change in ((False, 0.0), (True, 0.0), (True, 1e-3)):
         trial = report if has_old == (num_updates > 1) and not change else Report()
         tokens, leaves, here = made_up_tokens(has_old=has_old, change=change)
         with trial.calling("loss", loss, INPUT):
             result = with_statistics(loss, tokens)(tokens)
             check_token_loss(trial, result, leaves)
-            if trial is report and not getattr(loss, "whole_groups", False):
+            if trial is report and not fact(node["_target_"], "whole_groups", False):
                 _require_independent_losses(with_statistics(loss, tokens), tokens)
             results += [result.loss.detach()] if has_old else []
         used |= here
@@ -146,7 +149,8 @@ def with_statistics(loss: Any, tokens: Tokens) -> Any:
 def _split_sequences(tokens: Tokens) -> list[Tokens]:
     """Return one micro-batch for each of the three sequences. The last sequence is empty."""
     with torch._C.DisableTorchFunctionSubclass():  # do not record copies as uses
-        values = {k: v.detach() for k, v in vars(tokens).items() if isinstance(v, Tensor)}
+        fields = {k: v for k, v in vars(tokens).items() if isinstance(v, Tensor)}
+        values = {k: v.detach().requires_grad_(v.requires_grad) for k, v in fields.items()}
         values["sequence_ids"] = torch.zeros(NUM_TOKENS, dtype=torch.int64)
         return [
             Tokens(num_sequences=1, **{name: each[index] for name, each in values.items()})
@@ -156,9 +160,11 @@ def _split_sequences(tokens: Tokens) -> list[Tokens]:
 
 def _require_independent_losses(loss: Any, tokens: Tokens) -> None:
     """Raise BadResult if a token's loss depends on other sequences. Skip random losses."""
+    before = torch.get_rng_state().tolist(), random.getstate()
     first, again = loss(tokens).loss.detach(), loss(tokens).loss.detach()
+    varies = before != (torch.get_rng_state().tolist(), random.getstate())
     parts = torch.cat([loss(part).loss for part in _split_sequences(tokens)[:2]])
-    if torch.equal(first, again) and not torch.allclose(parts, first, rtol=1e-4, atol=1e-6):
+    if not varies and torch.equal(first, again) and not parts.allclose(first, 1e-4, 1e-6):
         raise BadResult(
             "returned other losses for the same tokens if a call had only one of the sequences: a "
             "call gets a micro-batch, which is a part of the batch, so compute no mean, sum or "

@@ -83,6 +83,7 @@ def _summary(played: Sequence[PlayedExample], threshold: float) -> Summary:
         for rollout in one.rollouts:
             of_role[i, rollout.role].append(rollout.reward)
     compared = [[r for r in rewards if r is not None] for rewards in of_role.values()]
+    most = max(map(len, of_role.values()), default=0)
     means: dict[str, Any] = rollout_means(rollouts)
     del means["errors"]  # `Summary.metrics` computes this share
     return Summary(
@@ -91,10 +92,7 @@ def _summary(played: Sequence[PlayedExample], threshold: float) -> Summary:
         num_scored=sum(map(len, groups)),
         reward=mean_of_all_rewards(groups),
         reward_standard_error=standard_error(groups),
-        passes={
-            k: pass_at_k(compared, k, threshold)
-            for k in powers_of_two(max(map(len, of_role.values()), default=0))
-        },
+        passes={2**i: pass_at_k(compared, 2**i, threshold) for i in range(most.bit_length())},
         zero_spread=zero_spread(compared),
         **means,
         rewards=mean_rewards(rollouts),
@@ -173,10 +171,6 @@ def pass_at_k(groups: RewardGroups, k: int, threshold: float) -> float:
         for passed in [sum(reward >= threshold for reward in group)]
     ]
     return average(probabilities)
-
-
-def powers_of_two(limit: int) -> list[int]:
-    return [2**i for i in range(limit.bit_length())]
 
 
 def zero_spread(groups: RewardGroups) -> float:

@@ -16,7 +16,6 @@ from pathlib import Path
 from typing import Any, cast
 
 import tokenizers
-from jinja2 import TemplateError
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 from renderers import (
     ParsedResponse,
@@ -31,7 +30,7 @@ Options = Mapping[str, Any]
 # model.renderer is `auto` or one of these model families of the library `renderers`.
 RENDERERS = tuple(sorted(set(MODEL_RENDERER_MAP.values())))
 _CHOICES = ", ".join(RENDERERS)
-_GENERATION_TAG = re.compile(r"\{%-?\s*(end)?generation\s*-?%\}")
+_GENERATION_TAG = re.compile(r"(\{%[-+]?\s*)(end)?generation\b")
 
 # This maps model_type of config.json to a renderer if `renderers` does not know a model's name.
 # glm4_moe and deepseek_v3 are missing, because each has several formats. Users must choose one.
@@ -217,11 +216,12 @@ def _is_qwen3_format(template: str, tokenizer: Tokenizer) -> bool:
     jinja = ImmutableSandboxedEnvironment(
         trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols"]
     )
-    template, renderer = _GENERATION_TAG.sub("", template), Qwen3RendererConfig()
-    ids = create_renderer(tokenizer, renderer).render_ids(messages, add_generation_prompt=True)
+    template = _GENERATION_TAG.sub(lambda m: m[1] + ("endif" if m[2] else "if true"), template)
+    renderer = Qwen3RendererConfig()
     try:
+        ids = create_renderer(tokenizer, renderer).render_ids(messages, add_generation_prompt=True)
         text = jinja.from_string(template).render(messages=messages, add_generation_prompt=True)
-    except TemplateError:  # for example, a format without tools
+    except Exception:  # noqa: BLE001 special tokens are missing, or the format has no tools
         return False
     question = messages[0]["content"]
     return text.partition(question)[2] == tokenizer.decode(ids).partition(question)[2]

@@ -44,7 +44,9 @@ def make_private_folder(path: Path) -> Path:
     path.mkdir(mode=0o700, parents=True, exist_ok=True)
     status = path.lstat()
     if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.geteuid():
-        raise PermissionError(errno.EPERM, "not a folder of this user, so delete it", str(path))
+        raise PermissionError(
+            errno.EPERM, "not a folder of this user: delete it, or set another TMPDIR", str(path)
+        )
     path.chmod(0o700)
     return path
 

@@ -40,7 +40,11 @@ def alone(tokens):
 def by_sequence(tokens):
     ids = tokens.sequence_ids
     return TokenLoss(-sum_per_sequence(tokens.logprobs, ids, tokens.num_sequences)[ids], {})
-def at_random(tokens): return TokenLoss(-tokens.logprobs * torch.rand(tokens.turns.shape), {})
+def at_random(tokens):
+    return TokenLoss(-tokens.logprobs * (torch.rand(tokens.turns.shape) > 1e-9), {})
+def with_gradients(tokens):
+    (gradient,) = torch.autograd.grad(tokens.logprobs.exp().sum(), tokens.logprobs)
+    return TokenLoss(-tokens.logprobs * gradient, {})
 def by_hand(tokens: Tokens) -> TokenLoss:
     ratio = ratio_to(tokens.anchor, tokens.logprobs)
     return TokenLoss(-ratio * tokens.advantages, {})
@@ -100,7 +104,7 @@ def the_problem(config):
 
 
 READ = {
-    "alone by_shape by_sequence at_random": set(),
+    "alone by_shape by_sequence at_random with_gradients": set(),
     "by_a_helper by_a_name by_attrgetter by_vars by_unpacking": {"advantages"},
     "by_a_class": {"ref_logprobs"},
     "by_hand by_an_import by_replacing whole": {"advantages"} | RATIO,
@@ -158,6 +162,11 @@ def test_a_loss_with_statistics_and_whole_groups_may_learn_near_the_initial_poli
     assert not needs_reference(config)
     with pytest.raises(ConfigError, match="reference=initial is the policy before training"):
         check_learned(config, learn(config))
+
+
+def test_a_function_whose_file_asks_for_whole_groups_may_compare_sequences(own):
+    body = "def mine(tokens): return TokenLoss(-tokens.logprobs / tokens.entropies.mean(), {})\n"
+    assert learn(own("loss", f"{HEAD}whole_groups = True\n{body}")).reads({"entropies"})
 
 
 @pytest.mark.parametrize(

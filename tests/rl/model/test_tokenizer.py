@@ -144,14 +144,19 @@ def test_auto_refuses_a_template_that_writes_another_format_than_the_renderer(tm
     path = folder / "chat_template.jinja"
     path.write_text("{{ bos_token }}{# a copy with a system message #}Be kind." + template)
     assert load_renderer(folder, "auto").config.name == "qwen3"
-    path.write_text(f"{{% generation %}}{template}{{%- endgeneration -%}}")  # of transformers
+    tagged = f"    {{%- generation %}}\n{template}\n    {{%- endgeneration %}}\n"  # of transformers
+    path.write_text(tagged)
     assert load_renderer(folder, "auto").config.name == "qwen3"
     path.write_text("{% for m in messages %}### {{ m.role }}: {{ m.content }}{% endfor %}")
     refusal = r"'qwen3', but its chat template differs from Qwen3's\): use client=tokens"
     with pytest.raises(ValueError, match=refusal):
         load_renderer(folder, "auto")
     thinks = "{% if add_generation_prompt %}<think>{% endif %}"
-    for other in (template.replace("tool_call>", "call>"), template + thinks, "{{ f() }}"):
+    for other in (
+        template.replace("tool_call>", "call>"),
+        template + thinks,
+        "{{ '' + messages }}",
+    ):
         path.write_text(other)
         with pytest.raises(ValueError, match=refusal):
             load_renderer(folder, "auto")
