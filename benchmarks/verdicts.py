@@ -15,7 +15,7 @@ from concurrent.futures import ProcessPoolExecutor
 from dataclasses import replace
 from functools import partial
 from itertools import repeat
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -82,7 +82,7 @@ def unscored(world: World, reward: float) -> Sweep:
     yield [world.arm("base", 5), arm_of("other", np.where(lost, np.nan, rewards))]
 
 
-def ended_early(world: World, order: Callable[[Rewards, World], Rewards]) -> Sweep:
+def ended_early(world: World, order: Callable[[Rewards, World], NDArray[Any]]) -> Sweep:
     """Three of ten runs of one arm stop at an earlier evaluation: the first ones in this order."""
     chances = world.chances(10)
     final, earlier = world.rewards(chances), world.rewards(PROGRESS * chances)

@@ -32,8 +32,8 @@ def build(node: Mapping[str, Any]) -> partial[Any]:
     module, _, name = target.rpartition(".")
     made = getattr(_import_target(module, target), name)
     settings = {key: options.pop(key) for key in [*options] if known[key].configured}
-    bound = (create_configured, made, settings) if settings else (made,)
-    return partial(*bound, **options)
+    bound = partial(create_configured, made, settings) if settings else made
+    return partial(bound, **options)
 
 
 def create_configured(cls: Any, settings: dict[str, Any], /, **options: Any) -> Any:
