@@ -94,7 +94,7 @@ def train(folder: Path, overrides: list[str], *, gpu: bool) -> tuple[list[dict[s
     own["OFFBYONE_CACHE"] = str(output / "cache" / name)
     if gpu:
         own["CUDA_VISIBLE_DEVICES"] = os.environ.get("CUDA_VISIBLE_DEVICES", "0")
-    # Layers are compiled only if an override says so.
+    # Do not compile layers unless an override asks for it.
     run = Run(ROOT, name, ["trainer.compile=false", *overrides], output, own)
     done = output / f"{name}.ok"
     if not done.exists():

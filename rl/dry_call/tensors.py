@@ -107,10 +107,10 @@ def check_loss(report: Report, node: Any, num_updates: int) -> tuple[set[str], b
         trial = report if has_old == (num_updates > 1) and not change else Report()
         tokens, leaves, here = made_up_tokens(has_old=has_old, change=change)
         with trial.calling("loss", loss, INPUT):
-            result = with_statistics(loss, tokens)(tokens)
-            check_token_loss(trial, result, leaves)
+            bound = with_statistics(loss, tokens)
+            check_token_loss(trial, result := bound(tokens), leaves)
             if trial is report and not fact(node["_target_"], "whole_groups", False):
-                _require_independent_losses(with_statistics(loss, tokens), tokens)
+                _require_independent_losses(bound, tokens, result.loss.detach())
             results += [result.loss.detach()] if has_old else []
         used |= here
     corrects = len(results) == 2 and not torch.equal(*results)
@@ -158,13 +158,13 @@ def _split_sequences(tokens: Tokens) -> list[Tokens]:
         ]
 
 
-def _require_independent_losses(loss: Any, tokens: Tokens) -> None:
-    """Raise BadResult if a token's loss depends on other sequences. Skip random losses."""
+def _require_independent_losses(loss: Any, tokens: Tokens, first: Tensor) -> None:
+    """Raise BadResult if `first`, the losses of `tokens`, depend on other sequences of the call."""
     before = torch.get_rng_state().tolist(), random.getstate()
-    first, again = loss(tokens).loss.detach(), loss(tokens).loss.detach()
-    varies = before != (torch.get_rng_state().tolist(), random.getstate())
+    again = loss(tokens).loss.detach()
+    is_random = before != (torch.get_rng_state().tolist(), random.getstate())
     parts = torch.cat([loss(part).loss for part in _split_sequences(tokens)[:2]])
-    if not varies and torch.equal(first, again) and not parts.allclose(first, 1e-4, 1e-6):
+    if not is_random and torch.equal(first, again) and not parts.allclose(first, 1e-4, 1e-6):
         raise BadResult(
             "returned other losses for the same tokens if a call had only one of the sequences: a "
             "call gets a micro-batch, which is a part of the batch, so compute no mean, sum or "

@@ -203,7 +203,7 @@ def test_a_missing_key_of_any_choice_is_refused_by_name(choice):
         options = options_of(node["_target_"])
         for key in node:
             if path.startswith("env.rewards.") and key == "_target_":
-                continue  # fn and weight may stand there: the constructor says so
+                continue  # Composed's constructor refuses fn without _target_
             if key != "_target_" and not (key in options and options[key].required):
                 continue  # an option of every environment
             spoilt = parent = deepcopy(config)

@@ -170,7 +170,7 @@ def test_a_loss_that_compares_rollouts_is_the_same_for_every_split_into_whole_gr
     groups[1] = replace(groups[1], credits=(flat, flat, flat))
     # One rollout of this group has no advantage, and goes with the others all the same.
     groups[2] = replace(groups[2], credits=(flat, *groups[2].credits[1:]))
-    # A rollout that does not train is no member of its group.
+    # A group has no member for a rollout that does not train.
     groups[3] = replace(groups[3], credits=(*groups[3].credits[:2], replace(flat, trains=False)))
 
     def parts(groups, ranks, budget):

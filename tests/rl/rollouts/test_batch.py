@@ -143,7 +143,7 @@ def test_published_recipes_with_groups_of_two(recipe) -> None:
 
 
 def penalised(*rollouts) -> Group:
-    """Return a group in which half of every reward is lost, and what was cut off is masked."""
+    """Return a group whose shaped rewards are halved and whose truncated rollouts are masked."""
     pairs = [(r.reward and r.reward / 2, not r.stop_reason.truncated) for r in rollouts]
     return group(rollouts, [Credit(reward, (0.0,), trains) for reward, trains in pairs], version=3)
 

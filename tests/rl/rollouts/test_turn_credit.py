@@ -153,7 +153,7 @@ A, B = partial(of_role, "a"), partial(of_role, "b")
         ([B(0.25), A(1.0), A(0.0)], group_mean, [0.0, 0.5, -0.5]),
         # An unscored rollout is outside the baseline of its role.
         ([A(1.0), B(None), A(0.0), B(3.0), B(1.0)], group_mean, [0.5, 0.0, -0.5, 1.0, -1.0]),
-        # A role that nobody scored.
+        # The environment scored no rollout of this role.
         ([A(1.0), B(None), A(0.0), B(None)], group_mean, [0.5, 0.0, -0.5, 0.0]),
         # Zero-sum: all of role a won, which is no spread within a role.
         ([A(1.0), B(-1.0), A(1.0), B(-1.0)], group_mean, [0.0, 0.0, 0.0, 0.0]),

@@ -1,4 +1,4 @@
-"""Whatever the policy writes, no run ends by it and nobody else is blamed: 10,000 completions."""
+"""No completion of the policy ends a run or is reported as an error of the environment."""
 
 import json
 from dataclasses import replace
