@@ -39,7 +39,9 @@ def explain_hydra_error(
         how = "write key=value, and quote a value with special characters, such as key='\"~/x\"'"
         return ConfigError([f"{error.override} cannot be read: {how}"])
     if unknown := UNKNOWN_KEY.match(str(error)):
-        return ConfigError([_explain_unknown_key(unknown[1], arguments, primary, added)])
+        inner = str(getattr(error.__cause__, "full_key", ""))  # for a={b: 1}, a.b
+        key = max(unknown[1], inner, key=len)
+        return ConfigError([_explain_unknown_key(key, arguments, primary, added)])
     if isinstance(error, HydraException | OmegaConfBaseException | ValueError):
         causes = [error, *([error.__cause__] if error.__cause__ else [])]
         return ConfigError([line for cause in causes if (line := str(cause).strip())])

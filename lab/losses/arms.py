@@ -33,7 +33,7 @@ from losses.tokens import Tokens
 from rl.config.build import build, component
 from rl.config.learned import Learned
 from rl.config.schedules import Schedules, split_schedules
-from rl.config.schema import Run
+from rl.config.schema import ConfigError, Run
 from rl.config.shipped import CONF
 from rl.dry_call.learn import run_with_facts
 from rl.learner.objective import Objective
@@ -93,7 +93,7 @@ class Arm:
             )
         tokens, weights = batch.tokens, batch.weights
         if not self._is_unchanged("advantage"):
-            tokens = _recompute_advantages(batch, self.run, self.name)
+            tokens = _recompute_advantages(batch, self)
         return tokens, weights if self._is_unchanged("aggregation") else _weights(self.run, batch)
 
     def gradient(self, batch: RecordedBatch, beta: float) -> tuple[float, Tensor]:
@@ -182,7 +182,8 @@ def _compose_run(folder: RunFolder, words: list[str]) -> dict[str, Any]:
             return as_plain_dict(config)
     except HydraException as error:
         folder_flags = [f"--config-dir={path}" for path in own[:1]]
-        raise explain_hydra_error(error, [*folder_flags, *kept, *words]) from error
+        found = explain_hydra_error(error, [*folder_flags, *kept, *words]).problems
+        raise ConfigError([f"{' '.join(words)}: {problem}" for problem in found]) from error
 
 
 def _weights(run: Run, batch: RecordedBatch) -> Tensor:
@@ -201,17 +202,18 @@ def _weights(run: Run, batch: RecordedBatch) -> Tensor:
     return torch.tensor([weights[rollout][turn] for rollout, turn in pairs])
 
 
-def _recompute_advantages(batch: RecordedBatch, run: Run, name: str) -> Tokens:
-    """Return the tokens with the advantages that `run` gives to the recorded shaped rewards."""
+def _recompute_advantages(batch: RecordedBatch, arm: Arm) -> Tokens:
+    """Return the tokens with the advantages that `arm` gives to the recorded shaped rewards."""
     groups: dict[Any, list[Mapping[str, Any]]] = defaultdict(list)
     trained = {batch.lines[id]["group"] for id in batch.rollout_ids}
     for line in batch.lines.values():
         if line["group"] in trained:
             groups[line["group"], line.get("role")].append(line)
-    advantage, numbers = component(run.advantage), dict[str, Any]()
+    advantage, numbers = component(arm.run.advantage), dict[str, Any]()
     for members in groups.values():
         if any(line.get("turn_rewards") for line in members):
-            raise ValueError(f"{name}: the run has rewards per turn: keep the run's advantage")
+            own = arm.base.advantage["_target_"]
+            raise ValueError(f"{arm.name}: the run has rewards per turn: keep its advantage, {own}")
         rewards = [line["shaped_reward"] for line in members]
         group = ScoredGroup(
             rewards=rewards,
@@ -224,7 +226,7 @@ def _recompute_advantages(batch: RecordedBatch, run: Run, name: str) -> Tokens:
             rollouts=[SimpleNamespace(**line) for line in members],
         )
         numbers |= zip([line["id"] for line in members], advantage(group), strict=True)
-    learned, tokens = Learned.of(run), batch.tokens
+    learned, tokens = Learned.of(arm.run), batch.tokens
     indices = tokens.turns if learned.advantage_by_turn else tokens.positions
     is_number = not (learned.advantage_by_turn or learned.advantage_by_token)
     ids = [batch.rollout_ids[row] for row in tokens.sequence_ids.tolist()]

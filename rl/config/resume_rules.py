@@ -101,7 +101,8 @@ def resume_problems(config: Config, saved: Path) -> Iterator[str]:
     changed = [
         key
         for key in {**then, **now}
-        if not _may_change(key) and _resolve_path(now.get(key)) != _resolve_path(then.get(key))
+        if (key in FIXED or not any(fnmatchcase(f"{key}.", f"{free}.*") for free in MAY_CHANGE))
+        and _resolve_path(now.get(key)) != _resolve_path(then.get(key))
     ]
     if changed:
         shown = ", ".join(f"{key} was {then.get(key)} and is {now.get(key)}" for key in changed[:3])
@@ -110,10 +111,6 @@ def resume_problems(config: Config, saved: Path) -> Iterator[str]:
             f"the configuration differs from {saved}: {shown}{more}; "
             "repeat the overrides of that run, or start a new one"
         )
-
-
-def _may_change(key: str) -> bool:
-    return key not in FIXED and any(fnmatchcase(f"{key}.", f"{free}.*") for free in MAY_CHANGE)
 
 
 def _resolve_path(value: Any) -> Any:

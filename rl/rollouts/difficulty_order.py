@@ -64,16 +64,13 @@ class DifficultyOrder(ExampleOrder):
         if not group.rewards:
             return
         pool, position = place
-        queues, level = self._queues[pool], self._level(sum(group.rewards) / len(group.rewards))
+        queues, mean = self._queues[pool], sum(group.rewards) / len(group.rewards)
+        level = "hard" if mean <= self.hard_threshold else "normal"
+        level = "easy" if mean >= self.easy_threshold else level
         if position not in queues[level]:
             for queue in queues.values():
                 queue.pop(position, None)
             queues[level][position] = None
-
-    def _level(self, mean: float) -> str:
-        if mean >= self.easy_threshold:
-            return "easy"
-        return "hard" if mean <= self.hard_threshold else "normal"
 
     def state(self) -> dict[str, Any]:
         """Return each queue's played examples. `load` shuffles unplayed examples by the seed."""

@@ -21,8 +21,8 @@ from rl.runtime.text import OUT_OF_MEMORY, printable
 
 _REMEDIES = {  # pattern in an error's message -> what the user can do
     OUT_OF_MEMORY: "lower trainer.tokens_per_micro_batch or trainer.logprob_chunk, or set "
-    "trainer.gradient_checkpointing=true; for vLLM, lower "
-    "inference.args.gpu_memory_utilization (docs/troubleshooting.md, memory)",
+    "trainer.gradient_checkpointing=true; for vLLM, lower inference.cpu_kv_cache_gib on a CPU or "
+    "inference.args.gpu_memory_utilization on a GPU (docs/troubleshooting.md, memory)",
     "Too many open files": "raise the hard limit, ulimit -Hn, or lower sampler.max_concurrent "
     "(docs/troubleshooting.md, open files)",
 }

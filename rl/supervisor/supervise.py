@@ -83,6 +83,7 @@ def supervise(
     construct(run, CONSTRUCTED)  # raises ConfigError if a component refuses its options
     if run.resume and _is_complete(run, run_folder):
         return _end_complete_run(run, run_folder)
+    say("checking the run: each of its functions is called once")
     lock, dry_call = locked(run_folder, delete_on=ConfigError), DryCall([run.plain()])
     with stopped_by_signals() as stop, lock, Reaper() as reaper, dry_call:
         # Check again under the lock, because another run may have used the folder meanwhile. Check
@@ -95,8 +96,7 @@ def supervise(
             run_folder.clear_model_files(keep=run.model.path)
         record = {"overrides": overrides, "command": list(command)}
         record |= {"started_in": os.getcwd(), "run_name": run.run_name, "commit": commit_of()}
-        references = fetch_references(run)
-        launch = _Launch(run_folder, reaper, stop, limit, dry_call, references)
+        launch = _Launch(run_folder, reaper, stop, limit, dry_call, fetch_references(run))
         try:
             with reporting_full_disk():
                 text = yaml.safe_dump(record, sort_keys=False, allow_unicode=True)
@@ -176,8 +176,8 @@ def _print_repeated_steps(run_folder: RunFolder) -> None:
     saved, num_steps = run_folder.num_saved_steps(), num_steps_done(run_folder)
     if saved < num_steps:
         say(
-            f"continuing after {saved} steps: {num_steps - saved} later steps are repeated, "
-            f"because no checkpoint contains them (their old metrics: {run_folder.dropped_metrics})"
+            f"continuing after step {saved}: the run repeats the steps up to {num_steps}, because "
+            f"no checkpoint contains them (their old metrics: {run_folder.dropped_metrics})"
         )
 
 

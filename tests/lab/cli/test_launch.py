@@ -31,6 +31,10 @@ OWN = ["--config-dir", str(CONF.parent / "examples" / "my-lab" / "conf"), "loss=
         (["trainer.max_step=3"], "there is no key trainer.max_step: did you mean max_steps?"),
         (["loss=grpo", "loss.clip_hihg=3"], "no key loss.clip_hihg: did you mean loss.clip_high?"),
         (["model.xyz=x"], "there is no key model.xyz: model has hidden_size, "),
+        (
+            ["env=gsm8k", "env.reward_weights={corect: 1}"],
+            "did you mean env.reward_weights.correct?",
+        ),
         (["xyz=3"], "there is no key xyz (python train.py --help lists all keys)"),
         (["los=gspo", "loss=cispoo", "batchsize=3"], "loss=cispoo does not exist: did you mean"),
         (["strategy.branchs=2"], "no key strategy.branchs: the chosen strategy has no options"),

@@ -100,7 +100,7 @@ def test_another_advantage_is_that_of_the_recorded_rewards(tmp_path):
     own, _ = arms_of(folder, ["advantage=none"])
     torch.testing.assert_close(arm.gradient(batch, 0.0)[1], own.gradient(given, 0.0)[1])
     lines["000001.0"]["turn_rewards"] = [1.0]
-    with pytest.raises(ValueError, match="the run has rewards per turn: keep the run's"):
+    with pytest.raises(ValueError, match="rewards per turn: keep its advantage, losses"):
         arm.gradient(replace(batch, lines=lines), 0.0)
 
 
@@ -215,7 +215,7 @@ def test_rollouts_of_different_roles_are_in_different_groups(tmp_path):
     assert groups["000001.0"] == groups["000001.1"] != groups["000001.2"]
     _, arm = arms_of(folder, ["advantage=group_mean", "aggregation=token_mean"])
     alone = [line["id"] for line in lines if line["role"] == "judge"]
-    seen = _recompute_advantages(batch, arm.run, "")
+    seen = _recompute_advantages(batch, arm)
     for id, row in zip(batch.rollout_ids, range(len(batch.rows)), strict=True):
         if id in alone:
             assert not seen.advantages[batch.tokens.sequence_ids == row].any()
