@@ -82,7 +82,7 @@ ENDS: dict[str, tuple[dict[str, str], Any, str | None, dict[str, Any]]] = {
         {RANK: SLEEP, "rollouts": "true"}, RunFailed, "rollouts ended with sta", {}),
     "a process has no memory": (
         {RANK: SLEEP, "rollouts": "echo CUDA out of memory; exit 1"},
-        RunFailed, r"lower inference\.args\.gpu_memory_utilization", {}),
+        RunFailed, r"lower inference\.cpu_kv_cache_gib", {}),
     "the kernel kills a process": (
         {RANK: "kill -9 $$"},
         RunFailed, r"memory ran out.*(?s:.*)lower trainer\.tokens_per_micro_batch", {}),
