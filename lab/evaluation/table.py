@@ -7,9 +7,10 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from rl.evaluation.summary import MOSTLY_EQUAL, Summary
+from rl.evaluation.summary import Summary
 from rl.runtime.text import printable
 
+_MOSTLY_EQUAL = 0.9  # minimum zero_spread for advice, the same as in rl/trainer/alarms.py
 _LONGEST_CAUSE = 160  # maximum number of characters of an error text
 
 
@@ -25,7 +26,7 @@ def result_lines(summary: Summary, threshold: float, folder: Path) -> Renderable
     lines: list[RenderableType] = [Text(), table, Text()]
     passes = f"a rollout passes if its reward is >= {threshold:g}"
     lines.append(Text(f"{passes}; ± is one standard error over examples", "dim"))
-    if summary.zero_spread >= MOSTLY_EQUAL:  # False for NaN, with one rollout per example
+    if summary.zero_spread >= _MOSTLY_EQUAL:  # False for NaN, with one rollout per example
         why = f"{summary.zero_spread:.0%} of the groups have equal rewards, so they teach nothing"
         other = "harder" if summary.passes[1] > 0.5 else "easier"
         advice = f"before training, choose {other} examples (docs/troubleshooting.md, no spread)"

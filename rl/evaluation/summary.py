@@ -13,7 +13,6 @@ from typing import Any
 from envs.episode import Example
 from rl.records import Rollout
 
-MOSTLY_EQUAL = 0.9  # with at least this `zero_spread`, programs advise other examples
 _MAX_TURN_REWARDS = 8  # only the first 8 turns of a rollout get means of their own
 
 
@@ -125,7 +124,7 @@ def rollout_means(rollouts: Sequence[Rollout]) -> dict[str, float]:
 
 
 def mean_rewards(rollouts: Sequence[Rollout]) -> dict[str, float]:
-    """Return the mean of each reward before weighting, and of turn k's as `<name>/turn_<k>`.
+    """Return the mean of each unweighted reward, and of its turn k as `<name>/turn_<k>`.
 
     A mean is over the finite values of scored rollouts. `<name>/nonfinite` counts NaN and infinity.
     """

@@ -7,7 +7,6 @@ from typing import Self
 
 from rl.config.learned import Learned
 from rl.config.schema import Run
-from rl.evaluation.summary import MOSTLY_EQUAL
 from rl.runtime.folder import RunFolder
 from rl.runtime.metrics import Row, mean_of, read_metrics
 
@@ -78,7 +77,7 @@ class Alarms:
         best = self._best = max(self._best, reward)
         first = self._first = self._first or entropy  # the first mean that is not 0
         found = {
-            "no spread": self._needs_spread and equal >= MOSTLY_EQUAL,
+            "no spread": self._needs_spread and equal >= 0.9,
             "instability": reward < best / 2 and best > 0.05,
             "entropy": 0 < entropy < first / 20 and reward < 0.8 * best,
             "length": truncated >= 0.5,
