@@ -241,7 +241,7 @@ def check_requests(endpoint, examples, *, seeded):
 
 
 class ByTurn(ReverseText):
-    async def score(self, episode):
+    async def score(self, episode) -> dict:
         return {"exact": [float(len(episode.example.info["answer"]) <= 4)]}
 
 
