@@ -1,7 +1,6 @@
 """The table of an evaluation's results for the terminal."""
 
 from collections.abc import Mapping
-from math import nan
 from pathlib import Path
 
 from rich.console import Group, RenderableType
@@ -11,8 +10,7 @@ from rich.text import Text
 from rl.evaluation.summary import Summary
 from rl.runtime.text import printable
 
-# Outside these bounds of pass@1, all rollouts of a group often have the same reward.
-_TOO_HARD, _TOO_EASY = 0.05, 0.8
+_MOSTLY_EQUAL = 0.9  # minimum zero_spread for advice, the same as in rl/trainer/alarms.py
 _LONGEST_CAUSE = 160  # maximum number of characters of an error text
 
 
@@ -28,12 +26,11 @@ def result_lines(summary: Summary, threshold: float, folder: Path) -> Renderable
     lines: list[RenderableType] = [Text(), table, Text()]
     passes = f"a rollout passes if its reward is >= {threshold:g}"
     lines.append(Text(f"{passes}; ± is one standard error over examples", "dim"))
-    passed = summary.passes.get(1, nan)
-    if passed < _TOO_HARD or passed > _TOO_EASY:
-        other = "easier" if passed < _TOO_HARD else "harder"
-        why = "a group with equal rewards teaches nothing (docs/troubleshooting.md, no spread)"
-        text = f"pass@1 is {passed:.1%}: before training, choose {other} examples, because"
-        lines.append(Text(f"{text} {why}", "yellow"))
+    if summary.zero_spread >= _MOSTLY_EQUAL:  # False for NaN, with one rollout per example
+        why = f"{summary.zero_spread:.0%} of the groups have equal rewards, so they teach nothing"
+        other = "harder" if summary.passes[1] > 0.5 else "easier"
+        advice = f"before training, choose {other} examples (docs/troubleshooting.md, no spread)"
+        lines.append(Text(f"{why}: {advice}", "yellow"))
     lines += error_lines(summary.errors)
     lines.append(_printable(f"{folder}/  summary.json, rollouts.jsonl, rollouts.html", "dim"))
     return Group(*lines)

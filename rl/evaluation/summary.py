@@ -5,12 +5,15 @@ A rollout without a reward (environment error, timeout) counts as an error, not 
 
 import math
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from itertools import product
 from typing import Any
 
 from envs.episode import Example
 from rl.records import Rollout
+
+_MAX_TURN_REWARDS = 8  # only the first 8 turns of a rollout get means of their own
 
 
 @dataclass(frozen=True, eq=False)
@@ -40,7 +43,7 @@ class Summary:
     turns: float  # mean number of turns per rollout
     tool_calls: float  # mean number of tool calls per rollout
     tool_errors: float  # mean number of failed tool calls per rollout
-    rewards: dict[str, float]  # reward name -> mean of this reward before weighting
+    rewards: dict[str, float]  # result of `mean_rewards`
     stop_reasons: dict[str, float]  # stop reason -> share of the rollouts
     errors: dict[str, int]  # error text -> number of rollouts
     envs: dict[str, "Summary"] = field(default_factory=dict)  # environment of a mixture -> summary
@@ -121,14 +124,18 @@ def rollout_means(rollouts: Sequence[Rollout]) -> dict[str, float]:
 
 
 def mean_rewards(rollouts: Sequence[Rollout]) -> dict[str, float]:
-    return finite_means([pair for rollout in rollouts for pair in rollout.rewards.items()])
+    """Return the mean of each unweighted reward, and of its turn k as `<name>/turn_<k>`.
 
-
-def finite_means(pairs: Iterable[tuple[str, float]]) -> dict[str, float]:
-    """Return the mean of each name's finite values. `<name>/nonfinite` counts the others."""
+    A mean is over the finite values of scored rollouts. `<name>/nonfinite` counts NaN and infinity.
+    """
     named: dict[str, list[float]] = defaultdict(list)
-    for name, value in pairs:
-        named[name].append(value)
+    names = dict.fromkeys(name for rollout in rollouts for name in rollout.rewards)
+    for name, rollout in product(names, rollouts):
+        values = {name: rollout.rewards[name]} if name in rollout.rewards else {}
+        turns = enumerate(rollout.turn_rewards.get(name, ())[:_MAX_TURN_REWARDS])
+        for key, value in (values | {f"{name}/turn_{k}": value for k, value in turns}).items():
+            if rollout.reward is not None or not math.isfinite(value):
+                named[key].append(value)
     means = {name: average([*filter(math.isfinite, vs)]) for name, vs in named.items()}
     counts = {name: sum(not math.isfinite(v) for v in vs) for name, vs in named.items()}
     return means | {f"{name}/nonfinite": float(count) for name, count in counts.items() if count}

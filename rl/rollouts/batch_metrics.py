@@ -8,7 +8,6 @@ import numpy as np
 from losses.groups import Source
 from rl.evaluation.summary import (
     average,
-    finite_means,
     mean_of_all_rewards,
     mean_rewards,
     rollout_means,
@@ -17,8 +16,6 @@ from rl.evaluation.summary import (
 )
 from rl.records import Group, Rollout
 from rl.rollouts.compared import compared_columns, spread
-
-_MAX_TURN_METRICS = 8  # only the first 8 turns of a rollout get reward metrics
 
 
 def batch_metrics(groups: Sequence[Group], step: int) -> dict[str, float]:
@@ -48,12 +45,6 @@ def batch_metrics(groups: Sequence[Group], step: int) -> dict[str, float]:
         **{f"reward/{name}": value for name, value in mean_rewards(rollouts).items()},
         **{f"stop/{reason}": share for reason, share in stop_reason_shares(rollouts).items()},
     }
-    metrics |= finite_means(
-        (f"reward/{name}/turn_{turn}", value)
-        for rollout in rollouts
-        for name, rewards in rollout.turn_rewards.items()
-        for turn, value in enumerate(rewards[:_MAX_TURN_METRICS])
-    )
     if any(rollout.blocked_time for rollout in rollouts):
         metrics["rollout/blocked"] = average([rollout.blocked_time > 0 for rollout in rollouts])
     by_env: dict[str, list[Rollout]] = defaultdict(list)

@@ -132,7 +132,10 @@ def final_summary(folder: RunFolder) -> str:
         where = folder.rollouts_of(at).relative_to(folder.path)
         lines.append(("reward", f"{format_first_and_last(rewards)}, best {best:.3f} in {where}"))
     evaluated = {
-        name for row in rows for name in row if name.startswith(("eval/reward", "eval/pass"))
+        name
+        for row in rows
+        for name in row
+        if name.startswith(("eval/reward", "eval/pass")) and "/turn_" not in name
     }
     for name in sorted(evaluated, key=lambda name: (name != "eval/reward", name))[:4]:
         if values := column(rows, name):

@@ -18,7 +18,7 @@ from envs.episode import Example, StopReason
 from envs.messages import assistant, tool_call, user
 from envs.reverse_text import ReverseText
 from lab.evaluation.served import as_run_failures
-from lab.evaluation.standalone import _run_coroutine, evaluate, write_files
+from lab.evaluation.standalone import _run_coroutine, evaluate, read_summary, write_files
 from lab.evaluation.table import result_lines
 from rl.config.build import build
 from rl.config.schema import ConfigError
@@ -140,25 +140,33 @@ def table(*examples, threshold=1.0):
 
 
 @pytest.mark.parametrize(
-    ("rewards", "advice"),
+    ("groups", "share", "advice"),
     [
-        ((0.0, 0.0), "pass@1 is 0.0%: before training, choose easier examples"),
-        ((1.0,) + 20 * (0.0,), "pass@1 is 4.8%: before training, choose easier examples"),
-        ((1.0,) + 19 * (0.0,), None),
-        (4 * (1.0,) + (0.0,), None),
-        (5 * (1.0,) + (0.0,), "pass@1 is 83.3%: before training, choose harder examples"),
-        ((1.0, 1.0), "pass@1 is 100.0%: before training, choose harder examples"),
-        ((None, None), None),
+        (9 * [(0.0, 0.0)] + [(0.0, 1.0)], "90%", "easier"),
+        (9 * [(1.0, 1.0)] + [(0.0, 1.0)], "90%", "harder"),
+        (8 * [(0.0, 0.0)] + 2 * [(0.0, 1.0)], "80%", None),
+        (6 * [(1.0, 1.0)] + 4 * [(0.0, 0.0)], "100%", "harder"),
+        (4 * [(1.0, 1.0)] + 6 * [(0.0, 0.0)], "100%", "easier"),
+        ([(1.0, 1.5), (2.0, 3.0)], "0%", None),  # all pass, but their rewards differ
+        ([(0.0, 0.5), (0.25, 0.75)], "0%", None),  # none passes, but their rewards differ
+        (3 * [(0.0,)], "-", None),  # one rollout has no spread
+        (2 * [(1.0, None)], "-", None),
+        (2 * [(None, None)], "-", None),
     ],
 )
-def test_examples_that_are_too_hard_or_too_easy_for_training_are_named(rewards, advice):
-    text = " ".join(table(*(played(rollout(reward)) for reward in rewards)).split())
+def test_other_examples_are_advised_only_if_most_groups_have_equal_rewards(groups, share, advice):
+    lines = table(*(played(*map(rollout, rewards)) for rewards in groups))
+    text = " ".join(lines.split())
+    assert re.search(r"no spread +(\S+)", lines)[1].replace(".0%", "%") == share
     assert ("docs/troubleshooting.md, no spread" in text) == (advice is not None)
-    assert (advice or "") in text
+    if advice:
+        why = f"{share} of the groups have equal rewards, so they teach nothing"
+        assert f"{why}: before training, choose {advice} examples (docs" in text
 
 
 def test_every_row_of_the_table_has_its_number_in_its_unit():
     known = {"rewards": {"exact": 1.0}, "turns": 3, "tool_calls": 2, "tool_errors": 1}
+    known["turn_rewards"] = {"exact": (0.75, 0.25, 0.0)}
     lines = table(
         played(rollout(1.0, **known), rollout(0.0, **{**known, "rewards": {"exact": 0.0}})),
         played(rollout(1.0, **known), rollout(None, stop_reason=StopReason.ENV_ERROR)),
@@ -167,6 +175,7 @@ def test_every_row_of_the_table_has_its_number_in_its_unit():
     assert rows.pop("reward").startswith("0.667 ± ")
     assert rows == {
         **{"examples": "2", "rollouts": "4", "not scored": "1", "exact": "0.667"},
+        **{"exact/turn_0": "0.750", "exact/turn_1": "0.250", "exact/turn_2": "0.000"},
         **{"pass@1": "75.0%", "pass@2": "100.0%", "no spread": "0.0%"},
         **{"mean length": "0.0 tokens", "max length": "0", "turns": "2.50"},
         **{"tool calls": "1.50", "tool errors": "0.75"},
@@ -229,6 +238,18 @@ def check_requests(endpoint, examples, *, seeded):
     asked = {word for _, word in endpoint.policy_asked}
     assert asked == {example.info["answer"][::-1] for example in examples}
     assert {"seed" in body for body in endpoint.bodies if body} == {seeded}
+
+
+class ByTurn(ReverseText):
+    async def score(self, episode) -> dict:
+        return {"exact": [float(len(episode.example.info["answer"]) <= 4)]}
+
+
+def test_the_summary_and_the_table_of_an_evaluation_have_the_rewards_by_turn(tmp_path, capsys):
+    reward, *_ = evaluated(tmp_path, f"env._target_={__name__}.ByTurn")
+    assert f" exact/turn_0 {reward:.3f} " in " ".join(capsys.readouterr().out.split())
+    summary = read_summary(RunFolder(tmp_path / "mine"))
+    assert summary.rewards == {"exact": reward, "exact/turn_0": reward}
 
 
 class LongOnly(ReverseText):

@@ -78,6 +78,17 @@ def test_training_and_evaluation_follow_their_schedules_at_the_version(tmp_path)
     assert versions == [3, 2]
 
 
+def test_an_evaluation_during_training_has_the_rewards_by_turn(tmp_path):
+    async def score(self, episode):
+        return {"good": [float(m["content"] == "good") for m in episode.messages[1::2]]}
+
+    env = type("ByTurn", (ScriptedEnv,), {"score": score})(("again",), max_turns=2)
+    trainer = Trainer(tmp_path, ScriptedClient("good", "bad"), every=1, last=1, env=env)
+    found = run_virtually(trainer.train(1.0))[0]
+    assert found["eval/reward/good"] == found["eval/reward/good/turn_0"] == pytest.approx(1 / 6)
+    assert found["eval/reward/good/turn_1"] == 0.0
+
+
 def test_the_first_the_last_and_every_other_version_are_evaluated(tmp_path):
     client = ScriptedClient("good", "bad")
     trainer = Trainer(tmp_path, client, every=2, last=5)

@@ -163,6 +163,25 @@ def test_what_was_not_measured_is_no_metric():
     assert summary.metrics()["eval/errors"] == 1.0
 
 
+def test_a_turn_is_averaged_over_the_scored_rollouts_that_have_it():
+    """An unscored rollout only adds to `nonfinite`. Each environment has its own means."""
+    short, long = rollout(1.0, turn_rewards={"good": (1.0,)}), rollout(2.0, rewards={"good": 2.0})
+    long = replace(long, turn_rewards={"good": (0.5, 0.5, 1.0)})
+    broken = {"rewards": {"good": math.nan, "form": 9.0}, "error": "score returned NaN"}
+    broken["turn_rewards"] = {"good": (9.0, math.nan)}
+    groups = [played("a", short, long, rollout(None)), played("b", rollout(None, **broken), long)]
+    summary = summarise(groups, threshold=1.0)
+    of_a = {"good": 1.5, "good/turn_0": 0.75, "good/turn_1": 0.5, "good/turn_2": 1.0}
+    of_b = {"good": 2.0, "good/turn_0": 0.5, "good/turn_1": 0.5, "good/turn_2": 1.0}
+    counts = {"good/nonfinite": 1.0, "good/turn_1/nonfinite": 1.0}
+    assert summary.envs["a"].rewards == of_a
+    assert [*of_a] == [*summary.envs["a"].rewards]  # in the order of the turns
+    assert summary.envs["b"].rewards == of_b | counts
+    both = of_a | counts | {"good": 5 / 3, "good/turn_0": 2 / 3}
+    named = {n: v for n, v in summary.metrics().items() if n.startswith("eval/reward/")}
+    assert named == pytest.approx({f"eval/reward/{name}": value for name, value in both.items()})
+
+
 def test_rollouts_are_written_one_a_line_with_their_rewards_by_turn(tmp_path):
     by_turn = replace(rollout(1.0), turn_rewards={"found": (0.5, 0.5)})
     write_rollouts(tmp_path / "rollouts.jsonl", [played("a", by_turn, rollout(None))])

@@ -149,6 +149,12 @@ def test_failed_rollouts_are_in_the_lines_and_in_the_summary(tmp_path):
     assert "6.0% of the rollouts" in final_summary(RunFolder(tmp_path))
 
 
+def test_the_summary_of_a_run_leaves_out_the_rewards_of_single_turns(tmp_path):
+    log_of(tmp_path, rows=[{**STEP, "eval/reward/a": 0.5, "eval/reward/a/turn_0": 0.25}])
+    words = final_summary(RunFolder(tmp_path)).split()
+    assert [word for word in words if word.startswith("eval/")] == ["eval/reward/a"]
+
+
 @pytest.mark.parametrize("console", [on_terminal(Terminal()), Console(file=io.StringIO())])
 def test_a_warning_of_another_process_is_shown_once_and_is_in_its_log(console, tmp_path, capsys):
     log, run_folder = logging.getLogger("my_env"), RunFolder(tmp_path)
