@@ -1,9 +1,9 @@
-"""Find facts about a run's components: `python -m rl.dry_call.learn`, a short-lived process.
+"""Call a run's components to learn facts about them, such as the inputs that the loss reads.
 
     configurations (pickle) -> import the targets, call them with made-up values -> facts (JSON)
 
-child.py runs this module. `score` and `reply` of an environment, the logger and the critic's model
-are not called, because they may use a judge, a sandbox or a network.
+child.py runs this module in a process of its own. It does not call an environment's `score` and
+`reply`, the logger or the critic's model, because they may use a judge, a sandbox or the internet.
 """
 
 import json

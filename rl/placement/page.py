@@ -9,7 +9,7 @@ from rl.placement.placement import Place, Plan
 from rl.runtime.devices import Host
 
 
-def plan_page(plan: Plan, processes: Sequence[ProcessMemory] | None, hosts: Sequence[Host]) -> str:
+def plan_text(plan: Plan, processes: Sequence[ProcessMemory] | None, hosts: Sequence[Host]) -> str:
     """Return the table with notes. `processes` is None if the model's sizes are unknown."""
     entries: list[tuple[str, Place, Need | None]]
     if processes is None:

@@ -38,7 +38,7 @@ class FifoBuffer:
         return {f"rejected_{reason}": float(count) for reason, count in self.rejected.items()}
 
     def num_new(self, count: int) -> int:
-        """Return how many of a batch's `count` groups must be sampled for it, by default all."""
+        """Return how many of a batch's `count` groups are newly sampled. The default is all."""
         return count
 
     def add(self, group: Group) -> bool:

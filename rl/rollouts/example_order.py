@@ -78,7 +78,7 @@ class ExampleOrder:
 
 
 class SequentialOrder(ExampleOrder):
-    """Plays each pool from the first to the last example, repeatedly (conf/order/sequential)."""
+    """Draws the examples of each pool in data order, pass after pass (conf/order/sequential)."""
 
     def begin(self, pools: Sequence[Pool], seed: int) -> None:
         super().begin(pools, seed)

@@ -100,7 +100,7 @@ def _pack_by_length(rows: Sequence[Row], budget: int) -> list[list[Row]]:
     return bins
 
 
-def _common_length(row: TrainingRow, other: TrainingRow) -> int:
+def _prefix_length(row: TrainingRow, other: TrainingRow) -> int:
     """Return the number of equal tokens at the beginning of two rows."""
     length = min(row.length, other.length)
     differs = row.token_ids[:length] != other.token_ids[:length]
@@ -114,7 +114,7 @@ def _cut_for_ranks(rows: Sequence[Row], loads: list[int]) -> list[list[Row]]:
     because its rank cannot use the beginning that another rank has computed.
     """
     lengths = [row.length for row in rows]
-    shared = [0, *map(_common_length, rows, rows[1:])]  # tokens shared with the previous row
+    shared = [0, *map(_prefix_length, rows, rows[1:])]  # tokens shared with the previous row
     distinct = [length - number for length, number in zip(lengths, shared, strict=False)]
 
     def fits(limit: int, row: int = 0, rank: int = 0) -> bool:
@@ -149,7 +149,7 @@ def _pack_by_prefix(rows: Sequence[Row], budget: int) -> list[list[Row]]:
     bins: list[list[Row]] = []
     cost = 0.0
     for row in rows:
-        equal = _common_length(bins[-1][-1], row) if bins else 0
+        equal = _prefix_length(bins[-1][-1], row) if bins else 0
         new = row.length - equal
         # Attention reads a complete copy of each row. If this row extends the previous row, one
         # copy serves both rows. A copied token takes a quarter of a distinct token's memory.

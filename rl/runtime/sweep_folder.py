@@ -82,7 +82,7 @@ class SweepFolder:
     ) -> list[tuple[int, JobRecord]]:
         """Return (number, record) of each job. `jobs`: the overrides of each job.
 
-        Create a missing record. `grown`: index of the sweep's command that adds the jobs.
+        Create missing records. `grown`: 0 for the sweep's first command, 1 for the next one, ...
         """
         records = self.records()
         # If two processes have recorded the same job, the record with the lower number counts.

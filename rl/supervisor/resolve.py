@@ -21,7 +21,7 @@ from rl.model.lora import check_targets
 from rl.model.shape import Shape
 from rl.placement.budget import fit_memory, gpu_excess, process_memory
 from rl.placement.installed import device_problem
-from rl.placement.page import plan_page
+from rl.placement.page import plan_text
 from rl.placement.placement import Plan, placement
 from rl.placement.settings import with_plan
 from rl.runtime.devices import Host, this_host
@@ -41,10 +41,10 @@ class Resolved:
             if self.run.pushes_adapter and not self.plan.on_gpus:
                 raise ConfigError([f"{NO_ADAPTED_EXPERTS}: use sync=shm, which pushes all weights"])
         if sizes is None:  # no model yet, or its config.json is not supported
-            return self, plan_page(self.plan, None, self.machines)
+            return self, plan_text(self.plan, None, self.machines)
         run = fit_memory(self.run, self.plan, sizes, self.machines)
         memory = process_memory(run, self.plan, sizes)
-        page = plan_page(self.plan, memory, self.machines)
+        page = plan_text(self.plan, memory, self.machines)
         for excess in islice(gpu_excess(memory, self.machines, run), 1):
             page += f"\nthe run may fail (estimates are up to 15 % off): {excess}"
         return replace(self, run=run), page

@@ -39,7 +39,7 @@ class Receivers:
 
     def __init__(self, run_folder: RunFolder, inference: InferenceNode, *, timeout: float) -> None:
         self._run_folder, self._inference, self._timeout = run_folder, inference, timeout
-        # Wait at most `timeout`, because the other ranks wait for rank 0 at most 2 * `timeout`.
+        # Rank 0 must stop waiting for a restart before the other ranks time out (2 * `timeout`).
         self.restart_timeout = min(inference.startup_timeout, timeout)
         self._known: dict[str, Replica] = {}  # replicas that `new_replicas` has returned
         self.updated: dict[str, int] = {}  # replica name -> incarnation, the number of its restarts

@@ -9,7 +9,7 @@ from rl.config.schema import ConfigError, Run
 from rl.model.shape import GIB, Shape, shape
 from rl.placement.budget import need_on_host, process_memory
 from rl.placement.memory import Need, trained_parameters
-from rl.placement.page import plan_page
+from rl.placement.page import plan_text
 from rl.placement.placement import placement
 from rl.runtime.devices import Host
 from rl.supervisor.resolve import assign_devices
@@ -270,7 +270,7 @@ def test_a_plan_that_is_larger_than_the_machine_says_so_and_its_rows_add_up():
 
 def test_the_page_of_a_model_of_unknown_sizes_says_where_things_run():
     host = [Host(cores=4, cpus=8)]
-    page = plan_page(placement(Run.of(composed("run_name=x")), host), None, host)
+    page = plan_text(placement(Run.of(composed("run_name=x")), host), None, host)
     vllm, trainer = (line.split() for line in page.splitlines()[1:])
     assert vllm == ["vLLM", "3", "threads", "?"]
     assert trainer == ["trainer", "7", "threads", "?"]
