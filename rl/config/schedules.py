@@ -74,7 +74,7 @@ def _steps(config: Config) -> range:
 
 
 def configs_at_extremes(config: Config) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Yield ("at step k: ", config at k) per minimum and maximum; without schedules ("", config)."""
+    """Yield ("at step k: ", config at k) per minimum and maximum; ("", config) if no schedule."""
     config = split_schedules(config)
     schedules = Schedules.of(config)
     functions = schedules.functions.values()

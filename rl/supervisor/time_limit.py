@@ -61,7 +61,7 @@ class TimeLimit:
 
 
 def seconds_to_save(rows: Sequence[Row], assumed: float = _CHECKPOINT_S) -> float:
-    """Estimate the seconds of a step, a checkpoint (`assumed` until measured) and the run's end."""
+    """Return the seconds of step + checkpoint + end. `assumed`: the first checkpoint's estimate."""
     step = max(column(list(rows[-_RECENT_STEPS:]), "time/step"), default=0.0)
     checkpoint = max(column(list(rows), "time/checkpoint"), default=0.0)
     known = checkpoint if checkpoint > _NO_CHECKPOINT_S else assumed
