@@ -82,17 +82,21 @@ class Judge(ChatEndpoint):
                 f"judge.model={self.model}: the prompt exceeds the context: shorten the `prompt`, "
                 "or use a judge with a longer context"
             )
-        return self._parse_score(completion.choices[0].message.content or "")
+        choice = completion.choices[0]
+        return self._parse_score(choice.message.content or "", choice.finish_reason == "length")
 
-    def _parse_score(self, text: str) -> float:
+    def _parse_score(self, text: str, cut_off: bool) -> float:
         pattern = _YES_OR_NO if self.max_score is None else _NUMBER
+        said = without_reasoning(text).strip()
         # Search the last line first, because a judge gives its reasons before its score.
-        lines = reversed(without_reasoning(text).splitlines())
-        found = next((match for line in lines if (match := pattern.search(line))), None)
+        found = next(filter(None, map(pattern.search, reversed(said.splitlines()))), None)
+        if cut_off:  # Accept only yes or no at the beginning, because the last line is missing.
+            found = None if self.max_score else pattern.match(said.lstrip("*"))
         scale = "yes or no" if self.max_score is None else f"0 to {self.max_score:g}"
         if found is None:
             raise JudgeError(
-                f"the judge's answer has no score: ask for {scale} in the judge's `prompt`. The "
+                f"the judge's answer has no score: ask for {scale} in the judge's `prompt`"
+                f"{' or raise judge.max_tokens, which ended the answer' if cut_off else ''}. The "
                 f"answer ends in {text.strip()[-200:]!r}"
             )
         if self.max_score is None:

@@ -166,7 +166,9 @@ JUDGE |= {"retry_wait": 0.01, "max_concurrent": 4}
 
 
 def saying(text: str) -> Answers:
-    return Answers((200, completion(text)))
+    answer = completion(text)
+    answer["choices"][0]["finish_reason"] = "length" if text.endswith("…") else "stop"
+    return Answers((200, answer))
 
 
 async def judged(server: Answers, **changes) -> float:
@@ -211,6 +213,7 @@ async def test_as_a_reward_it_is_asked_about_an_episode(monkeypatch):
         *(("<think>no, no</think>\nyes\n", None, 1.0), ("yesterday: no", None, 0.0)),
         *(("7/10", 10.0, 0.7), ("3 reasons.\nScore: 2.5", 5.0, 0.5)),
         *(("0", 1.0, 0.0), ("10", 10.0, 1.0)),
+        *(("Yes.\nNo other is…", None, 1.0), ("**No**, because yes…", None, 0.0)),
     ],
 )
 async def test_the_score_is_the_first_of_the_last_line_that_has_one(text, max_score, score):
@@ -226,6 +229,9 @@ async def test_the_score_is_the_first_of_the_last_line_that_has_one(text, max_sc
         ("11", 10.0, "gave 11 points, not 0 to 10"),
         ("-1", 10.0, "gave -1 points, not 0 to 10"),
         ("\u22121", 10.0, "gave -1 points, not 0 to 10"),
+        ("3 reasons speak for it…", 10.0, r"or raise judge\.max_tokens, which ended the answer"),
+        ("I see no error…", None, r"or raise judge\.max_tokens"),
+        ("<think>yes…", None, r"or raise judge\.max_tokens"),
     ],
 )
 async def test_an_answer_without_a_score_is_an_error_and_no_reward(text, max_score, problem):
