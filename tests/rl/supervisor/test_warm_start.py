@@ -6,7 +6,7 @@ import sys
 import tempfile
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
@@ -221,7 +221,7 @@ def test_a_run_waits_for_the_same_warm_start_of_another_run_until_that_run_ends(
 
 
 def test_only_one_of_two_runs_computes_their_warm_start(monkeypatch, tmp_path, capsys) -> None:
-    begun: list[Path] = []
+    begun, launch_of = list[Path](), cast("Any", _Launch)
 
     def compute(_: Any, __: Run, ___: Run, folder: RunFolder, ____: DryCall) -> None:
         begun.append(folder.path)
@@ -234,7 +234,7 @@ def test_only_one_of_two_runs_computes_their_warm_start(monkeypatch, tmp_path, c
     run, limit = Run.of(composed()), TimeLimit(None, RunFolder(tmp_path))
 
     def prepare(name: str) -> Path:
-        launch: Any = _Launch(RunFolder(tmp_path / name), *[None] * 2, limit, None)  # pyright: ignore[reportArgumentType]
+        launch = launch_of(RunFolder(tmp_path / name), None, None, limit, None)
         return launch.prepare_model(run, lambda name: composed(primary=name))
 
     with ThreadPoolExecutor() as pool:
