@@ -24,7 +24,7 @@ from rich.jupyter import JupyterMixin
 from rich.text import Text
 
 from lab.cli.hydra_errors import explain_hydra_error
-from lab.cli.launch import add_conf_folder, as_hydra_config, as_plain_dict
+from lab.cli.launch import add_conf_folder, compose_config
 from lab.evaluation.standalone import evaluate, read_summary
 from lab.evaluation.table import result_lines
 from rl.config.schema import ConfigError
@@ -123,9 +123,7 @@ def compose(overrides: Sequence[str] = (), config_name: str = "train") -> Config
     own = [f"hydra.searchpath=[file://{Path('conf').resolve()}]"] if Path("conf").is_dir() else []
     try:
         with hydra.initialize_config_dir(str(CONF), version_base=None):
-            config = hydra.compose(config_name, [*own, *overrides], return_hydra_config=True)
-            with as_hydra_config(config):
-                return Config(list(overrides), as_plain_dict(config))
+            return Config(list(overrides), compose_config(config_name, [*own, *overrides]))
     except (HydraException, OmegaConfBaseException) as error:
         raise explain_hydra_error(error, [*add_conf_folder([]), *overrides], config_name) from None
 

@@ -8,8 +8,7 @@ HYDRA_FULL_ERROR=1 shows the tracebacks of Hydra's errors. Exit status: 2 for a 
 import os
 import sys
 import traceback
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import wraps
 from pathlib import Path
@@ -70,29 +69,17 @@ class Job:
 
 def compose(name: str) -> dict[str, Any]:
     """Return the configuration `name` of conf/ without the run's overrides, such as loss=cispo."""
-    return compose_config(HydraConfig.get(), [], name)
+    return compose_config(name, HydraConfig.get().overrides.hydra)
 
 
-def compose_config(node: Any, overrides: list[str], name: str | None = None) -> dict[str, Any]:
-    """Compose a main file with `overrides`, and return the configuration as a dict.
-
-    `name`: the main file, by default the program's. `node`: the node `hydra` of the program's
-    configuration, whose overrides of Hydra's own keys are also applied.
-    """
-    lines = [*node.overrides.hydra, *overrides]
-    config = hydra.compose(name or node.job.config_name, lines, return_hydra_config=True)
-    with as_hydra_config(config):
-        return as_plain_dict(config)
-
-
-@contextmanager
-def as_hydra_config(config: DictConfig) -> Iterator[None]:
-    """Make the interpolation `${hydra:...}` read from `config` while the block runs."""
+def compose_config(name: str, overrides: Sequence[str]) -> dict[str, Any]:
+    """Compose the main file `name` with `overrides`, and return the configuration as a dict."""
+    config = hydra.compose(name, [*overrides], return_hydra_config=True)
     singleton = HydraConfig.instance()
     before = singleton.cfg
-    singleton.set_config(config)
+    singleton.set_config(config)  # the interpolation ${hydra:...} reads from the singleton
     try:
-        yield
+        return as_plain_dict(config)
     finally:
         singleton.cfg = before
 

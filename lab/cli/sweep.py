@@ -16,7 +16,6 @@ from math import inf
 from pathlib import Path
 from typing import Any
 
-from hydra.core.global_hydra import GlobalHydra
 from hydra.core.plugins import Plugins
 from hydra.errors import HydraException
 from hydra.experimental.callback import Callback
@@ -25,8 +24,9 @@ from omegaconf import DictConfig, OmegaConf, open_dict, read_write
 from lab.cli.hydra_errors import explain_hydra_error
 from lab.cli.launch import BAD_CONFIG, command_of, compose_config, exit_with
 from lab.sweeps.job import is_done
-from lab.sweeps.overview import print_unfinished, printing_changes, start_message
+from lab.sweeps.overview import print_end, printing_changes, start_message
 from lab.sweeps.slots import Slot, slots_of
+from lab.sweeps.sweeper import parse_jobs
 from rl.config.check import check
 from rl.config.resume_rules import resume_problems
 from rl.config.schema import ConfigError
@@ -94,7 +94,8 @@ def _problems_of(
 ) -> tuple[list[str], Settings | None]:
     """Return a job's problems and its settings (None if invalid). `before`: the job's last run."""
     try:
-        settings = compose_config(config.hydra, overrides)
+        node = config.hydra
+        settings = compose_config(node.job.config_name, [*node.overrides.hydra, *overrides])
         check(settings)
     except ConfigError as error:
         return error.problems, None
@@ -116,15 +117,9 @@ def _earlier_runs(config: DictConfig) -> dict[tuple[str, ...], RunFolder]:
 
 def jobs_of(config: DictConfig) -> list[list[str]]:
     """Return the overrides of each job; [] if the configured sweeper is not BasicSweeper."""
-    from hydra._internal.core_plugins.basic_sweeper import BasicSweeper
-    from hydra.core.override_parser.overrides_parser import OverridesParser
-
     if not str(config.hydra.sweeper._target_).endswith(".BasicSweeper"):
         return []
-    lines = overrides_of(config) + ["seed=0"] * bool(config.get("until"))
-    loader = GlobalHydra.instance().config_loader()
-    overrides = OverridesParser.create(loader).parse_overrides(lines)
-    return [job for batch in BasicSweeper.split_arguments(overrides, None) for job in batch]
+    return parse_jobs(overrides_of(config) + ["seed=0"] * bool(config.get("until")))
 
 
 def overrides_of(config: DictConfig) -> list[str]:
@@ -171,9 +166,8 @@ def use_until(config: DictConfig) -> None:
 
 def use_card(config: DictConfig) -> None:
     """Make Hydra use CardSweeper as its sweeper. Raise ConfigError for wrong options."""
-    varied = {
-        key_of(item) for job in jobs_of(config)[1:] for item in {*job} - {*jobs_of(config)[0]}
-    }
+    first, *others = jobs_of(config) or [[]]
+    varied = {key_of(item) for job in others for item in {*job} - {*first}}
     if other := sorted(varied - {"row", "card.level", "seed"}):
         names = ", ".join(other)
         raise ConfigError([f"a report card takes one value of {names}: start one card per value"])
@@ -227,7 +221,7 @@ class SweepStart(Callback):
         say(start_message(sweep, rerun))
         # After a failed job or Ctrl-C, Hydra does not call on_multirun_end, so call it at exit.
         atexit.register(self.on_multirun_end, config)
-        _RESOURCES.callback(print_unfinished, sweep, rerun)
+        _RESOURCES.callback(print_end, sweep, rerun)
         if slots:
             _prepare_for_parallel_jobs(slots)
             _RESOURCES.enter_context(printing_changes(sweep))

@@ -18,15 +18,14 @@ from typing import Any
 
 import numpy as np
 import torch
-from hydra import compose, initialize_config_dir
+from hydra import initialize_config_dir
 from hydra._internal.utils import get_args_parser
-from hydra.core.hydra_config import HydraConfig
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.errors import HydraException
 from torch import Tensor
 
 from lab.cli.hydra_errors import explain_hydra_error
-from lab.cli.launch import as_plain_dict
+from lab.cli.launch import compose_config
 from lab.losses.recorded import RecordedBatch
 from losses.groups import ScoredGroup
 from losses.tokens import Tokens
@@ -177,9 +176,7 @@ def _compose_run(folder: RunFolder, words: list[str]) -> dict[str, Any]:
     try:
         with initialize_config_dir(str(primary), version_base=None):
             lines = [f"hydra.searchpath=[{folders}]", *kept, *words]
-            config = compose(flags.config_name or "train", lines, return_hydra_config=True)
-            HydraConfig.instance().set_config(config)
-            return as_plain_dict(config)
+            return compose_config(flags.config_name or "train", lines)
     except HydraException as error:
         folder_flags = [f"--config-dir={path}" for path in own[:1]]
         found = explain_hydra_error(error, [*folder_flags, *kept, *words]).problems

@@ -15,13 +15,12 @@ from rl.runtime.code_copies import code_versions
 from rl.runtime.failure import first_failure
 from rl.runtime.folder import RunFolder
 from rl.runtime.lock import FolderInUse, ensure_free
-from rl.runtime.metrics import Row, mean_of, read_metrics, steps_done
+from rl.runtime.metrics import LAST_STEPS, Row, mean_of, read_metrics, steps_done, training_reward
 from rl.runtime.start_record import read_record, resume_command
 from rl.runtime.stop_when import is_fulfilled
 from rl.runtime.sweep_folder import NOT_STARTED
 from rl.runtime.text import START_KEYS, key_of, leaves, printable
 
-LAST_STEPS = 10  # number of last steps whose mean reward is the training reward of a run
 RUN_KEYS = START_KEYS | {"seed", "output_dir"}  # keys that may differ between runs of an arm
 _STILL_GOING = "still going"
 _LONGEST_TEXT = 300  # longer names, overrides and causes of failure are cut to this length
@@ -91,8 +90,7 @@ class Run:
 
     @property
     def training_reward(self) -> float | None:
-        rewards = self.training.scores[-LAST_STEPS:]
-        return float(rewards.mean()) if len(rewards) else None
+        return training_reward(self.training.scores.tolist())
 
     @property
     def questions(self) -> set[Question]:

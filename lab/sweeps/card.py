@@ -6,7 +6,7 @@ from typing import Any
 
 from lab.report.card import LADDER_ROW, VARIED, Card, card_of, read_cards, read_rows, write_page
 from lab.report.run import RUN_KEYS
-from lab.sweeps.sweeper import ChoosingSweeper, Jobs
+from lab.sweeps.sweeper import ChoosingSweeper, Jobs, parse_jobs
 from rl.config.shipped import SHIPPED
 from rl.runtime.sweep_folder import DONE, SweepFolder, identity
 from rl.runtime.text import key_of, say
@@ -20,7 +20,7 @@ TYPICAL_S = 40.0  # assumed seconds of a run if no card is stored
 class CardSweeper(ChoosingSweeper):
     def sweep(self, arguments: list[str]) -> Any:
         assert self.config is not None
-        jobs = self.parse_jobs(arguments)
+        jobs = parse_jobs(arguments)
         first_row, others = split_jobs(jobs, self.config.card.ladder)
         say(remaining_work(self.folder, [*first_row, *others]))
         returns = self._launch_or_raise(first_row, 0)

@@ -15,6 +15,7 @@ from statistics import fmean
 from threading import Event, Thread
 
 from rl.runtime.folder import RunFolder
+from rl.runtime.metrics import num_steps_done
 from rl.runtime.sweep_folder import DONE, FAILED, RUNNING, WAITING, JobRecord, SweepFolder, labels
 from rl.runtime.text import relative_path, say
 from rl.terminal.panel import format_time
@@ -40,13 +41,12 @@ class RecordedJobs:
 
     @property
     def seconds_left(self) -> float | None:
-        done = [record for record in self.records.values() if record.state == DONE]
-        times = [one.ended - one.started for one in done if one.ended and one.started]
-        waiting = [record for record in self.records.values() if record.state == WAITING]
+        jobs = self.records.values()
+        times = [r.ended - r.started for r in jobs if r.state == DONE and r.ended and r.started]
         # Do not count a job that was stopped since the latest start: it waits for the next start.
-        to_come = sum((record.ended or 0.0) < self.started for record in waiting)
-        left = to_come + self.num_by_state[RUNNING]
-        return fmean(times) * left / self.num_slots if times else None
+        waiting = [r for r in jobs if r.state == WAITING and (r.ended or 0.0) < self.started]
+        left = [1.0] * len(waiting) + [_share_left(r) for r in jobs if r.state == RUNNING]
+        return fmean(times) * max([sum(left) / self.num_slots, *left]) if times else None
 
     def progress(self) -> str:
         """Return the progress as text, such as "2 done, 1 failed, about 3 m 10 s left"."""
@@ -62,8 +62,16 @@ class RecordedJobs:
         if record.ended and record.state in (FAILED, WAITING):
             line += f", {record.error}" + (f" ({relative_path(log)})" if log else "")
         elif record.state == DONE and record.result is not None:
-            line += f", result {record.result:.3f}"
+            line += f", training reward {record.result:.3f}"
         return f"{line}; {self.progress()}"
+
+
+def _share_left(record: JobRecord) -> float:
+    """Return the share of a running job's steps that are not done; 1 if max_steps is unknown."""
+    num_steps = 0
+    with suppress(OSError):
+        num_steps = num_steps_done(RunFolder(Path(str(record.folder))))
+    return max(1 - num_steps / record.max_steps, 0.0) if record.max_steps else 1.0
 
 
 def read_jobs(sweep: SweepFolder) -> RecordedJobs:
@@ -87,7 +95,8 @@ def start_message(sweep: SweepFolder, command: str) -> str:
         cores, gpus = len(slots[0]["cores"]), len(slots[0]["gpus"])
         parts[-1] += f"; {len(slots)} in parallel (cores of each: {cores}, GPUs of each: {gpus})"
     lines.append(", ".join(parts))
-    lines.append(f"to resume the sweep after an interruption:\n  {command}")
+    if not info.get("jobs") or jobs.num_by_state[DONE] < len(jobs.records):
+        lines.append(f"to resume the sweep after an interruption:\n  {command}")
     return "\n".join(line for line in lines if line)
 
 
@@ -121,10 +130,12 @@ def _print_changes(sweep: SweepFolder, states: dict[int, str], end: Event) -> No
                 say(f"{time.strftime('%H:%M:%S')} {line}")
 
 
-def print_unfinished(sweep: SweepFolder, command: str) -> None:
-    """Print the number of unfinished jobs, if any, and `command`, which resumes the sweep."""
+def print_end(sweep: SweepFolder, command: str) -> None:
+    """Print how many jobs are unfinished, and `command`, which resumes them; or that none is."""
     jobs = read_jobs(sweep)
     left, failed = len(jobs.records) - jobs.num_by_state[DONE], jobs.num_by_state[FAILED]
     if left:
         why = f" ({failed} failed)" if failed else ""
         say(f"{left} of {len(jobs.records)} jobs are not done{why}; to resume them:\n  {command}")
+    elif sweep.read_info().get("jobs"):  # the other sweepers may not have recorded all jobs yet
+        say(f"all {len(jobs.records)} jobs are finished; their report follows")

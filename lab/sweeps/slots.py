@@ -5,7 +5,6 @@ GPU. The kernel releases the locks when the process ends. The process and its ch
 cores of the slot. lab/cli/sweep.py sets OMP_NUM_THREADS.
 """
 
-import fcntl
 import os
 import tempfile
 import time
@@ -17,6 +16,7 @@ from typing import Any
 
 from rl.config.schema import ConfigError, as_config_error
 from rl.runtime.files import make_private_folder
+from rl.runtime.lock import try_lock
 
 _TICK_S = 0.5
 _CORES_PER_JOB = 2  # one core for vLLM and one core for the trainer
@@ -71,21 +71,12 @@ def hold_slot(slots: Sequence[Slot], folder: Path | None = None) -> Iterator[Slo
         for slot in slots:
             with ExitStack() as locks:
                 names = [*(f"core-{c}" for c in slot.cores), *(f"gpu-{g}" for g in slot.gpus)]
-                if all(_try_lock(locks, folder / name.replace("/", "-")) for name in names):
+                paths = (folder / name.replace("/", "-") for name in names)
+                if all(try_lock(locks.enter_context(path.open("a"))) for path in paths):
                     with _confine_to(slot):
                         yield slot
                     return
         time.sleep(_TICK_S)
-
-
-def _try_lock(locks: ExitStack, path: Path) -> bool:
-    # Children do not inherit the lock, because Python closes descriptors on exec.
-    file = locks.enter_context(path.open("a"))
-    try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    return True
 
 
 @contextmanager

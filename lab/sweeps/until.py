@@ -23,7 +23,7 @@ from lab.report.sequential import State
 from lab.report.sources import read_sources
 from lab.report.statistics import ERROR, OPEN, Interval, Spread
 from lab.sweeps.job import is_done
-from lab.sweeps.sweeper import ChoosingSweeper
+from lab.sweeps.sweeper import ChoosingSweeper, parse_jobs
 from rl.runtime.sweep_folder import JobRecord, SweepFolder, identity, labels
 from rl.runtime.text import say
 from rl.terminal.panel import format_time
@@ -36,7 +36,7 @@ class UntilDecided(ChoosingSweeper):
     def sweep(self, arguments: list[str]) -> Any:
         """Launch jobs until every arm is decided, the time is spent, or too many jobs failed."""
         assert self.config is not None
-        sweep, arms = self.folder, self.parse_jobs(arguments)
+        sweep, arms = self.folder, parse_jobs(arguments)
         size = self.max_batch_size or len(sweep.read_info()["slots"]) or len(arms)
         size = 1 if isinstance(self.launcher, BasicLauncher) else size
         returns, tried = [], set()

@@ -93,7 +93,7 @@ def _summary(played: Sequence[PlayedExample], threshold: float) -> Summary:
         num_examples=len(played),
         num_rollouts=len(rollouts),
         num_scored=sum(map(len, groups)),
-        reward=mean_of_all_rewards(groups),
+        reward=average([reward for group in groups for reward in group]),
         reward_standard_error=standard_error(groups),
         passes={2**i: pass_at_k(compared, 2**i, threshold) for i in range(most.bit_length())},
         zero_spread=zero_spread(compared),
@@ -150,19 +150,16 @@ RewardGroups = Sequence[Sequence[float]]
 """One list per example, or per role of an example, with the rewards of its scored rollouts."""
 
 
-def mean_of_all_rewards(groups: RewardGroups) -> float:
-    return average([reward for group in groups for reward in group])
-
-
 def standard_error(groups: RewardGroups) -> float:
     """Return the standard error of the mean, clustered by example; NaN for 0 or 1 examples."""
     scored = [group for group in groups if group]
     if len(scored) < 2:
         return math.nan
-    mean_reward, count = mean_of_all_rewards(scored), sum(map(len, scored))
+    rewards = [reward for group in scored for reward in group]
+    mean_reward = average(rewards)
     # The rollouts of an example are not independent, so deviations are summed per example first.
     squares = sum(sum(reward - mean_reward for reward in group) ** 2 for group in scored)
-    return math.sqrt(len(scored) / (len(scored) - 1) * squares) / count
+    return math.sqrt(len(scored) / (len(scored) - 1) * squares) / len(rewards)
 
 
 def pass_at_k(groups: RewardGroups, k: int, threshold: float) -> float:

@@ -1,14 +1,13 @@
 """The metrics of a batch of rollouts, by their names in metrics.jsonl."""
 
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import numpy as np
 
 from losses.groups import Source
 from rl.evaluation.summary import (
     average,
-    mean_of_all_rewards,
     mean_rewards,
     rollout_means,
     stop_reason_shares,
@@ -33,7 +32,7 @@ def batch_metrics(groups: Sequence[Group], step: int) -> dict[str, float]:
     if not means["tool_calls"]:  # the tool metrics would all be 0
         del means["tool_calls"], means["tool_errors"]
     metrics = {
-        "train/reward": mean_of_all_rewards([group.rewards for group in groups]),
+        "train/reward": average(_rewards(rollouts)),
         "train/shaped_reward": average([c.reward for c in credits if c.reward is not None]),
         **{f"rollout/{name}": value for name, value in means.items()},
         "rollout/generation_time": average([rollout.generation_time for rollout in rollouts]),
@@ -52,13 +51,11 @@ def batch_metrics(groups: Sequence[Group], step: int) -> dict[str, float]:
         by_env[group.example.env] += group.rollouts
     if len(by_env) > 1:
         for name, played in by_env.items():
-            scored = [rollout.reward for rollout in played if rollout.reward is not None]
-            metrics[f"env/{name}/reward"] = average(scored)
+            metrics[f"env/{name}/reward"] = average(_rewards(played))
             metrics[f"env/{name}/share"] = len(played) / len(rollouts)
-            metrics[f"env/{name}/errors"] = 1 - len(scored) / len(played)
+            metrics[f"env/{name}/errors"] = average([r.reward is None for r in played])
     for role in {rollout.role for rollout in rollouts} - {""}:
-        scored = [r.reward for r in rollouts if r.role == role and r.reward is not None]
-        metrics[f"role/{role}/reward"] = average(scored)
+        metrics[f"role/{role}/reward"] = average(_rewards(r for r in rollouts if r.role == role))
     if len(groups) < len(all_groups):
         metrics |= _source_metrics(all_groups, step)
     staleness = _token_staleness(all_groups, step)
@@ -74,11 +71,17 @@ def batch_metrics(groups: Sequence[Group], step: int) -> dict[str, float]:
     return {name: float(value) for name, value in metrics.items()}
 
 
+def _rewards(rollouts: Iterable[Rollout]) -> list[float]:
+    """Return the rewards of the rollouts, without the constant reward of demonstrations."""
+    sampled = (rollout for rollout in rollouts if rollout.source != Source.DEMONSTRATION)
+    return [rollout.reward for rollout in sampled if rollout.reward is not None]
+
+
 def _source_metrics(groups: Sequence[Group], step: int) -> dict[str, float]:
     sources = [group.rollouts[0].source for group in groups]
     metrics = {f"source/{s.name.lower()}/share": sources.count(s) / len(groups) for s in Source}
     if replayed := [group for group in groups if group.suffix]:
-        metrics["source/replay/reward"] = mean_of_all_rewards([group.rewards for group in replayed])
+        metrics["source/replay/reward"] = average(_rewards(r for g in replayed for r in g.rollouts))
         metrics["source/replay/staleness"] = _token_staleness(replayed, step).mean()
     return metrics
 

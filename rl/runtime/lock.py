@@ -10,7 +10,7 @@ import os
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from typing import IO
+from typing import IO, Any
 
 from rl.runtime.files import remove
 from rl.runtime.folder import RunFolder
@@ -87,17 +87,20 @@ def _unwritable_error(run_folder: RunFolder, error: OSError) -> FolderUnusable:
 
 def _acquire(run_folder: RunFolder, file: IO[bytes], kind: int, patience_s: float) -> None:
     deadline = time.monotonic() + patience_s
-    while True:
-        # Use flock, because a lockf lock ends when the process closes any descriptor of the file.
-        try:
-            fcntl.flock(file, kind | fcntl.LOCK_NB)
-        except BlockingIOError:
-            if time.monotonic() >= deadline:
-                file.seek(0)
-                pid = file.read(32).decode(errors="replace").strip()
-                raise FolderInUse(run_folder, pid) from None
-            time.sleep(_TICK_S)
-        except OSError:  # the file system does not support locks: continue without one
-            return
-        else:
-            return
+    while not try_lock(file, kind):
+        if time.monotonic() >= deadline:
+            file.seek(0)
+            pid = file.read(32).decode(errors="replace").strip()
+            raise FolderInUse(run_folder, pid)
+        time.sleep(_TICK_S)
+
+
+def try_lock(file: IO[Any], kind: int = fcntl.LOCK_EX) -> bool:
+    """Lock an open file until it is closed. Return False if another process has locked it."""
+    # Use flock, because a lockf lock ends when the process closes any descriptor of the file.
+    # Children do not inherit the lock, because Python closes descriptors on exec.
+    try:
+        fcntl.flock(file, kind | fcntl.LOCK_NB)
+    except OSError as error:  # if the file system does not support locks, continue without one
+        return not isinstance(error, BlockingIOError)
+    return True

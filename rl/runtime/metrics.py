@@ -13,6 +13,7 @@ import math
 import os
 import time
 from collections.abc import Mapping, Sequence
+from statistics import fmean
 from typing import Annotated, Any, TypeAlias
 
 import msgspec
@@ -23,6 +24,7 @@ from rl.runtime.text import printable
 
 # Readers skip lines with numbers above _MAX, because the sums of a report would overflow.
 _MAX = 1e100
+LAST_STEPS = 10  # number of last steps whose mean reward is the training reward of a run
 _Whole = Annotated[int, msgspec.Meta(ge=-(2**63), le=2**63 - 1)]
 _Number = Annotated[float, msgspec.Meta(ge=-_MAX, le=_MAX)]
 _ROW = msgspec.json.Decoder(dict[str, _Whole | _Number | None])
@@ -105,6 +107,11 @@ def column(rows: list[Row], name: str) -> list[float]:
 def mean_of(rows: list[Row], name: str) -> float | None:
     values = column(rows, name)
     return sum(values) / len(values) if values else None
+
+
+def training_reward(rewards: Sequence[float]) -> float | None:
+    """Return the mean reward of the last LAST_STEPS steps with a reward, None if there is none."""
+    return fmean(rewards[-LAST_STEPS:]) if len(rewards) else None
 
 
 def stage_seconds(rows: list[Row]) -> dict[str, float]:

@@ -39,7 +39,7 @@ from rl.runtime.failure import OutOfTime, RunFailed
 from rl.runtime.files import write_atomically
 from rl.runtime.folder import RunFolder
 from rl.runtime.lock import FULL, ensure_free, locked
-from rl.runtime.metrics import column, num_steps_done, read_metrics, steps_done
+from rl.runtime.metrics import column, num_steps_done, read_metrics, steps_done, training_reward
 from rl.runtime.start_record import resume_advice
 from rl.runtime.status import STOPPED, read_statuses, training_is_done
 from rl.runtime.stop_request import Stopped, StopRequest, stopped_by_signals
@@ -49,7 +49,7 @@ from rl.supervisor.base_model import check_model, fetch_references, make_cache_f
 from rl.supervisor.children import Children
 from rl.supervisor.resolve import Resolved, assign_devices, resolve, with_devices
 from rl.supervisor.time_limit import TimeLimit
-from rl.supervisor.warm_start import move_to_cache, warm_start_key, warm_start_run
+from rl.supervisor.warm_start import alone_with, move_to_cache, warm_start_key, warm_start_run
 from rl.terminal.screen import Screen, final_summary
 
 CONSTRUCTED = (
@@ -131,11 +131,10 @@ def _end_complete_run(run: Run, run_folder: RunFolder) -> float | None:
     # Delete sockets and keys, which remain if the run was killed after its last step.
     with locked(run_folder):
         run_folder.private.clear()
-    num_saved = run_folder.num_saved_steps()
-    key = "max_steps" if num_saved >= run.max_steps else "stop_when"
+    key = "max_steps" if run_folder.num_saved_steps() >= run.max_steps else "stop_when"
     say(f"{run_folder} has reached {key}={getattr(run, key)}: change {key} to continue")
     say(final_summary(run_folder))
-    return _mean_reward(run_folder)
+    return training_reward(column(read_metrics(run_folder), "train/reward"))
 
 
 def _end_run(run: Run, run_folder: RunFolder, stop: StopRequest, limit: TimeLimit) -> float | None:
@@ -152,13 +151,7 @@ def _end_run(run: Run, run_folder: RunFolder, stop: StopRequest, limit: TimeLimi
         raise Stopped(stop.number)  # ends a whole sweep, whereas OutOfTime ends only this job
     if is_cut_short and limit.is_over:
         raise OutOfTime(reason)
-    return _mean_reward(run_folder)
-
-
-def _mean_reward(run_folder: RunFolder) -> float | None:
-    """Return the mean reward of the last ten steps, which a hyperparameter search maximises."""
-    rewards = column(read_metrics(run_folder), "train/reward")[-10:]
-    return sum(rewards) / len(rewards) if rewards else None
+    return training_reward(column(rows, "train/reward"))
 
 
 @contextmanager
@@ -205,22 +198,25 @@ class _Launch:
             if cached.is_dir():
                 return cached
             make_cache_folder(cached.parent)
-            shutil.rmtree(supervised.path, ignore_errors=True)
-            model = self._build_model(run, supervised)
-            self.check_references(model)
-            # Raise ConfigError for an unusable loss now, not after a warm start of about 40 s.
-            self.dry_call.learned()
-            say(
-                f"warm start: {warm_run.max_steps} supervised steps, once per model and environment"
-            )
-            # Signals go to `self.stop` and not to the new StopRequest. They end the warm start at
-            # once, because `self.stop.waits` is still False.
-            launch = _Launch(supervised, self.reaper, StopRequest(), self.limit, dry_call)
-            launch.execute(assign_devices(warm_run), model, is_main=False)
-        if num_steps_done(supervised) < warm_run.max_steps:
-            raise RunFailed("the warm start was stopped and is not saved: start the run again")
-        move_to_cache(supervised, cached)
+            with alone_with(cached, lambda: self.limit.request_stop_if_due(self.stop)):
+                if not cached.is_dir():
+                    self._warm_start(run, warm_run, supervised, dry_call)
+                    move_to_cache(supervised, cached)
         return cached
+
+    def _warm_start(self, run: Run, warm_run: Run, folder: RunFolder, dry_call: DryCall) -> None:
+        shutil.rmtree(folder.path, ignore_errors=True)
+        model = self._build_model(run, folder)
+        self.check_references(model)
+        # Raise ConfigError for an unusable loss now, not after a warm start of about 40 s.
+        self.dry_call.learned()
+        say(f"warm start: {warm_run.max_steps} supervised steps, once per model and environment")
+        # Signals go to `self.stop` and not to the new StopRequest. They end the warm start at once,
+        # because `self.stop.waits` is still False.
+        launch = _Launch(folder, self.reaper, StopRequest(), self.limit, dry_call)
+        launch.execute(assign_devices(warm_run), model, is_main=False)
+        if num_steps_done(folder) < warm_run.max_steps:
+            raise RunFailed("the warm start was stopped and is not saved: start the run again")
 
     def _build_model(self, run: Run, run_folder: RunFolder) -> Path:
         """Build or download the model. Raise ConfigError if it is unusable."""

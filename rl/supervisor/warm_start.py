@@ -10,7 +10,9 @@ import json
 import os
 import shutil
 import tempfile
-from collections.abc import Callable, Iterable
+import time
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib.metadata import version
 from itertools import islice
@@ -20,7 +22,8 @@ from typing import Any
 from rl.config.ranges import PositiveFloat, PositiveInt, Probability
 from rl.config.schema import ConfigError, Run
 from rl.runtime.folder import RunFolder
-from rl.runtime.text import leaves
+from rl.runtime.lock import try_lock
+from rl.runtime.text import leaves, say
 
 # The cache key depends on all files of these packages, because they may affect the weights.
 _PACKAGES = ("rl/learner", "rl/model", "rl/sampling", "rl/rollouts", "losses")
@@ -29,6 +32,7 @@ _ROOT = Path(__file__).parents[2]
 # a pattern by chance, such as the operators "*" and "/" of env=arithmetic.
 _DATA_KEYS = ("path", "eval_path", "corpus", "questions")
 _MAX_PATHS = 100_000  # limit per option, because checking many paths takes long
+_TICK_S = 0.5
 _LIBRARIES = ("torch", "transformers", "deepspeed", "renderers")
 
 
@@ -122,6 +126,18 @@ def warm_start_run(run: Run, recipe: dict[str, Any], folder: Path) -> Run:
             "run_name": folder.name,
         }
     )
+
+
+@contextmanager
+def alone_with(cached: Path, tick: Callable[[], None]) -> Iterator[None]:
+    """Lock the cache folder `cached` of a model while the block runs. Call `tick` while waiting."""
+    with cached.with_name(f"{cached.name}.lock").open("a") as file:
+        if not try_lock(file):
+            say("warm start: waiting for another run, which computes the same warm start")
+        while not try_lock(file):
+            tick()
+            time.sleep(_TICK_S)
+        yield
 
 
 def move_to_cache(run_folder: RunFolder, target: Path) -> None:

@@ -42,7 +42,7 @@ class Alarms:
 
     def __init__(self, learned: Learned, memory: Callable[[], float] = peak_memory_gib) -> None:
         self._memory, self._early = memory, 0.0  # _early: GiB of memory after the first steps
-        self._num_steps = 0  # number of steps with a reward since this process started
+        self._num_steps = 0  # number of steps since this process started
         self._needs_spread = learned.advantage_compares and learned.reads_advantages
         self._rows: list[Row] = []
         self._best, self._first = 0.0, 0.0  # best mean reward; mean entropy of the first steps
@@ -58,7 +58,7 @@ class Alarms:
         return alarms
 
     def add(self, row: Row) -> None:
-        self._num_steps += row.get("train/reward") is not None
+        self._num_steps += 1
         memory = self._memory() if self._num_steps >= WINDOW else 0.0
         for heading, text in self._new_warnings(row, memory).items():
             page = f"docs/troubleshooting.md, {heading}"
@@ -66,7 +66,8 @@ class Alarms:
 
     def _new_warnings(self, row: Row, memory: float) -> dict[str, str]:
         """Add a row and return the new warnings by heading. `memory`: GiB, 0 if not measured."""
-        if row.get("train/reward") is None:  # no rollout of this step has a reward
+        # Skip a step in which no rollout has a reward, unless the run trains on demonstrations.
+        if row.get("train/reward") is None and mean_of(self._rows, "train/reward") is not None:
             return {}
         self._rows = [*self._rows, row][-WINDOW:]
         if len(self._rows) < WINDOW:

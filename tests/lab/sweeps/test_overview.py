@@ -2,6 +2,7 @@
 
 import threading
 import time
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -43,11 +44,26 @@ def test_a_line_names_a_job_its_state_and_the_progress_of_all(sweep):
     jobs = overview.read_jobs(sweep)
     # A job took 60 s, two are left, and two run at once.
     progress = "1 done, 1 running, 1 waiting, 1 failed, about 1 m 00 s left"
-    assert jobs.line_of(0) == f"done job 1 of 4: loss=a seed=0, result 0.450; {progress}"
+    assert jobs.line_of(0) == f"done job 1 of 4: loss=a seed=0, training reward 0.450; {progress}"
     assert jobs.line_of(1) == f"running job 2 of 4: loss=a seed=1; {progress}"
     log = sweep.log_of(2)
     failed = f"failed job 3 of 4: loss=b seed=0, vLLM ended ({relative_path(log)}); {progress}"
     assert jobs.line_of(2, log) == failed
+
+
+@pytest.mark.parametrize(
+    ("num_slots", "max_steps", "jobs"),
+    # With two slots, the running job ends before the waiting job.
+    [(1, 100, 1.4), (2, 100, 1), (1, 60, 1), (1, 50, 1), (1, None, 2)],
+)
+def test_a_running_job_counts_by_the_steps_that_are_left(num_slots, max_steps, jobs, sweep):
+    record = sweep.records()[1]
+    record.max_steps = max_steps
+    sweep.write(1, record)
+    sweep.write_info(sweep.read_info() | {"slots": [{}] * num_slots})
+    Path(record.folder).mkdir()
+    RunFolder(Path(record.folder)).metrics.write_text('{"step": 59}\n')
+    assert overview.read_jobs(sweep).seconds_left == pytest.approx(60 * jobs)
 
 
 def test_changes_are_printed_once_and_the_last_ones_at_the_end(sweep, capsys, monkeypatch):
@@ -124,7 +140,7 @@ def test_the_lines_about_jobs_in_every_state(tmp_path, monkeypatch, capsys):
         sweep.write_info(info)
         jobs = overview.read_jobs(sweep)
         lines = [jobs.line_of(number, sweep.log_of(number)) for number in jobs.records]
-        overview.print_unfinished(sweep, "python train.py")
+        overview.print_end(sweep, "python train.py")
         start = overview.start_message(sweep, "python train.py").splitlines()
         found[f"{len(lines)} jobs"] = [start, lines, jobs.seconds_left, capsys.readouterr().out]
     golden("sweeps/overview", without(tmp_path, found))

@@ -12,7 +12,7 @@ from omegaconf import OmegaConf
 from lab.cli import sweep as module
 from lab.cli.sweep import record_jobs, rerun_command, vary_seeds_last
 from lab.sweeps.job import is_done, run_job
-from lab.sweeps.overview import print_unfinished
+from lab.sweeps.overview import print_end
 from lab.sweeps.slots import Slot
 from rl.config.schema import ConfigError
 from rl.runtime.failure import OutOfTime, RunFailed
@@ -76,6 +76,7 @@ def test_a_started_again_sweep_skips_finished_jobs_and_resumes_failed_gone_and_l
     assert [(record.state, record.error) for record in records(app)] == [("done", None)] * 4
     assert [record.folder for record in records(app)] == before
     assert "are not done" not in output
+    assert "all 4 jobs are finished; their report follows\n" in output
     arms = report_of(app)["arms"]
     assert [(arm["run"], arm["seeds"]) for arm in arms] == [("rate=0.7", 2), ("rate=0.5", 2)]
     assert [arm["reward"] for arm in arms] == pytest.approx([1.2, 1.0])
@@ -83,6 +84,10 @@ def test_a_started_again_sweep_skips_finished_jobs_and_resumes_failed_gone_and_l
     assert report_of(app)["conclusion"] in output
     assert "unfinished" not in output  # because the column would be empty
     assert "by the training reward of the last 10 steps, 2 seeds each" in output
+    status, output = app.run(*jobs)
+    assert (status, what_ran(app)) == (0, [])
+    assert "outputs/x, 4 jobs, 4 already done\nall 4 jobs are finished; their" in output
+    assert output.endswith("outputs/x/report.html\n")
     folder = app.folder / "outputs" / str(records(app)[0].run_name)
     folder.rename(folder.with_name("elsewhere"))
     app.run(*jobs)
@@ -284,7 +289,7 @@ def test_an_interrupted_job_waits_and_resumes_at_next_start(end, error, state, t
         job()
     record = sweep.records()[0]
     assert (record.state, record.error, record.max_steps) == (state, error, 2)
-    print_unfinished(sweep, "again")
+    print_end(sweep, "again")
     text = "; to resume" if state == "waiting" else " (1 failed); to resume"
     assert f"1 of 1 jobs are not done{text}" in capsys.readouterr().out
     assert job() == 1.0

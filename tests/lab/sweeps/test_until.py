@@ -148,7 +148,7 @@ def test_a_launch_has_as_many_jobs_as_run_in_parallel_and_none_follows_three_fai
     sweeper = object.__new__(until.UntilDecided)
     sweeper.max_batch_size = most
     sweeper.config, sweeper.launcher = SimpleNamespace(until={"smallest_effect": 0.1}), Failing()
-    monkeypatch.setattr(sweeper, "parse_jobs", lambda _: ARMS)
+    monkeypatch.setattr(until, "parse_jobs", lambda _: ARMS)
     with pytest.raises(KeyError, match="x"):
         sweeper.sweep([])
     assert [len(jobs) for jobs in launched] == sizes

@@ -15,6 +15,7 @@ from rl.runtime.metrics import (
     stage_seconds,
     steps_done,
     total_seconds,
+    training_reward,
 )
 from rl.runtime.stop_when import StopWhen, is_fulfilled
 
@@ -93,6 +94,11 @@ def test_the_number_of_steps_needs_only_the_end_of_the_file(tmp_path, width):
     with folder.metrics.open("a") as end:
         end.write('{"step": 1000')
     assert num_steps_done(folder) == 1000
+
+
+def test_the_training_reward_is_the_mean_reward_of_the_last_ten_steps():
+    assert training_reward([float(step) for step in range(14)]) == 8.5
+    assert training_reward([]) is None
 
 
 def test_the_mean_time_of_an_activity_is_over_all_steps():

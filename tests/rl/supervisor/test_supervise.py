@@ -24,7 +24,7 @@ from rl.runtime.lock import locked
 from rl.runtime.status import Status
 from rl.runtime.stop_request import Stopped
 from rl.supervisor.base_model import check_model
-from rl.supervisor.supervise import _end_run, _is_complete, _Launch, _mean_reward, supervise
+from rl.supervisor.supervise import _end_run, _is_complete, _Launch, supervise
 from tests.support.composing import REPO, composed
 from tests.support.launching import train
 from tests.support.tiny_policy import model_folder
@@ -83,13 +83,6 @@ def test_a_run_is_complete_only_if_a_checkpoint_has_the_step_that_fulfils_stop_w
     for num_saved in (1, 2):
         run_folder.checkpoint(num_saved).mkdir(parents=True)
         assert _is_complete(Run.load(run_folder.config), run_folder) == (num_saved == 2)
-
-
-def test_the_result_of_a_run_is_the_mean_reward_of_its_last_ten_steps(tmp_path):
-    run_folder = a_run(tmp_path / "whole")
-    rows = ({"step": step, "train/reward": float(step)} for step in range(14))
-    run_folder.metrics.write_text("".join(map(json_line, rows)))
-    assert _mean_reward(run_folder) == 8.5
 
 
 @pytest.mark.parametrize(

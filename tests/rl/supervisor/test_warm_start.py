@@ -1,8 +1,12 @@
 """The supervised run that makes the policy a run starts from."""
 
 import os
+import subprocess
+import sys
 import tempfile
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any, cast
 
 import pytest
 
@@ -10,8 +14,11 @@ from rl.config.schema import ConfigError, Run
 from rl.dry_call.child import DryCall
 from rl.runtime.folder import RunFolder
 from rl.supervisor import warm_start as module
+from rl.supervisor.supervise import _Launch
+from rl.supervisor.time_limit import TimeLimit
 from rl.supervisor.warm_start import move_to_cache, warm_start_key, warm_start_run
 from tests.support.composing import REPO, composed
+from tests.support.launching import wait_for
 
 LATE = """
 from envs.protocol import Environment
@@ -185,6 +192,56 @@ def test_the_result_can_be_kept_on_another_file_system(tmp_path: Path) -> None:
         assert [path.name for path in Path(cache).iterdir()] == ["kept"]
         assert (target / "config.json").read_text() == "{}"
     assert not run_folder.path.exists()
+
+
+HOLDER = """
+import sys, time
+from pathlib import Path
+from rl.supervisor.warm_start import alone_with
+with alone_with(Path(sys.argv[1]), lambda: None):
+    print("locked", flush=True)
+    time.sleep(float(sys.argv[2]))
+"""
+
+
+def test_a_run_waits_for_the_same_warm_start_of_another_run_until_that_run_ends(tmp_path) -> None:
+    def holder(seconds: str) -> subprocess.Popen[str]:
+        command = [sys.executable, "-c", HOLDER, str(tmp_path / "kept"), seconds]
+        return subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=REPO)
+
+    first = holder("100")
+    assert first.stdout is not None
+    assert first.stdout.readline() == "locked\n"
+    second = holder("0")
+    assert not wait_for(lambda: second.poll() is not None, 3)
+    first.kill()
+    first.communicate()
+    waiting = "warm start: waiting for another run, which computes the same warm start\n"
+    assert second.communicate(timeout=20)[0] == f"{waiting}locked\n"
+
+
+def test_only_one_of_two_runs_computes_their_warm_start(monkeypatch, tmp_path, capsys) -> None:
+    begun, launch_of = list[Path](), cast("Any", _Launch)
+
+    def compute(_: Any, __: Run, ___: Run, folder: RunFolder, ____: DryCall) -> None:
+        begun.append(folder.path)
+        assert wait_for(lambda: "waiting for another run" in capsys.readouterr().out, 20)
+        finished(folder.path)
+
+    monkeypatch.setenv("OFFBYONE_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr(module, "_TICK_S", 0.01)
+    monkeypatch.setattr(_Launch, "_warm_start", compute)
+    run, limit = Run.of(composed()), TimeLimit(None, RunFolder(tmp_path))
+
+    def prepare(name: str) -> Path:
+        launch = launch_of(RunFolder(tmp_path / name), None, None, limit, None)
+        return launch.prepare_model(run, lambda name: composed(primary=name))
+
+    with ThreadPoolExecutor() as pool:
+        first, second = pool.map(prepare, ("first", "second"))
+    assert first == second
+    assert (first / "config.json").is_file()
+    assert len(begun) == 1
 
 
 def test_a_result_that_another_run_kept_first_stays(tmp_path: Path) -> None:
