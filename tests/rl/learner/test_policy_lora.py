@@ -73,13 +73,15 @@ def test_an_adapter_names_its_base_on_the_hub_or_else_the_folder_that_the_run_be
     setup, how
 ):
     run, folder = run_with_facts(composed("adapter=lora")), setup.sources["float32"]
-    for path, init_from, expected in (
-        (None, None, str(folder)),
-        ("a/hub-name", None, "a/hub-name"),
-        (str(folder.parent), None, str(folder)),
-        ("a/hub-name", "another-run", str(folder)),
+    for path, revision, init_from, expected in (
+        (None, None, None, str(folder)),
+        ("a/hub-name", None, None, "a/hub-name"),
+        ("a/hub-name", "v2", None, str(folder)),  # `evaluate.py` and peft load the newest commit
+        (str(folder.parent), None, None, str(folder)),
+        ("a/hub-name", None, "another-run", str(folder)),
     ):
-        given = replace(run, init_from=init_from, model=replace(run.model, path=path))
+        node = {**run.model, "path": path, "revision": revision}
+        given = replace(run, init_from=init_from, model=type(run.model).of(node))
         model = load_for_training(given, folder, compiled=False)
         assert model.peft_config["default"].base_model_name_or_path == expected
 
