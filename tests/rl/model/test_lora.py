@@ -70,16 +70,18 @@ def adapted(folder, *, dtype=torch.float32, seed=0, trained=True, **knobs):
     return model.train()
 
 
+def weights(recipes):
+    return {recipe.name: recipe.make(*recipe.parts) for recipe in recipes}
+
+
 def test_the_printed_command_merges_a_checkpoint_into_a_model_that_starts_a_run(folder, tmp_path):
     hf, base, text = tmp_path / "hf", tmp_path / "base", (ROOT / "docs/everyday.md").read_text()
     model = adapted(folder, modules_to_save=["norm"], rslora=True).eval()
     load_model(folder, torch.float32, 0).save_pretrained(base)
     cast("Any", model).peft_config["default"].base_model_name_or_path = str(base)
-    write_adapter(model, {r.name: r.make(*r.parts) for r in adapter_recipes(model)}, hf)
+    write_adapter(model, weights(adapter_recipes(model)), hf)
     copy_tokenizer(folder, hf)
-    with pytest.raises(
-        ValueError, match="contains only an adapter: run `(.*)`, then use"
-    ) as refused:
+    with pytest.raises(ValueError, match="contains only an adapter: run `") as refused:
         local_folder(str(hf), None, "model")
     command = shlex.split(str(refused.value).split("`")[1])
     assert all(line.strip("; ") in text for line in command[2].split("; "))
@@ -89,10 +91,6 @@ def test_the_printed_command_merges_a_checkpoint_into_a_model_that_starts_a_run(
     torch.testing.assert_close(whole(TOKENS).logits, model(TOKENS).logits, atol=1e-5, rtol=0)
     given = {"max_new_tokens": 9, "do_sample": False, "pad_token_id": 256}
     assert torch.equal(whole.generate(TOKENS, **given), model.generate(TOKENS, **given))
-
-
-def weights(recipes):
-    return {recipe.name: recipe.make(*recipe.parts) for recipe in recipes}
 
 
 @torch.no_grad()
