@@ -22,7 +22,6 @@ from envs.loading import hub_problem
 from rl.config.annotations import Node
 from rl.config.positions import ADAPTER, merge_advice, positions_of
 from rl.model.folder import json_of, links_outside, missing_weight_file, shapes_of, weight_files
-from rl.runtime.folder import RunFolder
 
 HUB_NAME = re.compile(r"[\w.-]+(/[\w.-]+)?")
 ALLOW = ["*.safetensors", "*.json", "*.jinja", "tokenizer*"]
@@ -75,7 +74,7 @@ def local_folder(path: str, revision: str | None, group: str, *, config_only: bo
             "tokenizer.json and *.safetensors, or to a name on the hub (organisation/model)"
         )
     if not (local / "config.json").is_file():
-        if (export := RunFolder.export_of(local)).is_dir():
+        if (export := local / "hf").is_dir():
             raise ValueError(f"{path} is a checkpoint: name its hf/ folder, {group}.path={export}")
         if (local / ADAPTER).is_file():
             raise ValueError(merge_advice(local.absolute(), f"{group}.path"))

@@ -169,7 +169,6 @@ def test_with_its_adapter_off_a_trained_policy_is_the_model_it_began_as(setup, d
     kept, warm = torch.cat([own, (own + 1) % 256], -1), torch.linspace(0.5, 2.0, len(own))[:, None]
     rows = Rows(batch.token_ids, batch.mask, batch.envs, warm, kept)
     (found,) = initial(setup, policy, reads_candidates=True).score([rows])
-    options = {"kept": kept, "top_k": (3, policy.vocabulary)}
-    likeliest = plain._score(rows.token_ids, rows.mask, warm, **options)
+    likeliest = plain._score(rows, top_k=(3, policy.vocabulary))
     for one, other in zip(vars(found).values(), (likeliest[0], *likeliest[2:]), strict=True):
         assert torch.equal(one, other)
