@@ -5,7 +5,7 @@ import dataclasses
 import shlex
 import subprocess
 import sys
-from typing import Any, cast
+from typing import Any
 
 import pytest
 import torch
@@ -76,9 +76,9 @@ def weights(recipes):
 
 def test_the_printed_command_merges_a_checkpoint_into_a_model_that_starts_a_run(folder, tmp_path):
     hf, base, text = tmp_path / "hf", tmp_path / "base", (ROOT / "docs/everyday.md").read_text()
-    model = adapted(folder, modules_to_save=["norm"], rslora=True).eval()
+    model: Any = adapted(folder, modules_to_save=["norm"], rslora=True).eval()
     load_model(folder, torch.float32, 0).save_pretrained(base)
-    cast("Any", model).peft_config["default"].base_model_name_or_path = str(base)
+    model.peft_config["default"].base_model_name_or_path = str(base)
     write_adapter(model, weights(adapter_recipes(model)), hf)
     copy_tokenizer(folder, hf)
     with pytest.raises(ValueError, match="contains only an adapter: run `") as refused:
@@ -87,7 +87,7 @@ def test_the_printed_command_merges_a_checkpoint_into_a_model_that_starts_a_run(
     assert all(line.strip("; ") in text for line in command[2].split("; "))
     subprocess.run([sys.executable, *command[1:]], cwd=tmp_path, check=True)
     merged = local_folder(str(tmp_path / "merged"), None, "model")
-    whole = load_model(merged, torch.float32, 0)
+    whole: Any = load_model(merged, torch.float32, 0)
     torch.testing.assert_close(whole(TOKENS).logits, model(TOKENS).logits, atol=1e-5, rtol=0)
     given = {"max_new_tokens": 9, "do_sample": False, "pad_token_id": 256}
     assert torch.equal(whole.generate(TOKENS, **given), model.generate(TOKENS, **given))
