@@ -6,7 +6,7 @@ from typing import Any
 
 from rl.config.facts import fact
 from rl.config.limits import value_of
-from rl.config.positions import ADAPTER
+from rl.config.positions import ADAPTER, merge_advice
 from rl.runtime.folder import RunFolder, step_of
 
 
@@ -19,16 +19,14 @@ def initial_checkpoint(config: Mapping[str, Any]) -> Path | None:
     folders = Path(path).expanduser().absolute(), Path(config["output_dir"], path).absolute()
     saved = {step_of(c): c for f in folders for c in RunFolder(f).complete_checkpoints()}
     chosen = saved.get(int(step) if step else max(saved, default=0))
-    if chosen is None or (RunFolder.export_of(chosen) / ADAPTER).is_file():
-        found = f"{path} has checkpoints only of the steps {sorted(saved)}"
-        if chosen:
-            found = f"{chosen} contains only an adapter"
-        elif not saved:
-            found = f"there is no checkpoint in {' or '.join(dict.fromkeys(map(str, folders)))}"
-        raise ValueError(
-            f"init_from={name}, but {found}: name a run that trained all weights, and one of its "
-            "steps (<run>:<step>)"
-        )
+    if chosen is None:
+        found = f"there is no checkpoint in {' or '.join(dict.fromkeys(map(str, folders)))}"
+        if saved:
+            found = f"{path} has checkpoints only of the steps {sorted(saved)}"
+        raise ValueError(f"init_from={name}, but {found}: name a run and a step (<run>:<step>)")
+    if ((export := RunFolder.export_of(chosen)) / ADAPTER).is_file():
+        how = merge_advice(export, "model=hf model.path")
+        raise ValueError(f"init_from={name}, but {how} instead of init_from")
     return chosen
 
 
@@ -37,17 +35,18 @@ def initial_problems(config: Mapping[str, Any]) -> Iterator[str]:
         found = config["resume"] or initial_checkpoint(config)  # True if the run resumes
     except ValueError as error:
         yield str(error)
-    else:
-        if config.get("init_optimizer") and not found:
-            yield "init_optimizer=true loads the optimizer of another run: set init_from=<a run>"
-        freezes = fact(config["adapter"]["_target_"], "freezes_base", False)
-        if config.get("init_optimizer") and found and freezes:
-            yield (
-                "init_optimizer=true loads the optimizer of all weights, but this run trains an "
-                "adapter: set init_optimizer=false, or use adapter=none"
-            )
-        elif config.get("init_optimizer") and isinstance(found, Path):
-            yield from _optimizer_problems(config, RunFolder(found.parents[1]))
+        return
+    if not config.get("init_optimizer"):
+        return
+    if not found:
+        yield "init_optimizer=true loads the optimizer of another run: set init_from=<a run>"
+    elif fact(config["adapter"]["_target_"], "freezes_base", False):
+        yield (
+            "init_optimizer=true loads the optimizer of all weights, but this run trains an "
+            "adapter: set init_optimizer=false, or use adapter=none"
+        )
+    elif isinstance(found, Path):
+        yield from _optimizer_problems(config, RunFolder(found.parents[1]))
 
 
 def _optimizer_problems(config: Mapping[str, Any], run_folder: RunFolder) -> Iterator[str]:

@@ -1,5 +1,6 @@
-"""Read max_position_embeddings of a model folder; for an adapter, that of its base model."""
+"""Find a model's number of positions and an adapter's base model, and explain how to merge them."""
 
+import shlex
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -7,6 +8,12 @@ from typing import Any
 from rl.runtime.given_files import load_json
 
 ADAPTER = "adapter_config.json"
+# Copy the tokenizer and the generation config, then save the base model with the adapter added.
+_MERGE = (
+    "import peft, shutil, sys; hf, merged = sys.argv[1:]; "
+    'shutil.copytree(hf, merged, ignore=shutil.ignore_patterns("adapter*")); '
+    "peft.AutoPeftModelForCausalLM.from_pretrained(hf).merge_and_unload().save_pretrained(merged)"
+)
 
 
 def base_model_of(path: Any) -> str | None:
@@ -15,6 +22,12 @@ def base_model_of(path: Any) -> str | None:
         return None
     base = _read_json(folder / ADAPTER).get("base_model_name_or_path")
     return base if isinstance(base, str) else None
+
+
+def merge_advice(folder: Path, key: str) -> str:
+    """Return the message that refuses an adapter, with the command that merges it."""
+    command = shlex.join(["python", "-c", _MERGE, str(folder), "merged"])
+    return f"{folder} contains only an adapter: run `{command}`, then use {key}=merged"
 
 
 def positions_of(path: Any) -> int | None:

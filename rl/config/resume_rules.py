@@ -34,13 +34,12 @@ MAY_CHANGE = (
     *("sampler.rollout_timeout", "sampler.max_concurrent", "sampler.max_retries"),
     *("env.sampling.*.rollout_timeout", "client.max_retries", "env.max_concurrent"),
     *("env.tool_timeout", "env.envs.*.max_concurrent", "env.envs.*.tool_timeout"),
-    *("reference.url", "reference.api_key_variable", "reference.timeout", "reference.max_retries"),
-    *(
-        f"reference.teachers.*.{key}"
-        for key in ("url", "api_key_variable", "timeout", "max_retries")
-    ),
     *("max_calls", "num_rounds"),  # limits of a prompt search
-    *(f"reflection.{key}" for key in ("base_url", "api_key_variable", "timeout", "max_retries")),
+    *(
+        f"{server}.{key}"
+        for server in ("reference", "reference.teachers.*", "reflection")
+        for key in ("url", "base_url", "api_key_variable", "timeout", "max_retries")
+    ),
 )
 FIXED = ("trainer.max_grad_norm",)  # must not change, although `trainer` is in MAY_CHANGE
 

@@ -152,7 +152,7 @@ class Run(Settings):
 
     @property
     def pushes_adapter(self) -> bool:
-        return self.transport.adapter_only
+        return self.transport.has("adapter_only")
 
     def compiles(self, *, on_gpu: bool) -> bool:
         """Return whether to compile the layers: by default on a GPU, but not with ZeRO stage 3."""

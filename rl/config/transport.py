@@ -22,10 +22,6 @@ class Transport:
         """The name of the sender's module, which is unique because each sender has its own file."""
         return self.node["_target_"].split(".")[-2]
 
-    @property
-    def adapter_only(self) -> bool:
-        return self.has("adapter_only")
-
     def has(self, name: str) -> bool:
         """Return the sender's boolean class variable `name` (see rl/weights/transport.py)."""
         return fact(self.node["_target_"], name, False)
@@ -92,7 +88,7 @@ def placement_problem(chosen: Transport, *, on_gpus: bool, shared: bool) -> str 
 
 def transport_problems(config: Node) -> Iterator[str]:
     chosen = transport(config)
-    if chosen.adapter_only and (why := adapter_obstacle(config["adapter"], config["model"])):
+    if chosen.has("adapter_only") and (why := adapter_obstacle(config["adapter"], config["model"])):
         yield f"sync={chosen.name}, but {why}"
     if chosen.has("one_host") and (apart := why_several_hosts(config)):
         yield f"sync={chosen.name} needs trainer and vLLM on one host, but {apart}: use sync=gloo"

@@ -34,10 +34,6 @@ class KLPenalty:
     place: Literal["loss", "reward"]
     target_kl: PositiveFloat | None  # desired mean divergence per token; None: do not adapt beta
 
-    @property
-    def is_active(self) -> bool:
-        return self.beta > 0
-
     def next_beta(self, beta: float, kl: float) -> float:
         """Return beta for the next step. `kl`: mean divergence, NaN if this step was skipped."""
         if self.target_kl is None or math.isnan(kl):

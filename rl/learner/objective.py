@@ -151,7 +151,7 @@ class Objective:
             divergence = self.kl.estimator(logprobs, tokens.ref_logprobs)  # [N]
             # Report the divergence whenever there is a reference, even if beta is 0.
             metrics["kl_divergence"] = divergence.detach()
-            if self.kl.place == "loss" and self.kl.is_active:
+            if self.kl.place == "loss" and self.kl.beta > 0:
                 loss = loss + beta * divergence
         if self.entropy_bonus:
             loss = loss - self.entropy_bonus * entropies

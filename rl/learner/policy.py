@@ -184,15 +184,12 @@ class Policy:
     @torch.no_grad()
     def score(self, batch: Batch) -> Tensor:
         """Return logprobs [N] of a micro-batch at the sampler's temperature. Collective."""
-        temperature = self._temperature_of(batch)
-        return self._score(batch.token_ids, batch.mask, temperature, kept=batch.kept)[0]
+        return self._score(batch)[0]
 
     @torch.no_grad()
     def with_scores(self, batch: Batch) -> Batch:
         """Return the micro-batch with the current policy's logprobs and entropies. Collective."""
-        options = {"entropies": True, "candidates": batch.candidates, "kept": batch.kept}
-        temperature = self._temperature_of(batch)
-        outputs = self._score(batch.token_ids, batch.mask, temperature, **options)
+        outputs = self._score(batch, entropies=True, candidates=batch.candidates)
         return replace(batch, scored=True, **dict(zip(self._outputs, outputs, strict=False)))
 
     @torch.no_grad()
@@ -200,9 +197,7 @@ class Policy:
         """Return the base model's logprobs of `rows` and of `top_k` likely tokens. Collective."""
         likeliest = (top_k, self.vocabulary) if top_k else None
         with without_adapter(self.engine.module.model):
-            temperature = self._temperature_of(rows)
-            options = {"top_k": likeliest, "kept": rows.kept}
-            outputs = self._score(rows.token_ids, rows.mask, temperature, **options)
+            outputs = self._score(rows, top_k=likeliest)
         return Logprobs(outputs[0], *outputs[2:])
 
     @torch.no_grad()
@@ -211,14 +206,15 @@ class Policy:
         tokens = torch.tensor(token_ids, dtype=torch.int64, device=self.ranks.device)
         mask = torch.ones_like(tokens, dtype=torch.bool)
         mask[:, 0] = False
-        flat = self._score(tokens, mask, temperature)[0]
+        flat = self._score(Rows(tokens, mask, ()), temperature)[0]
         return flat.new_zeros(tokens.shape).masked_scatter(mask, flat).cpu()
 
     def _score(
-        self, token_ids: Tensor, mask: Tensor, temperature: float | Tensor, **options: Any
+        self, rows: Batch | Rows, temperature: float | None = None, **options: Any
     ) -> tuple[Tensor, ...]:
         self.engine.eval()
-        outputs = self.engine(token_ids, mask, temperature, **options)
+        divisor = temperature or self._temperature_of(rows)
+        outputs = self.engine(rows.token_ids, rows.mask, divisor, kept=rows.kept, **options)
         self.engine.train()
         return outputs
 

@@ -58,7 +58,7 @@ class Preparation:
                 )
                 for batch, score in zip(batches, scores, strict=True)
             ]
-        penalised = self.reference is not None and self.kl.is_active and self.kl.place == "reward"
+        penalised = self.reference is not None and self.kl.beta > 0 and self.kl.place == "reward"
         needs_old = self.keeps_old or penalised
         if needs_old and self.for_statistics:
             batches = [self.policy.with_scores(b) for b in batches]

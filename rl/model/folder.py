@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import xxhash
-from safetensors import SafetensorError, safe_open
+from safetensors import safe_open
 
 _TOKENIZER_FILES = (".json", ".jinja", ".txt", ".model")
 _HASHED = (
@@ -53,15 +53,6 @@ def missing_weight_file(folder: Path) -> str | None:
     if (listed := files_in_index(folder)) is not None:
         return next((name for name in sorted(listed) if not (folder / name).is_file()), None)
     return None if holds_weights(folder) else "*.safetensors"
-
-
-def damaged_weight_file(folder: Path) -> str | None:
-    for path in sorted(weight_files(folder)):
-        try:
-            shapes_of(path)
-        except SafetensorError:
-            return path.name
-    return None
 
 
 def fingerprint(folder: Path) -> str:

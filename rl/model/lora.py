@@ -15,6 +15,7 @@ import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 from msgspec import Meta
@@ -104,10 +105,8 @@ class LoRA:
                         f"from {', '.join(known)}"
                     )
         embedding, head = model.get_input_embeddings(), model.get_output_embeddings()
-        tied = set[str]()
-        if head is not None and getattr(head, "weight", 0) is getattr(embedding, "weight", 1):
-            tied = {name for name, module in model.named_modules() if module is embedding}
-            tied.add("lm_head")
+        are_tied = getattr(head, "weight", 0) is getattr(embedding, "weight", 1)
+        tied = [name for name, m in model.named_modules() if are_tied and m in (embedding, head)]
         for module in self.modules_to_save:
             if any(f".{name}".endswith(f".{module}") for name in tied):
                 raise ValueError(
@@ -184,7 +183,7 @@ def full_recipes(model: nn.Module) -> Iterator[Recipe]:
         if is_base and leaf == "weight":
             layer: Any = model.get_submodule(owner)
             parts = [parameter, layer.lora_A[_NAME].weight, layer.lora_B[_NAME].weight]
-            yield Recipe(f"{owner}.weight", parts, _merge_function(layer))
+            yield Recipe(f"{owner}.weight", parts, partial(_merge, layer))
         else:
             plain = name.replace(".base_layer.", ".").replace(_SAVED, ".")
             yield Recipe(plain, [parameter], lambda weight: weight.detach())
@@ -198,16 +197,14 @@ def adapter_recipes(model: nn.Module) -> Iterator[Recipe]:
             yield Recipe(f"base_model.model.{plain}", [parameter], lambda weight: weight.detach())
 
 
-def _merge_function(layer: Any) -> Callable[..., Tensor]:
+def _merge(layer: Any, base: Tensor, a: Tensor, b: Tensor) -> Tensor:
     import torch
 
-    def merge(base: Tensor, a: Tensor, b: Tensor) -> Tensor:  # [out, in], [rank, in], [out, rank]
-        exact = torch.promote_types(base.dtype, torch.float32)
-        update = b.detach().to(exact) @ a.detach().to(exact) * layer.scaling[_NAME]
-        update = update.T if layer.fan_in_fan_out else update
-        return (base.detach().to(exact) + update).to(base.dtype)
-
-    return merge
+    # base: [out, in], a: [rank, in], b: [out, rank]
+    exact = torch.promote_types(base.dtype, torch.float32)
+    update = b.detach().to(exact) @ a.detach().to(exact) * layer.scaling[_NAME]
+    update = update.T if layer.fan_in_fan_out else update
+    return (base.detach().to(exact) + update).to(base.dtype)
 
 
 def write_adapter(model: nn.Module, weights: Mapping[str, Tensor], folder: Path) -> None:

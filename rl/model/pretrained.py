@@ -16,11 +16,12 @@ from huggingface_hub.errors import (
     RepositoryNotFoundError,
     RevisionNotFoundError,
 )
+from safetensors import SafetensorError
 
 from envs.loading import hub_problem
 from rl.config.annotations import Node
-from rl.config.positions import positions_of
-from rl.model.folder import damaged_weight_file, json_of, links_outside, missing_weight_file
+from rl.config.positions import ADAPTER, merge_advice, positions_of
+from rl.model.folder import json_of, links_outside, missing_weight_file, shapes_of, weight_files
 
 HUB_NAME = re.compile(r"[\w.-]+(/[\w.-]+)?")
 ALLOW = ["*.safetensors", "*.json", "*.jinja", "tokenizer*"]
@@ -72,6 +73,11 @@ def local_folder(path: str, revision: str | None, group: str, *, config_only: bo
             f"{group}.path={path} does not exist: set {group}.path to a folder with config.json, "
             "tokenizer.json and *.safetensors, or to a name on the hub (organisation/model)"
         )
+    if not (local / "config.json").is_file():
+        if (export := local / "hf").is_dir():
+            raise ValueError(f"{path} is a checkpoint: name its hf/ folder, {group}.path={export}")
+        if (local / ADAPTER).is_file():
+            raise ValueError(merge_advice(local.absolute(), f"{group}.path"))
     if not config_only:
         check_files(local)
     return local.absolute()
@@ -109,12 +115,10 @@ def _download(path: str, revision: str | None, group: str, patterns: list[str]) 
 
 def check_files(folder: Path) -> None:
     """Raise ValueError if files are missing or damaged, or config or tokenizer link elsewhere."""
-    for name, remedy in (
-        ("config.json", "save the model there with save_pretrained(folder)"),
-        ("tokenizer.json", "save the fast tokenizer there with save_pretrained(folder)"),
-    ):
+    for name, saved in (("config.json", "model"), ("tokenizer.json", "fast tokenizer")):
         if not (folder / name).is_file():
-            raise ValueError(f"{folder} contains no {name}: {remedy}")
+            how = f"save the {saved} there with save_pretrained(folder)"
+            raise ValueError(f"{folder} contains no {name}: {how}")
         if links_outside(folder / name):
             raise ValueError(
                 f"{folder}/{name} is a link to {(folder / name).resolve()}, outside its folder: "
@@ -126,7 +130,10 @@ def check_files(folder: Path) -> None:
             f"{folder} contains no {missing}: finish the download, or save the weights as "
             "safetensors with save_pretrained(folder)"
         )
-    if damaged := damaged_weight_file(folder):
-        raise ValueError(
-            f"{folder / damaged} is truncated or not a safetensors file: download it again"
-        )
+    for path in sorted(weight_files(folder)):
+        try:
+            shapes_of(path)
+        except SafetensorError as error:
+            raise ValueError(
+                f"{path} is truncated or not a safetensors file: download it again"
+            ) from error

@@ -238,9 +238,14 @@ class PlainParser:
         self._tokenizer = Tokenizer(folder)
         stops = _read_json(folder / "generation_config.json").get("eos_token_id")
         stops = self._tokenizer.eos_token_id if stops is None else stops
-        self._stops: list[int] = (
-            stops if isinstance(stops, list) else [] if stops is None else [stops]
-        )
+        given = stops if isinstance(stops, list) else [] if stops is None else [stops]
+        # Leave out ids without a token, because no completion ends with them.
+        self._stops: list[int] = [stop for stop in given if self._tokenizer.decode([stop])]
+        if given and not self._stops:
+            raise ValueError(
+                f"the tokenizer in {folder} has no token with an id in {given}, so no completion "
+                "would end: correct eos_token_id in generation_config.json"
+            )
 
     def get_stop_token_ids(self) -> list[int]:
         return list(self._stops)

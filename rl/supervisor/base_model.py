@@ -46,14 +46,15 @@ def check_model(run: Run, model: Path) -> None:
             f"each position, but the model has only {size}: set sampler.{remedy}"
         )
         raise ConfigError([problem])
-    if run.model.path and (
-        fact(run.client["_target_"], "renders", False) or not run.sampler.uses_vllm
-    ):
-        from rl.model.tokenizer import load_renderer  # imports `renderers`, which takes 0.5 s
+    if run.model.path:
+        # This imports `renderers`, which takes 0.5 s.
+        from rl.model.tokenizer import load_parser, load_renderer
 
+        renders = fact(run.client["_target_"], "renders", False) or not run.sampler.uses_vllm
+        load = load_renderer if renders else load_parser
         with as_config_error():
             made = build(run.model)()
-            load_renderer(model, made.renderer, made.renderer_options)
+            load(model, made.renderer, made.renderer_options)
 
 
 def make_cache_folder(folder: Path) -> None:

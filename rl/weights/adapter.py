@@ -9,6 +9,7 @@ version to a folder, which vLLM loads once. Later pushes replace the matrices in
 """
 
 import json
+import shutil
 from base64 import b64decode
 from dataclasses import dataclass
 from pathlib import Path
@@ -54,9 +55,7 @@ class AdapterReader(Reader):
 
     def read(self, fingerprint: str, **source: str) -> dict[str, torch.Tensor]:
         if self._has_folder:  # vLLM has already loaded this folder, so delete it
-            (self._folder / _CONFIG).unlink()
-            (self._folder / _MATRICES).unlink()
-            self._folder.rmdir()
+            shutil.rmtree(self._folder)
             self._has_folder = False
         if path := source.get("path"):
             return read_weights(path, fingerprint)

@@ -17,7 +17,7 @@ from tests.support.launching import ROOT, SCRIPTED, Result, begin, ended, nightl
 
 PAGE = ROOT / "docs" / "everyday.md"
 FILES, COMMANDS = printed.files(PAGE), printed.commands(PAGE)
-_, SCHEDULED, FIRST, SECOND, EVALUATE, SHOWN, PLAN, REPORT = COMMANDS
+_, SCHEDULED, FIRST, SECOND, _, EVALUATE, SHOWN, PLAN, REPORT = COMMANDS
 SHORT = f"{' '.join(SCRIPTED)} sampler=sync batch_size=16 group_size=8"
 SECONDS = 300
 

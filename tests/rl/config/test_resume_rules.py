@@ -226,8 +226,9 @@ def test_a_missing_checkpoint_and_an_adapter_are_refused(first):
     both = changed(lora, {"init_from": "first", "init_optimizer": True})
     assert "but this run trains an adapter" in only_problem(both)
     (first.checkpoint(10) / "hf" / ADAPTER).write_text("{}")
-    adapter = changed(config, {"init_from": "first"})
-    assert f"{first.checkpoint(10)} contains only an adapter: name a run" in only_problem(adapter)
+    adapter = only_problem(changed(config, {"init_from": "first"}))
+    assert f"init_from=first, but {first.checkpoint(10)}/hf contains only an adapter: " in adapter
+    assert adapter.endswith("/hf merged`, then use model=hf model.path=merged instead of init_from")
 
 
 def test_a_resumed_run_without_model_and_parent_has_a_sentence_not_a_traceback(tmp_path):

@@ -36,7 +36,7 @@ def test_the_command_line_has_priority_and_auto_pushes_the_least(overrides, adap
     config = composed(*overrides)
     assert config["adapter"]["_target_"] == adapter
     chosen = transport(config)
-    assert (chosen.name, chosen.adapter_only) == (how, how == "adapter")
+    assert (chosen.name, chosen.has("adapter_only")) == (how, how == "adapter")
     assert build(chosen.node)().probe_rows == 4
 
 
@@ -61,7 +61,7 @@ def refusals(*overrides, **changes):
 
 def test_a_user_adds_a_sender_by_its_target():
     chosen = transport(composed(OWN))
-    assert (chosen.name, chosen.adapter_only) == ("own_sync", False)
+    assert (chosen.name, chosen.has("adapter_only")) == ("own_sync", False)
     assert isinstance(build(chosen.node)(), RequestSender)
     assert refusals(OWN) == refusals(OWN, **SPREAD) == []
 

@@ -73,13 +73,15 @@ def test_an_adapter_names_its_base_on_the_hub_or_else_the_folder_that_the_run_be
     setup, how
 ):
     run, folder = run_with_facts(composed("adapter=lora")), setup.sources["float32"]
-    for path, init_from, expected in (
-        (None, None, str(folder)),
-        ("a/hub-name", None, "a/hub-name"),
-        (str(folder.parent), None, str(folder)),
-        ("a/hub-name", "another-run", str(folder)),
+    for path, revision, init_from, expected in (
+        (None, None, None, str(folder)),
+        ("a/hub-name", None, None, "a/hub-name"),
+        ("a/hub-name", "v2", None, str(folder)),  # `evaluate.py` and peft load the newest commit
+        (str(folder.parent), None, None, str(folder)),
+        ("a/hub-name", None, "another-run", str(folder)),
     ):
-        given = replace(run, init_from=init_from, model=replace(run.model, path=path))
+        node = {**run.model, "path": path, "revision": revision}
+        given = replace(run, init_from=init_from, model=type(run.model).of(node))
         model = load_for_training(given, folder, compiled=False)
         assert model.peft_config["default"].base_model_name_or_path == expected
 
@@ -167,7 +169,6 @@ def test_with_its_adapter_off_a_trained_policy_is_the_model_it_began_as(setup, d
     kept, warm = torch.cat([own, (own + 1) % 256], -1), torch.linspace(0.5, 2.0, len(own))[:, None]
     rows = Rows(batch.token_ids, batch.mask, batch.envs, warm, kept)
     (found,) = initial(setup, policy, reads_candidates=True).score([rows])
-    options = {"kept": kept, "top_k": (3, policy.vocabulary)}
-    likeliest = plain._score(rows.token_ids, rows.mask, warm, **options)
+    likeliest = plain._score(rows, top_k=(3, policy.vocabulary))
     for one, other in zip(vars(found).values(), (likeliest[0], *likeliest[2:]), strict=True):
         assert torch.equal(one, other)

@@ -14,9 +14,9 @@ from rl.model.folder import (
     check_teacher,
     check_trainable,
     copy_tokenizer,
-    damaged_weight_file,
     fingerprint,
 )
+from rl.model.pretrained import check_files
 from rl.model.shape import read_sizes, shape
 from tests.support.scripted import tiny_model
 from tests.support.tiny_policy import model_folder
@@ -88,10 +88,11 @@ def test_only_the_links_of_the_hubs_cache_are_followed(snapshot, is_followed, tm
     ],
 )
 def test_a_file_that_was_cut_off_or_is_no_safetensors_is_named(damage, model):
-    assert damaged_weight_file(model) is None
+    check_files(model)
     path = model / "model.safetensors"
     path.write_bytes(damage(path.read_bytes()))
-    assert damaged_weight_file(model) == "model.safetensors"
+    with pytest.raises(ValueError, match=r"model\.safetensors is truncated or not a safetensors"):
+        check_files(model)
 
 
 def test_the_fingerprint_covers_weights_config_and_tokenizer_and_not_the_path(model, tmp_path):

@@ -2,6 +2,10 @@
 
 import copy
 import dataclasses
+import shlex
+import subprocess
+import sys
+from typing import Any
 
 import pytest
 import torch
@@ -9,9 +13,18 @@ from peft import PeftModel
 from transformers import AutoConfig, AutoModelForCausalLM, GPT2Config, Lfm2Config
 
 from rl.learner.logprobs import PolicyModule
+from rl.model.folder import copy_tokenizer
 from rl.model.loading import load_model
-from rl.model.lora import active_module, adapter_recipes, full_recipes, without_adapter
+from rl.model.lora import (
+    active_module,
+    adapter_recipes,
+    full_recipes,
+    without_adapter,
+    write_adapter,
+)
+from rl.model.pretrained import local_folder
 from tests.support import tiny_policy
+from tests.support.launching import ROOT
 
 torch.set_num_threads(1)
 
@@ -59,6 +72,25 @@ def adapted(folder, *, dtype=torch.float32, seed=0, trained=True, **knobs):
 
 def weights(recipes):
     return {recipe.name: recipe.make(*recipe.parts) for recipe in recipes}
+
+
+def test_the_printed_command_merges_a_checkpoint_into_a_model_that_starts_a_run(folder, tmp_path):
+    hf, base, text = tmp_path / "hf", tmp_path / "base", (ROOT / "docs/everyday.md").read_text()
+    model: Any = adapted(folder, modules_to_save=["norm"], rslora=True).eval()
+    load_model(folder, torch.float32, 0).save_pretrained(base)
+    model.peft_config["default"].base_model_name_or_path = str(base)
+    write_adapter(model, weights(adapter_recipes(model)), hf)
+    copy_tokenizer(folder, hf)
+    with pytest.raises(ValueError, match="contains only an adapter: run `") as refused:
+        local_folder(str(hf), None, "model")
+    command = shlex.split(str(refused.value).split("`")[1])
+    assert all(line.strip("; ") in text for line in command[2].split("; "))
+    subprocess.run([sys.executable, *command[1:]], cwd=tmp_path, check=True)
+    merged = local_folder(str(tmp_path / "merged"), None, "model")
+    whole: Any = load_model(merged, torch.float32, 0)
+    torch.testing.assert_close(whole(TOKENS).logits, model(TOKENS).logits, atol=1e-5, rtol=0)
+    given = {"max_new_tokens": 9, "do_sample": False, "pad_token_id": 256}
+    assert torch.equal(whole.generate(TOKENS, **given), model.generate(TOKENS, **given))
 
 
 @torch.no_grad()

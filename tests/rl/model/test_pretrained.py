@@ -64,6 +64,13 @@ def test_a_missing_file_and_a_link_to_one_outside_the_folder_are_refused(folder,
             model(folder).prepare(tmp_path)
 
 
+@pytest.mark.parametrize("config_only", [False, True])
+def test_a_checkpoint_is_refused_with_the_folder_of_its_model(tmp_path, config_only):
+    (tmp_path / "step_000012" / "hf").mkdir(parents=True)
+    with pytest.raises(ValueError, match=r"12 is a ch.*, model\.path=/.*/step_000012/hf$"):
+        local_folder(f"{tmp_path}/step_000012", None, "model", config_only=config_only)
+
+
 def test_a_missing_shard_and_more_positions_than_the_model_has_are_refused(folder, tmp_path):
     with pytest.raises(ValueError, match=r"built for 4096 positions: use model\.max_seq_len=4096"):
         model(folder, max_seq_len=4097).prepare(tmp_path)

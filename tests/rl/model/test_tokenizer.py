@@ -163,7 +163,10 @@ def test_auto_refuses_a_template_that_writes_another_format_than_the_renderer(tm
     assert load_renderer(folder, "qwen3").config.name == "qwen3"  # the user decides
 
 
-@pytest.mark.parametrize(("given", "stops"), [([5, 7], [5, 7]), (0, [0]), (None, [258])])
+# The model has 320 logits, but the tokenizer has no token with an id from 265 on.
+@pytest.mark.parametrize(
+    ("given", "stops"), [([5, 7], [5, 7]), (0, [0]), (None, [258]), ([300, 5, 999], [5])]
+)
 def test_a_model_without_a_renderer_ends_turns_as_its_generation_config_says(
     given, stops, tmp_path
 ):
@@ -172,6 +175,9 @@ def test_a_model_without_a_renderer_ends_turns_as_its_generation_config_says(
     parser = PlainParser(folder)
     assert parser.get_stop_token_ids() == stops
     assert parser.encode_completion("a") == [97, stops[0]]
+    rewrite(folder / "generation_config.json", eos_token_id=300)
+    with pytest.raises(ValueError, match=r"no token with an id in \[300\], so no .*: correct eos"):
+        PlainParser(folder)
 
 
 def test_truncation_padding_and_first_tokens_saved_with_a_tokenizer_are_switched_off(tmp_path):

@@ -274,4 +274,9 @@ def test_a_top_k_above_the_vocabulary_is_refused(size, top_k, returned, remedy, 
         f"model has only {size}: set sampler.{remedy}"
     )
     as_told = f"sampler.{remedy.removesuffix(' or less')}"
-    check_model(Run.of(composed(*OWN, "client=tokens", f"sampler.top_k={top_k}", as_told)), model)
+    plain = ("client=tokens", "model.renderer=auto", f"sampler.top_k={top_k}", as_told)
+    run = Run.of(composed(*OWN, *plain))
+    with pytest.raises(ConfigError, match=r"no token with an id in .*: correct eos_token_id"):
+        check_model(run, model)
+    changed_json(model / "generation_config.json", eos_token_id=0)
+    check_model(run, model)
