@@ -91,7 +91,7 @@ class Judge(ChatEndpoint):
         # Search the last line first, because a judge gives its reasons before its score.
         found = next(filter(None, map(pattern.search, reversed(said.splitlines()))), None)
         if cut_off:  # Accept only yes or no at the beginning, because the last line is missing.
-            found = None if self.max_score else pattern.match(said.lstrip("*"))
+            found = None if self.max_score else pattern.match(said.lstrip('*_`"#- '))
         scale = "yes or no" if self.max_score is None else f"0 to {self.max_score:g}"
         if found is None:
             raise JudgeError(

@@ -26,11 +26,14 @@ def result_lines(summary: Summary, threshold: float, folder: Path) -> Renderable
     lines: list[RenderableType] = [Text(), table, Text()]
     passes = f"a rollout passes if its reward is >= {threshold:g}"
     lines.append(Text(f"{passes}; ± is one standard error over examples", "dim"))
-    if summary.zero_spread >= _MOSTLY_EQUAL:  # False for NaN, with one rollout per example
-        why = f"{summary.zero_spread:.0%} of the groups have equal rewards, so they teach nothing"
-        other = "harder" if summary.passes[1] > 0.5 else "easier"
-        advice = f"before training, choose {other} examples (docs/troubleshooting.md, no spread)"
-        lines.append(Text(f"{why}: {advice}", "yellow"))
+    for name, one in (summary.envs or {"": summary}).items():
+        # zero_spread is NaN with one rollout per example.
+        if one.zero_spread >= _MOSTLY_EQUAL and 2 * one.num_scored > one.num_rollouts:
+            text = f"{name}: {one.zero_spread:.0%} of the groups of "
+            text += f"{one.num_rollouts // one.num_examples} rollouts have equal rewards: choose "
+            text += "harder" if one.passes[1] > 0.5 else "easier"
+            text += " examples or larger groups (docs/troubleshooting.md, no spread)"
+            lines.append(_printable(text.lstrip(": "), "yellow"))
     lines += error_lines(summary.errors)
     lines.append(_printable(f"{folder}/  summary.json, rollouts.jsonl, rollouts.html", "dim"))
     return Group(*lines)

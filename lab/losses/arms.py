@@ -180,7 +180,7 @@ def _compose_run(folder: RunFolder, words: list[str]) -> dict[str, Any]:
     except HydraException as error:
         folder_flags = [f"--config-dir={path}" for path in own[:1]]
         found = explain_hydra_error(error, [*folder_flags, *kept, *words]).problems
-        raise ConfigError([f"{' '.join(words)}: {problem}" for problem in found]) from error
+        raise ConfigError([f"{' '.join(words or ['the run'])}: {p}" for p in found]) from error
 
 
 def _weights(run: Run, batch: RecordedBatch) -> Tensor:

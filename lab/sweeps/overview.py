@@ -138,4 +138,4 @@ def print_end(sweep: SweepFolder, command: str) -> None:
         why = f" ({failed} failed)" if failed else ""
         say(f"{left} of {len(jobs.records)} jobs are not done{why}; to resume them:\n  {command}")
     elif sweep.read_info().get("jobs"):  # the other sweepers may not have recorded all jobs yet
-        say(f"all {len(jobs.records)} jobs are finished; their report follows")
+        say(f"all {len(jobs.records)} jobs are finished")

@@ -296,5 +296,4 @@ class Player:
 
     async def _score(self, env: Environment, episode: Episode) -> Scores:
         with as_environment_error(env, "score"):
-            scored = await threads.call(env.score, episode)
-            return rewards_by_name(scored, episode.turns)
+            return rewards_by_name(await threads.call(env.score, episode), episode.turns)

@@ -83,7 +83,7 @@ def supervise(
     construct(run, CONSTRUCTED)  # raises ConfigError if a component refuses its options
     if run.resume and _is_complete(run, run_folder):
         return _end_complete_run(run, run_folder)
-    say("checking the run: each of its functions is called once")
+    say("checking the run's components")
     lock, dry_call = locked(run_folder, delete_on=ConfigError), DryCall([run.plain()])
     with stopped_by_signals() as stop, lock, Reaper() as reaper, dry_call:
         # Check again under the lock, because another run may have used the folder meanwhile. Check

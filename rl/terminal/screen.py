@@ -4,6 +4,7 @@ The supervisor calls `Screen.update()` about four times per second. Each call re
 statuses and warnings from files of the run folder, which the other processes write.
 """
 
+import re
 import time
 from collections.abc import Sequence
 from math import inf
@@ -29,6 +30,7 @@ from rl.terminal.display import Display
 from rl.terminal.panel import ALARMS, RunView, format_number, format_time, live_panel, time_shares
 
 FIRST_STEPS = 5  # number of steps at the start that always get a line in a log file
+_EVALUATED = re.compile(r"eval/(reward|pass)[^/]*(/[^/]*)?$")  # not eval/reward/exact/turn_0
 LINE_INTERVAL_S = 2.0  # minimum seconds between two lines of later steps
 STEP_LINE = (  # (label, metric, number format, width) of each number in a step line
     ("reward", "train/reward", "", 8),
@@ -131,12 +133,7 @@ def final_summary(folder: RunFolder) -> str:
         # The step lines count from 1 and the files from 0, so name the file.
         where = folder.rollouts_of(at).relative_to(folder.path)
         lines.append(("reward", f"{format_first_and_last(rewards)}, best {best:.3f} in {where}"))
-    evaluated = {
-        name
-        for row in rows
-        for name in row
-        if name.startswith(("eval/reward", "eval/pass")) and "/turn_" not in name
-    }
+    evaluated = {name for row in rows for name in row if _EVALUATED.match(name)}
     for name in sorted(evaluated, key=lambda name: (name != "eval/reward", name))[:4]:
         if values := column(rows, name):
             lines.append((name, f"{values[0]:.3f} -> {values[-1]:.3f}"))
@@ -149,7 +146,6 @@ def final_summary(folder: RunFolder) -> str:
         lines.append(("model", str(exports[-1])))
     config = folder.read_yaml(folder.config)
     if steps < config.get("max_steps", inf) and not is_fulfilled(config.get("stop_when"), rows):
-        label = "go on" if folder.num_saved_steps() else "again"
-        lines.append((label, resume_command(folder)))
+        lines.append(("go on" if folder.num_saved_steps() else "again", resume_command(folder)))
     width = max(len(label) for label, _ in lines) + 2
     return "\n".join(f"{label:<{width}}{text}" for label, text in lines)

@@ -69,8 +69,7 @@ class TrainingRun:
         self.metrics = MetricsFile(run_folder) if self.ranks.first else None
         self.logger = build(self.run.logger)()
         self.alarms = Alarms.of(self.run, run_folder, self.start)
-        limit = self.settings.max_nonfinite_steps
-        self.nonfinite = NonFiniteSteps(run_folder, self.ranks, limit)
+        self.nonfinite = NonFiniteSteps(run_folder, self.ranks, self.settings.max_nonfinite_steps)
         self.profiler = start_profiler(run_folder, rank, self.settings.profile)
         self.delivery = self._build_delivery()
 

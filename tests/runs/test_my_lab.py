@@ -163,7 +163,7 @@ def test_a_run_trains_with_everything_of_the_folder_and_can_be_resumed(interrupt
 
 
 @nightly
-def test_its_sweep_trains_and_ends_with_a_table(lab):
+def test_the_jobs_of_its_sweep_train_one_after_the_other(lab):
     # The sweep's own jobs are checked above. These jobs imitate the expert, which needs no vLLM.
     jobs = ["hydra.sweeper.params=null", "seed=0,1", "loss=sft", "sampler=demonstrations"]
     brief = [*SMALL, "max_steps=1", "model.warm_start=null", "evaluation=none"]

@@ -152,6 +152,7 @@ def table(*examples, threshold=1.0):
         (3 * [(0.0,)], "-", None),  # one rollout has no spread
         (2 * [(1.0, None)], "-", None),
         (2 * [(None, None)], "-", None),
+        (2 * [(None, None)] + [(0.0, 0.0)], "100%", None),  # most rollouts have no score
     ],
 )
 def test_other_examples_are_advised_only_if_most_groups_have_equal_rewards(groups, share, advice):
@@ -160,8 +161,18 @@ def test_other_examples_are_advised_only_if_most_groups_have_equal_rewards(group
     assert re.search(r"no spread +(\S+)", lines)[1].replace(".0%", "%") == share
     assert ("docs/troubleshooting.md, no spread" in text) == (advice is not None)
     if advice:
-        why = f"{share} of the groups have equal rewards, so they teach nothing"
-        assert f"{why}: before training, choose {advice} examples (docs" in text
+        why = f"{share} of the groups of 2 rollouts have equal rewards"
+        assert f"{why}: choose {advice} examples or larger groups (docs" in text
+
+
+def test_the_advice_names_the_environments_of_a_mixture_that_it_concerns():
+    groups = [(env, (float(env == "a"),) * 2) for env in "aab"] + [("c", (0.0, 1.0))]
+    lines = table(*(played(*map(rollout, rewards), env=env) for env, rewards in groups))
+    text = " ".join(lines.split())
+    assert re.findall(r"(\w+): 100% of .*? choose (\w+) ex", text) == [
+        ("a", "harder"),
+        ("b", "easier"),
+    ]
 
 
 def test_every_row_of_the_table_has_its_number_in_its_unit():

@@ -76,7 +76,7 @@ def test_a_started_again_sweep_skips_finished_jobs_and_resumes_failed_gone_and_l
     assert [(record.state, record.error) for record in records(app)] == [("done", None)] * 4
     assert [record.folder for record in records(app)] == before
     assert "are not done" not in output
-    assert "all 4 jobs are finished; their report follows\n" in output
+    assert "all 4 jobs are finished\n" in output
     arms = report_of(app)["arms"]
     assert [(arm["run"], arm["seeds"]) for arm in arms] == [("rate=0.7", 2), ("rate=0.5", 2)]
     assert [arm["reward"] for arm in arms] == pytest.approx([1.2, 1.0])
@@ -86,7 +86,7 @@ def test_a_started_again_sweep_skips_finished_jobs_and_resumes_failed_gone_and_l
     assert "by the training reward of the last 10 steps, 2 seeds each" in output
     status, output = app.run(*jobs)
     assert (status, what_ran(app)) == (0, [])
-    assert "outputs/x, 4 jobs, 4 already done\nall 4 jobs are finished; their" in output
+    assert "outputs/x, 4 jobs, 4 already done\nall 4 jobs are finished\n" in output
     assert output.endswith("outputs/x/report.html\n")
     folder = app.folder / "outputs" / str(records(app)[0].run_name)
     folder.rename(folder.with_name("elsewhere"))

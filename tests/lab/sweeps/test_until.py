@@ -176,6 +176,12 @@ def test_a_sweep_plays_until_all_arms_are_decided_and_then_nothing(app):
     assert done in output
 
 
+def test_a_sweep_ends_if_the_done_runs_of_the_first_arm_have_no_score(app):
+    status, output = app.run("--multirun", "rate=nan,0.7", *JOBS[2:])
+    assert (status, len(app.calls())) == (0, 1)
+    assert "rate=nan has neither an evaluation nor a training reward" in output
+
+
 @pytest.mark.slow
 def test_a_killed_sweep_of_parallel_jobs_resumes_by_the_same_command(app):
     if len(os.sched_getaffinity(0)) < 2:

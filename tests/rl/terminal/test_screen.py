@@ -150,9 +150,10 @@ def test_failed_rollouts_are_in_the_lines_and_in_the_summary(tmp_path):
 
 
 def test_the_summary_of_a_run_leaves_out_the_rewards_of_single_turns(tmp_path):
-    log_of(tmp_path, rows=[{**STEP, "eval/reward/a": 0.5, "eval/reward/a/turn_0": 0.25}])
+    own = {"eval/reward/a": 0.5, "eval/reward/a/turn_0": 0.25, "eval/reward/turn_b": 0.75}
+    log_of(tmp_path, rows=[{**STEP, **own}])
     words = final_summary(RunFolder(tmp_path)).split()
-    assert [word for word in words if word.startswith("eval/")] == ["eval/reward/a"]
+    assert [word for word in words if word.startswith("eval/")] == [*own][::2]
 
 
 @pytest.mark.parametrize("console", [on_terminal(Terminal()), Console(file=io.StringIO())])
