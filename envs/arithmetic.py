@@ -67,8 +67,7 @@ class Arithmetic(Environment):
 
     async def score(self, episode: Episode) -> dict[str, float]:
         """Return `correct`, which is 1 if the answer is exactly the correct number, else 0."""
-        completion = final_text(episode)
-        return {"correct": float(completion == episode.example.info["answer"])}
+        return {"correct": float(final_text(episode) == episode.example.info["answer"])}
 
     def demonstrations(self, rng: Random) -> Iterator[list[Message]]:
         held_out = set(self._eval_indices)

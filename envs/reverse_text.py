@@ -67,8 +67,7 @@ class ReverseText(Environment):
     def demonstrations(self, rng: Random) -> Iterator[list[Message]]:
         held_out = set(self._eval_words)
         while True:
-            length = rng.choice(self._lengths)
-            word = _random_word(rng, length)
+            word = _random_word(rng, rng.choice(self._lengths))
             if word not in held_out:
                 yield [_prompt(word), assistant(word[::-1])]
 

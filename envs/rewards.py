@@ -150,8 +150,7 @@ def _f1(text: str, answer: str) -> float:
     words, expected = (each.split() for each in _comparable(text, answer))
     if not words or not expected:
         return float(words == expected)
-    common = (Counter(words) & Counter(expected)).total()
-    return 2 * common / (len(words) + len(expected))
+    return 2 * (Counter(words) & Counter(expected)).total() / (len(words) + len(expected))
 
 
 def _last_number(text: str) -> Decimal | None:

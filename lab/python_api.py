@@ -116,8 +116,10 @@ class Run(JupyterMixin):
 def compose(overrides: Sequence[str] = (), config_name: str = "train") -> Config:
     """Return the configuration `conf/<config_name>.yaml` with overrides such as "loss=cispo".
 
-    conf/ of the current folder may contain more choices. Raise ConfigError for invalid overrides.
+    conf/ of the current folder may contain more choices. Raise ConfigError for an unknown key or
+    choice. `train` checks the values.
     """
+    overrides = [overrides] if isinstance(overrides, str) else overrides
     if os.getcwd() not in sys.path:  # makes modules of the current folder importable
         sys.path.append(os.getcwd())
     own = [f"hydra.searchpath=[file://{Path('conf').resolve()}]"] if Path("conf").is_dir() else []

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from rl.runtime.folder import RunFolder
 from rl.runtime.start_record import read_overrides
-from rl.runtime.sweep_folder import SweepFolder
+from rl.runtime.sweep_folder import JobRecord, SweepFolder
 
 
 @dataclass(frozen=True)
@@ -23,7 +23,7 @@ def runs_at(path: Path) -> list[FoundRun]:
     if sweep.jobs.is_dir():
         return [
             FoundRun(
-                folder=RunFolder(Path(str(job.folder))) if job.folder else None,
+                folder=_folder_of(job, path) if job.folder else None,
                 overrides=list(map(str, job.overrides)),
                 error=None if job.error is None else str(job.error),
                 grown=job.grown if isinstance(job.grown, int) else 0,
@@ -35,6 +35,13 @@ def runs_at(path: Path) -> list[FoundRun]:
     folders = [path] if RunFolder(path).is_run else [p for p in below if RunFolder(p).is_run]
     runs = [RunFolder(folder.absolute()) for folder in folders]
     return [FoundRun(run, read_overrides(run)) for run in runs]
+
+
+def _folder_of(job: JobRecord, sweep: Path) -> RunFolder:
+    """Return a job's run folder. If it was moved together with the sweep, search near the sweep."""
+    path = Path(str(job.folder))
+    moved = (Path(above, *path.parts[-2:]) for above in sweep.absolute().parents)
+    return RunFolder(path if path.is_dir() else next(filter(Path.is_dir, moved), path))
 
 
 def folders_and_options(

@@ -48,8 +48,8 @@ _RESOURCES = ExitStack()
 _DIR, _ACCEPT = "hydra.sweep.dir=", "accept_changed_code="
 _SEED = re.compile(r"seed=\d+")  # jobs that differ only in the seed need only one check
 _UNFAIR = (
-    "warning: an order or a buffer chooses examples by earlier rewards, so a better policy gets "
-    "harder examples, and training rewards cannot be compared: add evaluation=default"
+    "warning: an order, a buffer or a strategy chooses examples or rollouts by rewards, so "
+    "training rewards cannot be compared: add evaluation=default"
 )
 Settings = dict[str, Any]
 

@@ -11,7 +11,7 @@ from rl.evaluation.summary import Summary
 from rl.runtime.text import printable
 
 _MOSTLY_EQUAL = 0.9  # minimum zero_spread for advice, the same as in rl/trainer/alarms.py
-_LONGEST_CAUSE = 160  # maximum number of characters of an error text
+_LONGEST_CAUSE = 500  # maximum number of characters of an error text
 
 
 def result_lines(summary: Summary, threshold: float, folder: Path) -> RenderableType:
@@ -25,7 +25,7 @@ def result_lines(summary: Summary, threshold: float, folder: Path) -> Renderable
         table.add_row(_printable(label), *(column.get(label, "-") for column in cells))
     lines: list[RenderableType] = [Text(), table, Text()]
     passes = f"a rollout passes if its reward is >= {threshold:g}"
-    lines.append(Text(f"{passes}; ± is one standard error over examples", "dim"))
+    lines.append(Text(f"{passes}; pass@k and ± (one standard error) are over examples", "dim"))
     for name, one in (summary.envs or {"": summary}).items():
         # zero_spread is NaN with one rollout per example.
         if one.zero_spread >= _MOSTLY_EQUAL and 2 * one.num_scored > one.num_rollouts:

@@ -110,8 +110,8 @@ def closing_lines(
     before, after = candidates[0].mean, candidates[best].mean
     lines = [Text(), Text(f"ended: {ended}", "dim")]
     if best == 0:
-        none = f"none of {len(candidates)} prompts scored higher than the first: {before:.3f}"
-        lines.append(Text(f"{none} on {count} validation examples"))
+        none = f"none of the {len(candidates) - 1} new prompts that reached the {count} validation"
+        lines.append(Text(f"{none} examples scored higher than the first: {before:.3f}"))
     else:
         # The standard error is NaN if fewer than two examples have scores of both prompts.
         gained = replace_nan("{:+.3f} ± {:.3f}".format(*gain(candidates)))

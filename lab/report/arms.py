@@ -43,8 +43,7 @@ def arms_of(runs: Sequence[Run]) -> list[Arm]:
         group = next((g for g in groups if all(is_same_arm(one, run) for one in g)), [])
         groups += [] if group else [group]
         group.append(run)
-    firsts = [group[0] for group in groups]
-    items = _distinguishing_overrides(firsts)
+    items = _distinguishing_overrides([group[0] for group in groups])
     full = [" ".join(of_arm) or DEFAULTS for of_arm in items]
     choices = _choices(items) if len(set(full)) == len(full) else [{}] * len(full)
     short = [name or label for name, label in zip(_names(choices), full, strict=True)]

@@ -59,8 +59,8 @@ def _notes_on_scores(scoring: Scoring) -> Iterator[str]:
             )
         if any(run.selects_examples for run in runs):
             yield (
-                "The order or the buffer chose examples by earlier rewards, so a better policy may "
-                "have had harder examples and a lower training reward."
+                "The order, the buffer or the strategy chose examples or rollouts by rewards, so "
+                "training rewards of different policies or strategies are not comparable."
             )
     most, compared = max(len(run.questions) for run in runs), len(scoring.questions)
     if 0 < compared < most:

@@ -74,7 +74,7 @@ class Run:
     command: str = ""  # the command that resumes the run
     grown: int = 0  # index of the sweep's command that added this run, 0 for the first command
     unscored_share: float = 0.0  # share of unscored rollouts in the last LAST_STEPS steps
-    selects_examples: bool = False  # whether order or buffer chose examples by earlier rewards
+    selects_examples: bool = False  # whether rewards chose examples or rollouts
 
     @property
     def finished(self) -> bool:

@@ -17,7 +17,7 @@ from rl.runtime.token_files import RecordedRow, read_rows
 
 COLUMNS = (
     *("step", "source", "group_id", "place", "env", "reward", "advantage", "length", "turns"),
-    *("staleness", "push", "stop", "used", "error", "question"),
+    *("staleness", "push", "stop", "used", "error", "question", "new"),
 )
 _MAX_BROKEN = 5  # maximum number of unreadable lines that a page lists
 

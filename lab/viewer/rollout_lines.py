@@ -60,6 +60,7 @@ class Row(RolloutLine):
     question: int
     title: str
     text: str
+    new: bool  # whether the policy sampled the rollout for this step
 
 
 _DECODER = msgspec.json.Decoder(RolloutLine)
@@ -87,8 +88,7 @@ def without_surrogates(line: bytes) -> bytes:
     """Return a line without lone surrogates, which Python writes into JSON and msgspec rejects."""
     if b"\\ud" not in line:
         return line
-    text = json.dumps(json.loads(line), ensure_ascii=False)
-    return replace_surrogates(text).encode()
+    return replace_surrogates(json.dumps(json.loads(line), ensure_ascii=False)).encode()
 
 
 def _row(line: RolloutLine, file: SourceFile, start: int, size: int, counts: Counter[int]) -> Row:
@@ -116,6 +116,7 @@ def _row(line: RolloutLine, file: SourceFile, start: int, size: int, counts: Cou
         question=_hash_of(line.env, opening),
         title=" ".join(" ".join(opening[-1:]).split())[:_LONGEST_TITLE],
         text="\n".join(texts).lower(),
+        new="@" not in line.id and not line.id.startswith("-"),
     )
 
 

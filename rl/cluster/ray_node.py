@@ -53,8 +53,7 @@ class RayNode:
         return [name for name in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if name]
 
     def start(self, start: Start) -> int:
-        env = {**start.env, "TMPDIR": str(self._temporary)}
-        self._host.start(replace(start, env=env))
+        self._host.start(replace(start, env={**start.env, "TMPDIR": str(self._temporary)}))
         return len(self._host.children) - 1
 
     def returncodes(self) -> list[int | None]:

@@ -4,7 +4,7 @@ import asyncio
 import inspect
 import itertools
 import threading
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from random import Random
@@ -18,7 +18,8 @@ from rl.dry_call.rewards import made_up_rollout
 from rl.records import Credit, Group, Rollout
 from rl.rollouts.buffer import FifoBuffer
 from rl.rollouts.example_order import ExampleOrder
-from rl.sampling.strategy import StartedGroup, play_strategy
+from rl.rollouts.mixed_buffer import MixedBuffer
+from rl.sampling.strategy import StartedGroup, Strategy, play_strategy
 
 ENV_TIMEOUT_S = 2.0
 _MAX_EXAMPLES = 16  # maximum number of examples per pool in the dry call of an example order
@@ -34,7 +35,7 @@ def check_buffer(report: Report, node: Any, count: int, max_staleness: int) -> N
         buffer, waiting, index = made(), set[int](), 0
         new = buffer.num_new(count)
         for step in range(_ROUNDS):
-            for _ in range(2 * count if step == 0 else count):
+            for _ in range(2 * new if step == 0 else new):
                 group = _made_up_group(index, step)
                 if buffer.add(group):
                     waiting.add(index)
@@ -45,8 +46,16 @@ def check_buffer(report: Report, node: Any, count: int, max_staleness: int) -> N
                 distinct = len(set(indices)) == len(indices) <= count
                 if not distinct or len(waiting.intersection(indices)) != new:
                     raise BadResult(
-                        f"drew the groups {indices}: draw {new} new groups that add() accepted, at "
-                        f"most {count - new} groups of earlier batches, and no group twice"
+                        f"drew the groups {indices}: draw {new} new groups that add() accepted, as "
+                        f"num_new({count}) says, at most {count - new} others, and no group twice"
+                    )
+                again = [g for g in drawn if g.index >= 0 and g.index not in waiting]
+                names, own = ("state", "load", "undo_draw"), type(buffer)
+                forgets = any(getattr(own, x) is getattr(FifoBuffer, x) for x in names)
+                if any(forgets or not (g.suffix and g.rollouts[0].source) for g in again):
+                    raise BadResult(
+                        f"drew the group {again[0].index} in two batches: as MixedBuffer does, use "
+                        "rl.rollouts.buffer.replayed and define state, load and undo_draw"
                     )
                 waiting.difference_update(indices)
         buffer.metrics()
@@ -97,6 +106,8 @@ def check_strategy(
                     f"reads rewards, but score_group of env {own.name!r} computes them later: use "
                     "strategy=independent"
                 )
+        strategy = made()
+        memory = repr(vars(strategy))
         for rewards in ([0.0], [0.0, 1.0], [None]):
             endless = itertools.cycle(rewards)
 
@@ -104,17 +115,25 @@ def check_strategy(
                 return made_up_rollout(next(endless), 3, 2)
 
             group = StartedGroup(0, _made_up_group(0, 0).example)
-            rollouts += asyncio.run(play_strategy(made(), group, play_one, group_size))
+            rollouts += asyncio.run(play_strategy(strategy, group, play_one, group_size))
         if not rollouts or not all(isinstance(rollout, Rollout) for rollout in rollouts):
             raise BadResult("returned no rollouts: return rollouts that `play_one` returned")
+        if type(strategy).state is Strategy.state and repr(vars(strategy)) != memory:
+            raise BadResult("remembers groups, but not after a resume: define state() and load()")
+        made().load(json_round_trip(strategy.state()))
 
 
-def selects_by_rewards(order: Any, buffer: Any) -> bool:
-    """Return whether the order or the buffer may choose examples by their rewards."""
-    orders, buffers = unwrap(build(order)), unwrap(build(buffer))
-    return getattr(orders, "observe", None) is not ExampleOrder.observe or any(
-        getattr(buffers, name, None) is not getattr(FifoBuffer, name)
-        for name in ("add", "why_useless")
+def selects_by_rewards(config: Mapping[str, Any]) -> bool:
+    """Return whether order, buffer or strategy may choose examples or rollouts by their rewards."""
+    orders, buffers, plays = (unwrap(build(config[x])) for x in ("order", "buffer", "strategy"))
+    return (
+        getattr(orders, "observe", None) is not ExampleOrder.observe
+        or getattr(buffers, "draw", None) not in (FifoBuffer.draw, MixedBuffer.draw)
+        or any(
+            getattr(buffers, x, None) is not getattr(FifoBuffer, x) for x in ("add", "why_useless")
+        )
+        or getattr(plays, "reads_rewards", True)
+        or not getattr(plays, "fixed_size", False)
     )
 
 

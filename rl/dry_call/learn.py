@@ -64,7 +64,7 @@ def learn(config: Config) -> Learned:
         examples.check_order(report, config["order"], pools)
     size = config["group_size"]
     examples.check_strategy(report, config["strategy"], size, config["env"], pools)
-    facts["selects_examples"] = examples.selects_by_rewards(config["order"], config["buffer"])
+    facts["selects_examples"] = examples.selects_by_rewards(config)
     examples.check_methods(report, unwrap(build(config["env"])))
     if report.problems:
         raise ConfigError(report.problems)

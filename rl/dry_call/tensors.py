@@ -269,5 +269,4 @@ def check_critic(report: Report, estimator: Any, loss: Any) -> None:
         _require_shape(advantages, "", "advantage for each value, of shape [2, 3]", (2, 3))
     now = torch.linspace(-1.0, 1.0, NUM_TOKENS).requires_grad_()
     with report.calling("critic.loss", loss, "eight made-up values"):
-        result = loss(now, now.detach() + 0.1, now.detach() - 0.01)
-        check_token_loss(report, result, [now])
+        check_token_loss(report, loss(now, now.detach() + 0.1, now.detach() - 0.01), [now])

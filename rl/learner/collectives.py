@@ -17,8 +17,7 @@ def gather_bytes(data: bytes) -> list[bytes]:
     size = torch.tensor([len(data)], device=device)
     sizes = [torch.empty_like(size) for _ in range(dist.get_world_size())]
     dist.all_gather(sizes, size)
-    longest = max(int(each) for each in sizes)
-    padded = bytearray(data.ljust(longest + 1, b"\0"))
+    padded = bytearray(data.ljust(max(int(each) for each in sizes) + 1, b"\0"))
     content = torch.frombuffer(padded, dtype=torch.uint8).to(device)
     contents = [torch.empty_like(content) for _ in sizes]
     dist.all_gather(contents, content)

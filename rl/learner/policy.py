@@ -167,8 +167,7 @@ class Policy:
                 # DeepSpeed averages gradients over ranks, but the objective is a sum over ranks.
                 self.engine.backward(linearise(value, gradients, outputs) * self.ranks.world)
             metrics["zero_gradient_fraction"] = torch.full_like(logprobs, float(idle))
-            fresh = batch.staleness == 0
-            sums.add(value, logprobs, batch.rollout_logprobs, fresh, metrics)
+            sums.add(value, logprobs, batch.rollout_logprobs, batch.staleness == 0, metrics)
         means, norm = sums.means(), take_step(self.engine, rate)
         return {
             **means,

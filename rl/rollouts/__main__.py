@@ -26,7 +26,7 @@ from rl.model.tokenizer import load_renderer
 from rl.records import Rollout
 from rl.rollouts.buffer import FifoBuffer
 from rl.rollouts.credit import GroupCredit
-from rl.rollouts.dispatcher import Dispatcher, DispatcherState, PlayGroupAt
+from rl.rollouts.dispatcher import Dispatcher, DispatcherState, PlayGroupAt, Stateful
 from rl.rollouts.example_order import ExampleOrder
 from rl.rollouts.listening import open_server
 from rl.rollouts.mixed_buffer import MixedBuffer
@@ -117,6 +117,7 @@ async def main(run_folder: RunFolder) -> None:
     replicas = ServingReplicas(run_folder, run.inference)
     async with AsyncExitStack() as stack:
         evaluator: Evaluator | None = None
+        stateful: dict[str, Stateful] = {"env": env}
         attempts_per_rollout: float = 1
         if sampler.uses_vllm:
             num_seqs = (run.inference.args or {}).get("max_num_seqs")
@@ -137,6 +138,7 @@ async def main(run_folder: RunFolder) -> None:
             # Check hints before the pools become FittingExamples. The check reads every example,
             # and FittingExamples would render the prompt of each.
             strategy: Strategy = build(run.strategy)()
+            stateful["strategy"] = strategy
             hinted = _hinted_envs(run, env, pools, strategy)
             limits = env, chat, run.max_seq_len, sampler.max_prompt_len
             pools = [replace(p, examples=FittingExamples(p.examples, *limits)) for p in pools]
@@ -161,7 +163,7 @@ async def main(run_folder: RunFolder) -> None:
             credit=lambda example, rollouts, version: schedules.at(
                 version, credit, truncation="truncation", shaping="reward", advantage="advantage"
             )(example, rollouts),
-            stateful={"advantage": credit, "env": env},
+            stateful=stateful | {"advantage": credit},
             buffer=_buffer(run, run_folder, env),
             group_size=run.group_size,
             groups_per_step=run.groups_per_step,

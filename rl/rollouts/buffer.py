@@ -10,9 +10,17 @@ later step could have more due groups than its batch can hold.
 
 from collections import Counter
 from collections.abc import Collection
+from dataclasses import replace
 from typing import Any
 
+from losses.groups import Source
 from rl.records import Group
+
+
+def replayed(group: Group, step: int) -> Group:
+    """Return a group of an earlier batch for `step`, with ids of its own and Source.REPLAY."""
+    rollouts = tuple(replace(rollout, source=Source.REPLAY) for rollout in group.rollouts)
+    return replace(group, rollouts=rollouts, suffix=f"@{step}")
 
 
 class FifoBuffer:

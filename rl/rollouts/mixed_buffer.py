@@ -17,10 +17,9 @@ from random import Random
 from typing import Any
 
 from envs.episode import Example
-from losses.groups import Source
 from rl.config.ranges import BelowOne, PositiveInt
 from rl.records import Credit, Group, Rollout
-from rl.rollouts.buffer import FifoBuffer
+from rl.rollouts.buffer import FifoBuffer, replayed
 from rl.runtime.files import to_json
 from rl.sampling.demonstrations import ImitationSampler
 from rl.wire import pack, unpack
@@ -87,8 +86,6 @@ class MixedBuffer(FifoBuffer):
         chosen = Random(step).sample(young, min(num_replayed, len(young)))
         # Store the new groups after the choice, so that no batch contains a group twice.
         stored = [*young, *(_storable_copy(group) for group in new if self.is_useful(group))]
-        # The suffix gives a rollout another id in the files of each step that replays it.
-        replayed = [replace(group, suffix=f"@{step}") for group in chosen]
         demonstrated = [
             self._demonstration_group(step * count + i, step, new[i % len(new)].example)
             for i in range(num_demonstrated if self.demonstrate else 0)
@@ -96,7 +93,7 @@ class MixedBuffer(FifoBuffer):
         self._before = self._stored, self._num_expired  # for `undo_draw`
         self._num_expired += len(self._stored) - len(young)
         self._stored = stored[-self.capacity :] if num_replayed else []
-        return [*new, *replayed, *demonstrated]
+        return [*new, *(replayed(group, step) for group in chosen), *demonstrated]
 
     def undo_draw(self) -> None:
         self._stored, self._num_expired = self._before
@@ -116,9 +113,6 @@ class MixedBuffer(FifoBuffer):
 
 
 def _storable_copy(group: Group) -> Group:
-    rollouts = tuple(
-        replace(rollout, source=Source.REPLAY, messages=to_json(rollout.messages))
-        for rollout in group.rollouts
-    )
+    rollouts = tuple(replace(r, messages=to_json(r.messages)) for r in group.rollouts)
     example = replace(group.example, messages=to_json(group.example.messages), info={})
     return replace(group, rollouts=rollouts, example=example)

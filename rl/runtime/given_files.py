@@ -80,8 +80,7 @@ def why_unsafe_to_write(folder: Path) -> str:
     top = folder.resolve()
     if os.geteuid() == 0:  # root, such as in a container, may resume the run of any user
         owners.add(top.stat().st_uid)
-    walked = os.walk(top)
-    paths = [Path(above, name) for above, *below in walked for name in chain(*below)]
+    paths = [Path(above, name) for above, *below in os.walk(top) for name in chain(*below)]
     for path in [top, *paths]:
         try:
             status = path.lstat()

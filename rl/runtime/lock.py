@@ -90,8 +90,7 @@ def _acquire(run_folder: RunFolder, file: IO[bytes], kind: int, patience_s: floa
     while not try_lock(file, kind):
         if time.monotonic() >= deadline:
             file.seek(0)
-            pid = file.read(32).decode(errors="replace").strip()
-            raise FolderInUse(run_folder, pid)
+            raise FolderInUse(run_folder, file.read(32).decode(errors="replace").strip())
         time.sleep(_TICK_S)
 
 

@@ -19,8 +19,7 @@ _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")  # control characters ex
 
 def printable(text: str) -> str:
     """Remove ANSI escapes, and control characters except tab and newline. Surrogates become "?"."""
-    plain = _CONTROL.sub("", _SEQUENCE.sub("", text))
-    return plain.encode(errors="replace").decode()
+    return _CONTROL.sub("", _SEQUENCE.sub("", text)).encode(errors="replace").decode()
 
 
 def say(text: str) -> None:

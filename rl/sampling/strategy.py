@@ -46,6 +46,8 @@ class PlayOne(Protocol):
 class Strategy:
     """Base class of strategies. A strategy's constructor takes its YAML options as keywords.
 
+    A strategy that remembers groups defines `state` and `load`, whose JSON is in each checkpoint.
+
     Attributes:
         reads_rewards: whether `play` reads rewards. The player then refuses envs with score_group.
         fixed_size: whether `play` always returns either `size` rollouts or none.
@@ -67,6 +69,11 @@ class Strategy:
     async def play(self, group: StartedGroup, play_one: PlayOne, size: int) -> Sequence[Rollout]:
         """Return the rollouts of a group. `size`: group_size. The buffer rejects an empty group."""
         raise NotImplementedError
+
+    def state(self) -> dict[str, Any]:
+        return {}
+
+    def load(self, state: dict[str, Any]) -> None: ...
 
 
 class Independent(Strategy):

@@ -92,8 +92,7 @@ def live_panel(view: RunView, now: float) -> RenderableType:
         blocks += [statistics_table(view), times]
     if view.statuses:
         blocks.append(process_table(view.statuses, now))
-    spaced = [part for block in blocks for part in (block, Text())]
-    return Group(*spaced[:-1])
+    return Group(*[part for block in blocks for part in (block, Text())][:-1])
 
 
 def heading(title: str, times: str, done: int, total: int, count: str) -> RenderableType:

@@ -34,8 +34,7 @@ class ProbedRows:
         # Drop the last token, so that the context has room for the token that vLLM samples.
         lengths = _lengths(batch)[:num_rows] - 1
         token_ids = batch.token_ids[:num_rows, : lengths.max()]
-        scored = policy.logprobs(token_ids)
-        rows = list(zip(token_ids, scored, lengths, strict=True))
+        rows = list(zip(token_ids, policy.logprobs(token_ids), lengths, strict=True))
         return cls([ids[:n].tolist() for ids, _, n in rows], [row[1:n] for _, row, n in rows])
 
     def measure_gap(self, vllm: VLLMRoutes, model: str) -> torch.Tensor:

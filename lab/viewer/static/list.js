@@ -73,6 +73,7 @@ export function list({ open }) {
         row === opened && "open",
         !table.passes(row) && "faint",
         !used[row] && "unused",
+        reward[row] === null && "unscored",
       ];
       dots.push(
         h("i", {

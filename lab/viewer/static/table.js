@@ -162,19 +162,22 @@ export class Table {
     return bins;
   }
 
-  // Return the mean reward of every step of a source: [[step, mean, count], ...].
+  // Return the mean reward of every step of a source: [[step, mean, count], ...]. As in
+  // train/reward, replayed rollouts and demonstrations do not count, unless a step has no others.
   curve(source) {
-    const sums = new Map();
+    const sums = new Map(); // step -> [sum and count of new rollouts, sum and count of the others]
     const columns = this.columns;
     for (let row = 0; row < this.size; row++) {
       if (columns.source[row] !== source || columns.reward[row] === null) continue;
-      const entry = sums.get(columns.step[row]) ?? [0, 0];
-      entry[0] += columns.reward[row];
-      entry[1]++;
+      const entry = sums.get(columns.step[row]) ?? [0, 0, 0, 0];
+      const at = columns.new[row] ? 0 : 2;
+      entry[at] += columns.reward[row];
+      entry[at + 1]++;
       sums.set(columns.step[row], entry);
     }
     return [...sums]
-      .map(([step, [sum, count]]) => [step, sum / count, count])
+      .map(([step, entry]) => [step, ...(entry[1] ? entry : entry.slice(2))])
+      .map(([step, sum, count]) => [step, sum / count, count])
       .sort((a, b) => a[0] - b[0]);
   }
 

@@ -94,7 +94,7 @@ def test_a_search_without_a_better_prompt_keeps_the_first(endpoint, tmp_path, ca
     assert (folder / "system_prompt.txt").read_text() == f"{START}\n"
     assert metadata(folder)["ended_by"] == "num_rounds=2"
     screen = capsys.readouterr().out
-    assert "none of 1 prompts scored higher than the first" in screen
+    assert "none of the 0 new prompts that reached the" in screen
     assert "python evaluate.py" not in screen
 
 

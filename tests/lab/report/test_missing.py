@@ -185,7 +185,7 @@ def test_examples_that_were_chosen_by_rewards_are_named_beside_training_rewards(
     one, *others = arms[0].runs
     chosen = [replace(arms[0], runs=(replace(one, selects_examples=True), *others)), arms[1]]
     texts = [" ".join(compare(of_kind).notes) for of_kind in (arms, chosen)]
-    assert ["chose examples by earlier rewards" in text for text in texts] == [False, True]
+    assert ["chose examples or rollouts by rewards" in text for text in texts] == [False, True]
 
 
 def test_runs_that_wait_or_go_on_or_were_repeated_did_not_end_early():

@@ -58,6 +58,16 @@ def test_a_job_that_failed_before_its_folder_existed_is_not_lost_and_keeps_its_s
     assert not replace(grpo, runs=(*grpo.runs, repeated)).ended_early
 
 
+def test_runs_that_were_moved_together_with_their_sweep_are_found(tmp_path):
+    folders = made_arm(tmp_path / "lab" / "outputs", "loss=grpo", seeds=2)
+    made_sweep(tmp_path / "lab" / "sweeps" / "x", folders)
+    before = read(tmp_path / "lab" / "sweeps" / "x")
+    moved = (tmp_path / "lab").rename(tmp_path / "moved")
+    after = read(moved / "sweeps" / "x")
+    assert [run.name for run in after] == [run.name for run in before]
+    assert all(run.finished and moved in run.folder.parents for run in after)
+
+
 def test_broken_files_are_counted_and_the_rest_is_read(tmp_path):
     folders = made_arm(tmp_path / "runs", "loss=dapo", seeds=2)
     folder = RunFolder(folders[0])

@@ -50,6 +50,15 @@ def test_every_rollout_has_a_row_and_every_row_finds_its_line(run):
     assert [line["id"] for line in lines[:4]] == [f"000000.{k}" for k in range(4)]
 
 
+def test_replayed_rollouts_and_demonstrations_are_not_new(run):
+    path = run / "rollouts" / "step_000002.jsonl"
+    text = path.read_text().replace('"id": "000006.0"', '"id": "000006.0@2"')
+    path.write_text(text.replace('"id": "000007.', '"id": "-000007.'))
+    columns = answers.table(indexed(run))["columns"]
+    of_step = [new for new, step in zip(columns["new"], columns["step"], strict=True) if step == 2]
+    assert of_step[:12] == [False, True, True, True, *[False] * 4, *[True] * 4]
+
+
 def test_staleness_counts_from_the_oldest_token_and_a_push_adds_up_gradients(run):
     path = run / "rollouts" / "step_000002.jsonl"
     path.write_text(path.read_text().replace('"versions": [1]', '"versions": [0, 1]', 1))

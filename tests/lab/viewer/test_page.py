@@ -263,6 +263,17 @@ def test_every_text_has_enough_contrast(browser, address, scheme):
         assert page.evaluate(CONTRAST) == {}
 
 
+def test_replayed_rollouts_are_not_in_the_curve_and_unscored_ones_have_a_mark(browser, tmp_path):
+    run = copy_run(tmp_path / "replayed", steps=1)
+    path = run / "rollouts" / "step_000000.jsonl"
+    lines = list(map(json.loads, path.read_text().splitlines()))
+    lines += [{**lines[-1], "id": "000000.9@0", "reward": 99.0}, {**lines[-1], "reward": None}]
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    with serving(run) as at, looking(browser, at) as page:
+        expect(page.locator(".curve .levels span").first).to_have_text(re.compile(r"^0\.\d"))
+        expect(page.locator("#list .dot.unscored")).to_have_count(1)
+
+
 def test_a_phone_shows_the_head_of_the_conversation_without_scrolling(browser, address):
     with looking(browser, address) as page:
         page.set_viewport_size({"width": 500, "height": 900})

@@ -288,6 +288,23 @@ buffer: draw 16 new groups that add() accepted
 buffer: no group twice
     class mine(FifoBuffer):
         def draw(self, step, count, max_staleness, running): return self._groups[:1] * count
+buffer: drew the group 0 in two batches: as MixedBuffer does, use rl.rollouts.buffer.replayed
+    class mine(FifoBuffer):
+        def num_new(self, count): return count - 1
+        def draw(self, step, count, max_staleness, running):
+            if not step: self.first = self._groups[0]
+            new = super().draw(step, count - 1, max_staleness, running)
+            return new and [*new, self.first] if step else new
+        def state(self): return {}
+        def load(self, state): ...
+        def undo_draw(self): ...
+buffer: drew the group 0 in two batches: as MixedBuffer does, use rl.rollouts.buffer.replayed
+    class mine(FifoBuffer):
+        def num_new(self, count): return count - 1
+        def draw(self, step, count, max_staleness, running):
+            if not step: self.first = replayed(self._groups[0], 1)
+            new = super().draw(step, count - 1, max_staleness, running)
+            return new and [*new, self.first] if step else new
 buffer: a state() that a checkpoint cannot store
     class mine(FifoBuffer):
         def state(self): return {'seen': {1, 2}}
@@ -325,6 +342,16 @@ strategy: mine returned 1 rollouts for group_size=16: return 16 or none, or set 
 strategy: returned no rollouts: return rollouts that `play_one` returned
     class mine(Strategy):
         async def play(self, group, play_one, size): return []
+strategy: remembers groups, but not after a resume: define state() and load()
+    class mine(Independent):
+        def __init__(self): self.sums = {}
+        async def play(self, group, play_one, size):
+            rollouts = await super().play(group, play_one, size)
+            self.sums[group.example.id] = sum(r.reward or 0 for r in rollouts)
+            return rollouts
+strategy: a state() that a checkpoint cannot store
+    class mine(Independent):
+        def state(self): return {'seen': {1, 2}}
 critic.estimator: [2]: return a tensor with one advantage for each value, of shape [2, 3]
     def mine(rewards, values): return (rewards - values).sum(1)
 critic.loss: called with eight made-up values, returned a Tensor of shape [8]: return TokenLoss(
@@ -338,10 +365,10 @@ from dataclasses import replace
 from envs.protocol import Environment
 from losses.correction import Correction
 from losses.tokens import TokenLoss
-from rl.rollouts.buffer import FifoBuffer
+from rl.rollouts.buffer import FifoBuffer, replayed
 from rl.rollouts.credit import RewardShaping
 from rl.rollouts.example_order import ExampleOrder
-from rl.sampling.strategy import Strategy
+from rl.sampling.strategy import Independent, Strategy
 """
 
 
@@ -612,11 +639,15 @@ def test_an_installed_package_is_a_library_in_every_folder(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("order", "buffer"),
-    [*product(["shuffled", "sequential", "difficulty"], ["fifo"]), ("shuffled", "difficulty")],
+    ("order", "buffer", "strategy"),
+    [
+        *product(["shuffled", "sequential", "difficulty"], ["fifo"], ["independent"]),
+        *product(["shuffled"], ["difficulty", "replay"], ["independent"]),
+        *product(["shuffled"], ["fifo"], ["adaptive_size", "extremes", "branch"]),
+    ],
 )
-def test_an_order_that_observes_and_a_buffer_that_rejects_select_examples(order, buffer):
-    config = composed(f"order={order}", f"buffer={buffer}")
-    expected = "difficulty" in (order, buffer)
-    assert selects_by_rewards(config["order"], config["buffer"]) == expected
+def test_what_may_select_examples_or_rollouts_by_rewards_is_known(order, buffer, strategy):
+    config = composed(f"order={order}", f"buffer={buffer}", f"strategy={strategy}")
+    expected = bool({"difficulty", "adaptive_size", "extremes"} & {order, buffer, strategy})
+    assert selects_by_rewards(config) == expected
     assert learn(config).selects_examples == expected
