@@ -87,7 +87,7 @@ def read_evaluation(folder: RunFolder, version: int) -> Evaluation:
 
 
 def _digest(content: msgspec.Raw) -> str:
-    """Return a hash of the messages before the first answer. No policy changes these messages."""
+    """Return a hash of the messages before the first answer. They are equal for all policies."""
     messages = msgspec.json.decode(content)
     texts = opening_of(messages if isinstance(messages, list) else [])
     return hashlib.sha256("\n".join(texts).encode(errors="replace")).hexdigest()[:12]

@@ -1,4 +1,4 @@
-"""RayHost, the Host of a Ray bundle. It passes the supervisor's calls to the bundle's RayNode."""
+"""RayHost forwards the supervisor's calls to RayNode, an actor in a Ray bundle."""
 
 import signal
 from collections.abc import Sequence

@@ -75,7 +75,7 @@ def supervise(
         Stopped: a signal ended the run.
     """
     run_folder = RunFolder(Path(str(config.get("output_dir")), str(config.get("run_name"))))
-    # Check the lock before `resolve`, which does not name the process that uses the folder.
+    # Check the lock first, because an error of `resolve` does not name the locking process.
     ensure_free(run_folder)
     resolved = resolve(config)
     run = resolved.run
