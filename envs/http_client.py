@@ -136,5 +136,4 @@ class HttpClient(AbstractAsyncContextManager["HttpClient"]):
 
 
 def _excerpt(text: str) -> str:
-    printable = "".join(c if c.isprintable() else " " for c in text[:1000])
-    return " ".join(printable.split())[:200]
+    return " ".join("".join(c if c.isprintable() else " " for c in text[:1000]).split())[:200]

@@ -19,7 +19,7 @@ from envs.options import check_at_least
 from envs.rewards import answers_of, final_text
 
 FIELDS = ("question", "answer", "said")
-_YES_OR_NO = re.compile(r"\b(yes|no)\b", re.IGNORECASE)
+_YES_OR_NO = re.compile(r"(?<![^\W_])(yes|no)(?![^\W_])", re.IGNORECASE)
 _NUMBER = re.compile(r"[-\u2212]?(?:\d+(?:\.\d+)?|\.\d+)")
 
 
@@ -91,7 +91,7 @@ class Judge(ChatEndpoint):
         # Search the last line first, because a judge gives its reasons before its score.
         found = next(filter(None, map(pattern.search, reversed(said.splitlines()))), None)
         if cut_off:  # Accept only yes or no at the beginning, because the last line is missing.
-            found = None if self.max_score else pattern.match(said.lstrip('*_`"#- '))
+            found = None if self.max_score else pattern.match(said.lstrip('*_`"#->(“ '))
         scale = "yes or no" if self.max_score is None else f"0 to {self.max_score:g}"
         if found is None:
             raise JudgeError(

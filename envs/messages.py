@@ -36,8 +36,7 @@ def without_reasoning(text: str) -> str:
 
 
 def tool_call_entry(name: str, arguments: Any, call_id: str = "call_0") -> Message:
-    function = {"name": name, "arguments": arguments}
-    return {"id": call_id, "type": "function", "function": function}
+    return {"id": call_id, "type": "function", "function": {"name": name, "arguments": arguments}}
 
 
 def tool_call(name: str, call_id: str = "call_0", content: str = "", **arguments: Any) -> Message:

@@ -1,5 +1,6 @@
 """Find the runs in a folder, and split a command line into folders and options."""
 
+import os
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -40,8 +41,9 @@ def runs_at(path: Path) -> list[FoundRun]:
 def _folder_of(job: JobRecord, sweep: Path) -> RunFolder:
     """Return a job's run folder. If it was moved together with the sweep, search near the sweep."""
     path = Path(str(job.folder))
-    moved = (Path(above, *path.parts[-2:]) for above in sweep.absolute().parents)
-    return RunFolder(path if path.is_dir() else next(filter(Path.is_dir, moved), path))
+    above = [*sweep.absolute().parents][:3]
+    moved = (Path(a, *path.parts[-n:]) for a in above for n in (1, 2))
+    return RunFolder(next(filter(os.path.isdir, (path, *moved)), path))
 
 
 def folders_and_options(

@@ -129,5 +129,4 @@ def main() -> None:
     send(answers, READY, "")
     while True:
         length, ticket = HEADER.unpack(receive(requests, HEADER.size))
-        code = receive(requests, length).decode(errors="replace")
-        send(answers, ticket, interpreter.run(code))
+        send(answers, ticket, interpreter.run(receive(requests, length).decode(errors="replace")))

@@ -74,8 +74,7 @@ class TasksetAdapter:
             runs[name] += 1
             role = name if runs[name] == 1 else f"{name}-{runs[name]}"
             roles[trace.id] = "" if isinstance(self._env, vf.SingleAgentEnv) else role
-            get_turn_of_role = partial(get_turn, role=roles[trace.id])
-            self._endpoint.get_turn_by_key[trace.id] = get_turn_of_role
+            self._endpoint.get_turn_by_key[trace.id] = partial(get_turn, role=roles[trace.id])
 
         context = await self._model_context()
         try:

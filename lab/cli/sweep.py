@@ -210,7 +210,7 @@ class SweepStart(Callback):
             "question": sweep.read_info().get("question") or question_of(config),
             "command": rerun,
             "started": time.time(),  # time of the latest start or resume
-            # The numbers of this start's jobs, or [] if the sweeper chooses jobs by earlier results.
+            # Numbers of this start's jobs, or [] if the sweeper chooses jobs by earlier results.
             "jobs": [] if until else numbers,
             **({"smallest_effect": until.smallest_effect} if until else {}),
             "slots": [asdict(slot) for slot in slots],

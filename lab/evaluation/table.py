@@ -29,8 +29,8 @@ def result_lines(summary: Summary, threshold: float, folder: Path) -> Renderable
     for name, one in (summary.envs or {"": summary}).items():
         # zero_spread is NaN with one rollout per example.
         if one.zero_spread >= _MOSTLY_EQUAL and 2 * one.num_scored > one.num_rollouts:
-            text = f"{name}: {one.zero_spread:.0%} of the groups of "
-            text += f"{one.num_rollouts // one.num_examples} rollouts have equal rewards: choose "
+            text = f"{name}: {one.zero_spread:.0%} of the groups have equal rewards ("
+            text += f"{one.num_rollouts // one.num_examples} rollouts per example): choose "
             text += "harder" if one.passes[1] > 0.5 else "easier"
             text += " examples or larger groups (docs/troubleshooting.md, no spread)"
             lines.append(_printable(text.lstrip(": "), "yellow"))

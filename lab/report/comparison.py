@@ -181,8 +181,7 @@ def _arm_results(
             visible, needed = difference.high - difference.value, state.seeds_needed
         else:
             assert state.spread is not None
-            drawn = draws[index] - draws[at]
-            difference = st.interval(difference.value, drawn, state.spread)
+            difference = st.interval(difference.value, draws[index] - draws[at], state.spread)
             decision = st.OPEN
             if can_decide:
                 decision = st.decide(difference, state.p_value)

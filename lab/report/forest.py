@@ -77,8 +77,7 @@ def _differences(comparison: Comparison, base: Chart, y: alt.Y, colour: alt.Colo
             x=alt.X("difference.value:Q", axis=axis), y=y, color=colour
         ),
     )
-    title = f"difference to {comparison.baseline.arm.name}"
-    return drawn.properties(width=330, title=title)
+    return drawn.properties(width=330, title=f"difference to {comparison.baseline.arm.name}")
 
 
 def _run_rows(comparison: Comparison) -> list[dict[str, Any]]:

@@ -77,9 +77,11 @@ class Progress:
     def comparison(self) -> Comparison | None:
         """Return the comparison with the first arm, None if the first arm has no score yet."""
         arms = arms_of(read_sources([self.sweep.path]).runs)
-        first = arms[0].label if arms else ""
+        done = {str(record.folder) for record in self.done_by_arm[0]}
+        labels = [a.label for a in arms if any(str(run.folder) in done for run in a.runs)]
         try:
-            return compare(arms, baseline=first, smallest_effect=self.smallest_effect)
+            effect = self.smallest_effect
+            return compare(arms, baseline=labels[0], smallest_effect=effect) if labels else None
         except (NothingToCompare, NoBaseline):
             return None
 
@@ -98,6 +100,8 @@ class Progress:
             result = next(filter(None, (by_folder.get(str(r.folder)) for r in records)), None)
             if result is None or result.decision == OPEN:
                 found[index] = (result and result.seeds_needed) or self._seeds_needed_at_assumed_sd
+            if result is None and records and known:  # its runs have no score
+                found[index] = inf
         return found
 
     @property

@@ -29,7 +29,7 @@ class Learned:
     aggregation_takes_turns: bool  # whether the aggregation gets token counts by turn
     aggregation_weighs_sequences: bool  # whether the aggregation gives all rollouts equal weight
     truncation_lowers_rewards: bool  # whether the truncation can make a reward negative
-    selects_examples: bool = False  # whether order or buffer may choose examples by their rewards
+    selects_examples: bool = False  # whether rewards may choose examples or rollouts
 
     @staticmethod
     def of(run: Run) -> "Learned":

@@ -62,8 +62,7 @@ def learn(config: Config) -> Learned:
     report.problems += problems
     if pools := [pool for pool in read or () if len(pool.examples)]:
         examples.check_order(report, config["order"], pools)
-    size = config["group_size"]
-    examples.check_strategy(report, config["strategy"], size, config["env"], pools)
+    examples.check_strategy(report, config["strategy"], config["group_size"], config["env"], pools)
     facts["selects_examples"] = examples.selects_by_rewards(config)
     examples.check_methods(report, unwrap(build(config["env"])))
     if report.problems:

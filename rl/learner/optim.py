@@ -53,8 +53,7 @@ class AdamW:
         """Return the learning rate of training step `step`, counted from 0."""
         if step < self.warmup_steps:
             return self.learning_rate * (step + 1) / self.warmup_steps
-        decay_steps = max(max_steps - 1 - self.warmup_steps, 1)
-        progress = min((step - self.warmup_steps) / decay_steps, 1.0)
+        progress = min((step - self.warmup_steps) / max(max_steps - 1 - self.warmup_steps, 1), 1.0)
         match self.schedule:
             case "constant":
                 return self.learning_rate

@@ -195,8 +195,7 @@ def _obstacle(model: PreTrainedModel) -> str:
 @torch.no_grad()
 def _states_of_test_rows(model: PreTrainedModel) -> Tensor:
     token_ids = torch.from_numpy(_TEST_ROWS).to(model.device)
-    mask = torch.ones_like(token_ids, dtype=torch.bool)
-    return states_before(model.base_model, token_ids, mask)
+    return states_before(model.base_model, token_ids, torch.ones_like(token_ids, dtype=torch.bool))
 
 
 @dataclass(frozen=True, eq=False)

@@ -251,8 +251,7 @@ class PlainParser:
         return list(self._stops)
 
     def parse_response(self, token_ids: list[int], **_: Any) -> ParsedResponse:
-        text = self._tokenizer.decode(token_ids, skip_special_tokens=True)
-        return ParsedResponse(content=text)
+        return ParsedResponse(content=self._tokenizer.decode(token_ids, skip_special_tokens=True))
 
     def encode_completion(self, text: str) -> list[int]:
         return [*self._tokenizer.encode(text), *self._stops[:1]]

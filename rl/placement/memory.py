@@ -175,8 +175,7 @@ def _state_bytes(run: Run, parameters: int, trained: int, ranks: int) -> Bytes:
 
 def _max_micro_batch_tokens(run: Run, ranks: int) -> int:
     rows = -(-run.batch_size // ranks)
-    limit = run.trainer.tokens_per_micro_batch
-    return max(min(limit, rows * run.max_seq_len), run.max_seq_len)
+    return max(min(run.trainer.tokens_per_micro_batch, rows * run.max_seq_len), run.max_seq_len)
 
 
 def _activation_bytes(run: Run, shape: Shape, ranks: int, on_gpu: bool) -> float:

@@ -22,8 +22,7 @@ def plan_text(plan: Plan, processes: Sequence[ProcessMemory] | None, hosts: Sequ
         places = [place for _, place, _ in group]
         devices = " ".join(device for place in places for device in place.devices)
         at = f"host {host}, " * (len(hosts) > 1) + (f"GPU {devices}" if devices else where)
-        label = f"{name} x{len(places)}" if len(places) > 1 else name
-        lines.append((label, at, *size))
+        lines.append((f"{name} x{len(places)}" if len(places) > 1 else name, at, *size))
     # On GPUs the GiB column shows only GPU memory, which supervisor and rollouts process never use.
     if processes is not None and not plan.on_gpus:
         where = "host 0" if len(hosts) > 1 else ""

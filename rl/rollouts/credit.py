@@ -80,8 +80,7 @@ class GroupCredit:
         return getattr(self.advantage, "state", dict[str, Any])()
 
     def load(self, state: dict[str, Any]) -> None:
-        if state:
-            cast("Any", self.advantage).load(state)
+        cast("Any", self.advantage).load(state)
 
     def __call__(self, example: Example, rollouts: Sequence[Rollout]) -> tuple[Credit, ...]:
         """Return one credit per rollout. Only rollouts of the same role are compared."""

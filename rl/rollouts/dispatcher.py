@@ -80,7 +80,8 @@ class Dispatcher:
         self._end: NoMoreBatches | None = None  # why no batch will follow
         self._stopped = False
         for name, each in self.stateful.items():
-            each.load(self.state.stateful.get(name, {}))
+            if state := self.state.stateful.get(name):
+                each.load(state)
         self.buffer.load(self.state.buffer)
         self.order.load(self.state.order)
         self._next_step = self.step

@@ -50,8 +50,7 @@ def locked(run_folder: RunFolder, delete_on: type[Exception] | tuple[()] = ()) -
     Raise FolderUnusable if another process holds the lock, or if a run cannot or must not write
     into the folder.
     """
-    above = run_folder.path.parents
-    made = [path for path in (run_folder.path, *above) if not path.exists()]
+    made = [path for path in (run_folder.path, *run_folder.path.parents) if not path.exists()]
     try:
         run_folder.path.mkdir(parents=True, exist_ok=True)
         if problem := why_unsafe_to_write(run_folder.path):

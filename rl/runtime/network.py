@@ -76,8 +76,7 @@ def own_address(interface: str) -> str:
     """Return this host's IPv4 address on an interface. Raise RunFailed if there is none."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         try:
-            request = struct.pack("256s", interface.encode()[:15])
-            answer = fcntl.ioctl(probe, _SIOCGIFADDR, request)
+            answer = fcntl.ioctl(probe, _SIOCGIFADDR, struct.pack("256s", interface.encode()[:15]))
         except OSError as error:
             names = ", ".join(name for _, name in socket.if_nameindex())
             raise RunFailed(

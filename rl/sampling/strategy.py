@@ -73,7 +73,9 @@ class Strategy:
     def state(self) -> dict[str, Any]:
         return {}
 
-    def load(self, state: dict[str, Any]) -> None: ...
+    def load(self, state: dict[str, Any]) -> None:
+        if state:
+            raise ValueError(f"{type(self).__name__} has state() but no load(): define load()")
 
 
 class Independent(Strategy):

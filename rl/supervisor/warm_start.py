@@ -132,9 +132,11 @@ def warm_start_run(run: Run, recipe: dict[str, Any], folder: Path) -> Run:
 def alone_with(cached: Path, tick: Callable[[], None]) -> Iterator[None]:
     """Lock the cache folder `cached` of a model while the block runs. Call `tick` while waiting."""
     path = cached.with_name(f"{cached.name}.lock")
-    if not path.exists():
-        path.touch()
-    with path.open("rb") as file:  # for reading, because another user may have created the file
+    try:
+        opened = path.open("a")  # NFS locks only a file that is open for writing
+    except PermissionError:  # another user has created the file
+        opened = path.open()
+    with opened as file:
         if not try_lock(file):
             say("warm start: waiting for another run, which computes the same warm start")
         while not try_lock(file):

@@ -75,8 +75,7 @@ class MemoryFile:
             memory[:start] = len(text).to_bytes(8, "little") + text
             self._header, self.views = text, {}
             for name, entry in header.items():
-                offset = start + entry["data_offsets"][0]
-                self.views[name] = _view(memory, weights[name], offset)
+                self.views[name] = _view(memory, weights[name], start + entry["data_offsets"][0])
 
         def copy_and_hash(name: str) -> int:
             view, tensor = self.views[name], weights[name].detach()

@@ -133,8 +133,7 @@ class WholeWeightsEngine(_Engine):
                 "the model's load_weights must copy them"
             )
         if self.parallel_config.tensor_parallel_size == 1:
-            sent = as_vllm_names(self.model, self._received)
-            found = dict(compare_parameters(self.model, sent))
+            found = dict(compare_parameters(self.model, as_vllm_names(self.model, self._received)))
             _log_once(coverage_line(found))
             wrong = {name for name, equal in found.items() if equal is False}
             if self._loaded:  # a parameter that is neither compared nor loaded keeps old weights

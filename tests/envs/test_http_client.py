@@ -213,7 +213,7 @@ async def test_as_a_reward_it_is_asked_about_an_episode(monkeypatch):
         *(("<think>no, no</think>\nyes\n", None, 1.0), ("yesterday: no", None, 0.0)),
         *(("7/10", 10.0, 0.7), ("3 reasons.\nScore: 2.5", 5.0, 0.5)),
         *(("0", 1.0, 0.0), ("10", 10.0, 1.0)),
-        *(("Yes.\nNo other is…", None, 1.0), ("- `No`, because yes…", None, 0.0)),
+        *(("Yes.\nNo other is…", None, 1.0), ("- _No_, because yes…", None, 0.0)),
     ],
 )
 async def test_the_score_is_the_first_of_the_last_line_that_has_one(text, max_score, score):

@@ -253,7 +253,7 @@ def test_a_sweep_whose_arms_play_other_examples_is_told_to_evaluate(tmp_path):
         overrides = ["evaluation=none", *more, *launcher]
         result = train("--multirun", *overrides, output_dir=tmp_path)
         assert "this machine has only" in result.stderr
-        assert result.stdout.count("warning: an order or a buffer chooses examples") == number
+        assert result.stdout.count("warning: an order, a buffer or a strategy chooses") == number
 
 
 def test_a_sweep_whose_settings_changed_is_refused(tmp_path):

@@ -161,7 +161,7 @@ def test_other_examples_are_advised_only_if_most_groups_have_equal_rewards(group
     assert re.search(r"no spread +(\S+)", lines)[1].replace(".0%", "%") == share
     assert ("docs/troubleshooting.md, no spread" in text) == (advice is not None)
     if advice:
-        why = f"{share} of the groups of 2 rollouts have equal rewards"
+        why = f"{share} of the groups have equal rewards (2 rollouts per example)"
         assert f"{why}: choose {advice} examples or larger groups (docs" in text
 
 

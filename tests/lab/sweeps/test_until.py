@@ -176,6 +176,19 @@ def test_a_sweep_plays_until_all_arms_are_decided_and_then_nothing(app):
     assert done in output
 
 
+def test_an_arm_without_scores_gets_no_more_seeds_and_other_recorded_arms_do_not_matter(sweep):
+    number, failed = sweep.claim(["rate=0.1", "seed=0"])  # an arm of an earlier command
+    failed.state = "failed"
+    sweep.write(number, failed)
+    for arm, reward in zip(ARMS, (0.5, float("nan"), 0.55), strict=True):
+        play_seeds(sweep, arm, range(3), reward)
+    progress = Progress(sweep, ARMS, 1, 0.1)
+    assert progress.comparison is not None
+    assert progress.comparison.baseline.arm.name == "rate=0.5"
+    assert progress.seeds_needed[1] == float("inf")
+    assert not any("rate=0.7" in job for job in next_of(progress))
+
+
 def test_a_sweep_ends_if_the_done_runs_of_the_first_arm_have_no_score(app):
     status, output = app.run("--multirun", "rate=nan,0.7", *JOBS[2:])
     assert (status, len(app.calls())) == (0, 1)

@@ -305,6 +305,9 @@ buffer: drew the group 0 in two batches: as MixedBuffer does, use rl.rollouts.bu
             if not step: self.first = replayed(self._groups[0], 1)
             new = super().draw(step, count - 1, max_staleness, running)
             return new and [*new, self.first] if step else new
+buffer: num_new(16) returned 0: return 1 to 16
+    class mine(FifoBuffer):
+        def num_new(self, count): return 0
 buffer: a state() that a checkpoint cannot store
     class mine(FifoBuffer):
         def state(self): return {'seen': {1, 2}}

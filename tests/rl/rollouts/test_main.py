@@ -80,7 +80,7 @@ async def test_the_limits_of_sampling_count_replicas_and_attempts(
     assert (setting.num_seqs, dispatcher.max_concurrent) == (num_seqs, max_concurrent)
     assert dispatcher.play_group.__self__.seed == seed
     assert dispatcher.order.pools[0].examples._limit == 201
-    assert dispatcher.stateful.keys() == {"advantage", "env"}
+    assert dispatcher.stateful.keys() == {"advantage", "env", "strategy"}
     assert [told.__name__ for told in dispatcher.version.listeners] == ["begin_version"]
 
 
