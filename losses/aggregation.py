@@ -74,9 +74,9 @@ def turn_mean(
     lengths: Sequence[Sequence[int]],
     group_ids: Sequence[int],  # noqa: ARG001 (all aggregations share one signature)
 ) -> list[list[float]]:
-    """Return token weights [rollouts][turns] that average over each turn's tokens, then over turns.
+    """Return token weights that average over each turn's tokens, then over turns.
 
-    `lengths` [rollouts][turns] contains the number of completion tokens of each turn.
+    `lengths` and the weights: for each rollout, a list of turns. A length is in completion tokens.
     """
     num_turns = sum(map(_num_with_tokens, lengths))
     return [[1 / (num_turns * length) if length else 0.0 for length in turns] for turns in lengths]
