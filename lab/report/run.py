@@ -114,7 +114,7 @@ def read_run(
     seed = seeds[-1] if seeds else None
     if folder is None:
         return Run(
-            name=" ".join(meaningful) or "(no name)",
+            name=" ".join([*meaningful, *(f"seed={x}" for x in seeds[-1:])]) or "(no name)",
             overrides=meaningful,
             seed=seed,
             has_begun=False,

@@ -35,7 +35,7 @@ def test_unfinished_runs_have_a_cause(tmp_path):
         "stopped": "stopped after step 7 of 20",
         "going": "still going: step 8 of 20",
         "failed": "inference: vLLM ?is gone",
-        "loss=ppo": "no such model",
+        "loss=ppo seed=0": "no such model",
     }
 
 
