@@ -39,7 +39,7 @@ def explain_hydra_error(
         how = "write key=value, and quote a value with special characters, such as key='\"~/x\"'"
         return ConfigError([f"{error.override} cannot be read: {how}"])
     if unknown := UNKNOWN_KEY.match(str(error)):
-        inner = str(getattr(error.__cause__, "full_key", ""))  # for a={b: 1}, a.b
+        inner = str(getattr(error.__cause__, "full_key", ""))  # a.b for the override a={b: 1}
         key = max(unknown[1], inner, key=len)
         return ConfigError([_explain_unknown_key(key, arguments, primary, added)])
     if isinstance(error, HydraException | OmegaConfBaseException | ValueError):

@@ -65,8 +65,8 @@ class DifficultyOrder(ExampleOrder):
             return
         pool, position = place
         queues, mean = self._queues[pool], sum(group.rewards) / len(group.rewards)
-        level = "hard" if mean <= self.hard_threshold else "normal"
-        level = "easy" if mean >= self.easy_threshold else level
+        is_hard = mean <= self.hard_threshold
+        level = "easy" if mean >= self.easy_threshold else "hard" if is_hard else "normal"
         if position not in queues[level]:
             for queue in queues.values():
                 queue.pop(position, None)

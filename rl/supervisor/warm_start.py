@@ -139,9 +139,9 @@ def alone_with(cached: Path, tick: Callable[[], None]) -> Iterator[None]:
     with opened as file:
         if not try_lock(file):
             say("warm start: waiting for another run, which computes the same warm start")
-        while not try_lock(file):
-            tick()
-            time.sleep(_TICK_S)
+            while not try_lock(file):
+                tick()
+                time.sleep(_TICK_S)
         yield
 
 

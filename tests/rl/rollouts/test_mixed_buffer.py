@@ -183,7 +183,7 @@ def test_the_sources_of_a_batch_in_its_credits_lines_plan_and_metrics():
         **{f"source/{name}/share": 1 / 3 for name in ("policy", "replay", "demonstration")},
         **{"source/replay/reward": 0.5, "source/replay/staleness": 1.0},
     }
-    assert math.isnan(batch_metrics(batch[2:], 1)["train/reward"])  # nobody sampled these rollouts
+    assert math.isnan(batch_metrics(batch[2:], 1)["train/reward"])  # only demonstrations
     alone = batch_metrics(batch[:1], 1)
     assert alone == {n: v for n, v in metrics.items() if n in alone} | {
         name: alone[name] for name in alone if name.startswith("staleness/")
