@@ -56,7 +56,7 @@ class Dataset:
         if split == TRAIN and not numbers:
             raise ValueError(
                 f"{self.path} leaves no rows for training, because all {len(rows)} have prompts "
-                "that are evaluated: add rows with other prompts, choose another eval split, or "
+                "that are held out: add rows with other prompts, choose another eval split, or "
                 "lower num_eval if there is no eval split"
             )
         return _Examples(self, rows, numbers, env)

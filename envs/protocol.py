@@ -19,6 +19,7 @@ from typing import Any, Protocol
 from envs.episode import Episode, Example, Split
 from envs.messages import Message
 from envs.options import check_at_least, read_system_prompt, with_system_prompt
+from envs.stateful import Stateful
 from envs.tools import Function, Toolbox
 
 
@@ -73,7 +74,7 @@ class Pool:
     examples: Sequence[Example]
 
 
-class Environment:
+class Environment(Stateful):
     """Base class of all environments. Constructors must be cheap; `examples` may load data.
 
     Attributes:
@@ -150,15 +151,6 @@ class Environment:
         also return the new examples in `state`, and append them again in `load`.
         """
         raise NotImplementedError
-
-    def state(self) -> dict[str, Any]:
-        """Return the environment's state as JSON values, for a checkpoint. The default is empty."""
-        return {}
-
-    def load(self, state: dict[str, Any]) -> None:
-        """Restore what `state` returned. A resumed run calls this before its first episode."""
-        if state:
-            raise ValueError(f"{type(self).__name__} has state() but no load(): define load()")
 
     def begin_version(self, version: int) -> None:
         """Prepare for `version` of the policy, which vLLM has loaded. The default does nothing."""

@@ -1,4 +1,4 @@
-"""Load one of our environments by the name of its YAML file, for programs other than train.py.
+"""Load an environment by the name of its YAML file or its class, outside of train.py.
 
 load("reverse-text", max_length=8)    conf/env/reverse-text.yaml with one option changed
 load("my_package.MyEnv", size=3)      a custom class with all its options

@@ -62,7 +62,7 @@ PROCESSES = {"rl.rollouts", "rl.trainer"}
 # The only modules of envs/ and losses/ that rl/ may import.
 SHARED = {
     *("envs.chat_endpoint", "envs.episode", "envs.http_client", "envs.loading", "envs.messages"),
-    *("envs.options", "envs.protocol", "envs.threads", "envs.user_code"),
+    *("envs.options", "envs.protocol", "envs.stateful", "envs.threads", "envs.user_code"),
     "losses.groups",
     "losses.tokens",
 }

@@ -108,7 +108,7 @@ class Sandbox:
             self._socket.close()
         if self._process:
             self._process.kill()
-            # `_collect_killed` reads the exit status, because waiting would block the event loop.
+            # `_collect_killed` reads the exit status later. To wait here would block the loop.
             _killed.append(self._process)
         self._process = self._socket = None
         _collect_killed()

@@ -170,7 +170,9 @@ def use_card(config: DictConfig) -> None:
     varied = {key_of(item) for job in others for item in {*job} - {*first}}
     if other := sorted(varied - {"row", "card.level", "seed"}):
         names = ", ".join(other)
-        raise ConfigError([f"a report card takes one value of {names}: start one card per value"])
+        raise ConfigError(
+            [f"a report card takes one value each of {names}: start one card per value"]
+        )
     from lab.sweeps.card import CardSweeper  # slow import, which other sweeps skip
 
     _replace_sweeper(config, CardSweeper)

@@ -72,8 +72,8 @@ class Arm:
             is_normalised = self.base.reward["normalise_each"]
             if "estimator" in self.base.critic or is_penalised or is_normalised:
                 raise ValueError(
-                    f"{self.name}: a comparison cannot apply the run's critic, KL penalty or "
-                    "normalised rewards to another advantage: remove advantage=..."
+                    f"{self.name}: a comparison cannot compute new advantages from a critic, a KL "
+                    "penalty in the reward or normalised rewards: remove advantage=..."
                 )
 
     def _is_unchanged(self, key: str) -> bool:

@@ -36,7 +36,7 @@ def page(chosen: Sequence[tuple[RunIndex, str, Sequence[int]]], note: str = "") 
         numbers.append([n for n, row in enumerate(index.rows) if _group_of(row) in groups])
     total = sum(map(len, numbers))
     if not total:
-        raise ValueError("no rollout to export: change step, source or env, or wait for rollouts")
+        raise ValueError("no rollout is selected: change step, source or env, or wait for rollouts")
     if total > MOST_ROLLOUTS:
         first = chosen[0][0].rows[0]
         raise ValueError(

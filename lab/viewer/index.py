@@ -117,7 +117,7 @@ def source_files(run_folder: RunFolder) -> list[SourceFile]:
     for source, path in found:
         with suppress(FileNotFoundError):  # for example, a resumed run has just deleted it
             stat = regular_file(path, run_folder.path).stat()
-            step = 0 if path == run_folder.evaluated else step_of(path)
+            step = -1 if path == run_folder.evaluated else step_of(path)
             files.append(SourceFile(path, source, step, stat.st_mtime_ns, stat.st_size))
     return sorted(files, key=lambda file: (file.source != "training", file.step))
 

@@ -20,7 +20,7 @@ _EXACT_BITS = 53  # JavaScript rounds integers with more bits
 class SourceFile:
     path: Path
     source: str  # "training" or "evaluation"
-    step: int  # training step, or evaluated policy version
+    step: int  # training step, or evaluated policy version; -1 for evaluate.py
     modified: int  # modification time in nanoseconds
     size: int  # in bytes
 

@@ -28,7 +28,7 @@ _MAX_CALLS = 10_000_000  # maximum number of calls of a schedule to find its ext
 
 
 def schedule_nodes(value: Any, path: str = "") -> Iterator[tuple[str, Config]]:
-    with suppress(LookupError):  # the check reports a target that does not exist
+    with suppress(LookupError):  # check.py reports a target that does not exist
         if has_target(value) and fact(str(value["_target_"]), "is_schedule", False):
             yield path, value
             return

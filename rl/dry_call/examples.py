@@ -11,7 +11,7 @@ from random import Random
 from typing import Any
 
 from envs.episode import Example
-from envs.protocol import Pool
+from envs.protocol import Environment, Pool
 from rl.config.build import build
 from rl.dry_call.report import BadResult, Report, json_round_trip, unwrap
 from rl.dry_call.rewards import made_up_rollout
@@ -100,22 +100,20 @@ def check_strategy(
     with report.calling("strategy", made, "attempts with made-up rewards"):
         made().num_first(group_size)
         for example in (pool.examples[0] for pool in pools):
-            own = build(env)().environment_of(example)
-            if made().needs_hints:
-                own.teacher_messages(example, list(example.messages))
-            if made().reads_rewards and own.scores_groups:
-                raise BadResult(
-                    f"reads rewards, but score_group of env {own.name!r} computes them later: use "
-                    "strategy=independent"
-                )
-        strategy, memories = made(), set[str]()
+            _check_environment(made(), build(env)().environment_of(example), example)
+        strategy, memories, fields = made(), set[str](), set[str]()
+
+        class WatchedRollout(Rollout):
+            def __getattribute__(self, name: str) -> Any:
+                fields.add(name)
+                return super().__getattribute__(name)
 
         async def play_groups() -> None:
             for index, rewards in enumerate(([0.0], [0.0, 1.0], [None])):
                 endless = itertools.cycle(rewards)
 
                 async def play_one(*_: Any, endless: Any = endless, **__: Any) -> Rollout:
-                    return made_up_rollout(next(endless), 3, 2)
+                    return WatchedRollout(**vars(made_up_rollout(next(endless), 3, 2)))
 
                 group = StartedGroup(index, _made_up_group(index, 0).example)
                 rollouts.extend(await play_strategy(strategy, group, play_one, group_size))
@@ -124,9 +122,22 @@ def check_strategy(
         asyncio.run(play_groups())
         if not rollouts or not all(isinstance(rollout, Rollout) for rollout in rollouts):
             raise BadResult("returned no rollouts: return rollouts that `play_one` returned")
+        # `dataclasses.replace` reads all fields.
+        if not strategy.reads_rewards and "reward" in fields and "retries" not in fields:
+            raise BadResult("reads rewards: set reads_rewards = True, so that reports note it")
         if type(strategy).state is Strategy.state and len(memories) > 1:
             raise BadResult("remembers groups, but not after a resume: define state() and load()")
         made().load(json_round_trip(strategy.state()))
+
+
+def _check_environment(strategy: Strategy, env: Environment, example: Example) -> None:
+    if strategy.needs_hints:
+        env.teacher_messages(example, list(example.messages))
+    if strategy.reads_rewards and env.scores_groups:
+        raise BadResult(
+            f"reads rewards, but score_group of env {env.name!r} computes them later: use "
+            "strategy=independent"
+        )
 
 
 def selects_by_rewards(config: Mapping[str, Any]) -> bool:

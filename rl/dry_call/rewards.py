@@ -159,7 +159,7 @@ def check_aggregation(report: Report, aggregation: Any) -> dict[str, bool]:
 
 
 def _require_numbers(result: Any, items: list[Any], part: str = "", unit: str = "rollout") -> None:
-    """Require in `result` a finite number per item or, with `part`, per element of each item."""
+    """Raise BadResult unless `result` has a finite number per item, or per `part` of each item."""
     is_list = isinstance(result, Sequence | np.ndarray)
     if not is_list or len(result) != len(items):
         kind = "lists" if part else "numbers"

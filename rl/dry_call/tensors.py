@@ -166,10 +166,10 @@ def _require_independent_losses(loss: Any, tokens: Tokens, first: Tensor) -> Non
     parts = torch.cat([loss(part).loss for part in _split_sequences(tokens)[:2]])
     if not is_random and torch.equal(first, again) and not parts.allclose(first, 1e-4, 1e-6):
         raise BadResult(
-            "returned other losses for the same tokens if a call had only one of the sequences: a "
-            "call gets a micro-batch, which is a part of the batch, so compute no mean, sum or "
-            "maximum of its tokens. Return sums over the batch from the method `statistics`, or "
-            "set whole_groups = True to get all tokens of a group at once (docs/losses.md)"
+            "returned losses that depend on the other sequences of the call: a call gets a "
+            "micro-batch, which is a part of the batch, so compute no mean, sum or maximum over "
+            "several sequences. Use the method `statistics` for sums over the batch, or set "
+            "whole_groups = True to get all tokens of a group at once (docs/losses.md)"
         )
 
 

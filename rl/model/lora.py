@@ -110,8 +110,9 @@ class LoRA:
         for module in self.modules_to_save:
             if any(f".{name}".endswith(f".{module}") for name in tied):
                 raise ValueError(
-                    f"adapter.modules_to_save contains {module}, but embedding and output head of "
-                    f"this model share their weights and cannot be trained apart: remove {module}"
+                    f"adapter.modules_to_save contains {module}, but the embedding and the head "
+                    "of this model share their weights and cannot be trained separately: remove "
+                    f"{module}"
                 )
 
 

@@ -122,7 +122,7 @@ def check_files(folder: Path) -> None:
         if links_outside(folder / name):
             raise ValueError(
                 f"{folder}/{name} is a link to {(folder / name).resolve()}, outside its folder: "
-                "replace the link by a copy if users may publish this file with checkpoints"
+                "replace the link by a copy if this file may be published with checkpoints"
             )
         json_of(folder / name)
     if missing := missing_weight_file(folder):

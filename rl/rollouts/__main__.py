@@ -14,6 +14,7 @@ from renderers import Renderer
 
 from envs.episode import Example
 from envs.protocol import Environment, Pool
+from envs.stateful import Stateful
 from rl.config.build import build
 from rl.config.facts import sees_hint
 from rl.config.schedules import Schedules
@@ -26,7 +27,7 @@ from rl.model.tokenizer import load_renderer
 from rl.records import Rollout
 from rl.rollouts.buffer import FifoBuffer
 from rl.rollouts.credit import GroupCredit
-from rl.rollouts.dispatcher import Dispatcher, DispatcherState, PlayGroupAt, Stateful
+from rl.rollouts.dispatcher import Dispatcher, DispatcherState, PlayGroupAt
 from rl.rollouts.example_order import ExampleOrder
 from rl.rollouts.listening import open_server
 from rl.rollouts.mixed_buffer import MixedBuffer

@@ -22,6 +22,7 @@ from dataclasses import dataclass, replace
 from typing import Any, cast
 
 from envs.episode import Example
+from envs.stateful import Stateful
 from losses.groups import SPREAD_TOLERANCE, ScoredGroup
 from rl.config.build import build, component
 from rl.config.learned import Learned
@@ -50,7 +51,7 @@ class RewardShaping:
 
 
 @dataclass(frozen=True)
-class GroupCredit:
+class GroupCredit(Stateful):
     """Callable that returns the credit of each rollout of a group."""
 
     truncation: Truncation

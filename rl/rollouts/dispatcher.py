@@ -14,9 +14,10 @@ import asyncio
 from collections import deque
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any
 
 from envs.episode import Example
+from envs.stateful import Stateful
 from rl.inference.live_version import LiveVersion
 from rl.records import Credit, Group, Rollout
 from rl.rollouts.buffer import FifoBuffer
@@ -30,13 +31,6 @@ GroupCredits = Callable[[Example, Sequence[Rollout], int], tuple[Credit, ...]]
 """(example, rollouts, policy version at the start) -> one credit per rollout"""
 PlayGroupAt = Callable[[int, Example, int, int], Awaitable[tuple[Rollout, ...]]]
 """(group index, example, group size, policy version at the start) -> rollouts"""
-
-
-class Stateful(Protocol):
-    """An object with a state that checkpoints keep as JSON."""
-
-    def state(self) -> dict[str, Any]: ...
-    def load(self, state: dict[str, Any]) -> None: ...
 
 
 @dataclass

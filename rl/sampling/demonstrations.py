@@ -156,7 +156,7 @@ def completion_ids(renderer: Renderer, message: Any) -> list[int]:
     conversation = [question, message]
     if not message.get("reasoning_content") and "</think>" not in (message.get("content") or ""):
         # Render a second question after the message, because some formats add an empty think block
-        # to a last message, and GLM's stop token is the role token of the following message.
+        # to the last message, and GLM's stop token is the role token of the following message.
         conversation.append(question)
     rendered = renderer.render(conversation)
     owners = zip(rendered.sampled_mask, rendered.message_indices, strict=True)

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar, Protocol
 
 from envs.episode import Example
+from envs.stateful import Stateful
 from rl.records import Rollout
 from rl.sampling.prefix import Given
 
@@ -43,7 +44,7 @@ class PlayOne(Protocol):
         ...
 
 
-class Strategy:
+class Strategy(Stateful):
     """Base class of strategies. A strategy's constructor takes its YAML options as keywords.
 
     A strategy that remembers groups defines `state` and `load`, whose JSON is in each checkpoint.
@@ -69,13 +70,6 @@ class Strategy:
     async def play(self, group: StartedGroup, play_one: PlayOne, size: int) -> Sequence[Rollout]:
         """Return the rollouts of a group. `size`: group_size. The buffer rejects an empty group."""
         raise NotImplementedError
-
-    def state(self) -> dict[str, Any]:
-        return {}
-
-    def load(self, state: dict[str, Any]) -> None:
-        if state:
-            raise ValueError(f"{type(self).__name__} has state() but no load(): define load()")
 
 
 class Independent(Strategy):

@@ -1,6 +1,6 @@
 """Start and watch the vLLM servers of a run, and restart a server that fails.
 
-    starting ---> serving ---> gone: ended, closed its socket, silent, or a restart was requested
+    starting ---> serving ---> gone: ended, closed its socket, fell silent, or must restart
         ^                        |
         `---- incarnation + 1 ---'   unless this server ended too often
 

@@ -62,7 +62,7 @@ class WeightPusher:
         fingerprint = self._sender.pack(weights)
         if must_differ and fingerprint == self._last:
             raise RunFailed(
-                f"the optimizer step before version {version} changed no weight in "
+                f"all weights of version {version} equal the previous ones after rounding to "
                 f"{next(iter(weights.values())).dtype}: raise optim.learning_rate, or use "
                 "model.dtype=float32"
             )

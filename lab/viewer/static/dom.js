@@ -46,3 +46,9 @@ export function signed(value, digits = 2) {
 export function plural(count, noun) {
   return `${number(count)} ${noun}${count === 1 ? "" : "s"}`;
 }
+
+// Return the name of a training step or of an evaluated version. The step of evaluate.py's rollouts is -1.
+export function place({ source, step }) {
+  if (step < 0) return "evaluation";
+  return `${source === "evaluation" ? "version" : "step"} ${number(step)}`;
+}

@@ -8,7 +8,7 @@ export function heading(line, table, row) {
   const evaluation = line.source === "evaluation";
   const rewards = Object.entries(line.rewards ?? {});
   const facts = [
-    [evaluation ? "version" : "step", number(line.step)],
+    [evaluation ? "version" : "step", line.step < 0 ? null : number(line.step)],
     ["rollout", `${row - group.start + 1} of ${group.end - group.start}`],
     [
       "advantage",

@@ -1,11 +1,13 @@
 // The rollouts to compare with an open one: sections of {run, title, rows, step}, or a sentence
 // that explains why there are no sections.
 
+import { place } from "./dom.js";
+
 export const SECTIONS = {
   group(tables, run, row) {
     const table = tables[run];
     const group = table.groups[table.groupOf[row]];
-    return [{ run, title: label(group), rows: range(group), step: group.step }];
+    return [{ run, title: place(group), rows: range(group), step: group.step }];
   },
   versions(tables, run, row) {
     const table = tables[run];
@@ -18,7 +20,7 @@ export const SECTIONS = {
     }
     return groups.map((group) => ({
       run,
-      title: label(group),
+      title: place(group),
       rows: range(group),
       step: group.step,
     }));
@@ -39,7 +41,7 @@ export const SECTIONS = {
       );
       sections.push({
         run: i,
-        title: `${other.facts.name} · ${label(nearest)}`,
+        title: `${other.facts.name} · ${place(nearest)}`,
         rows: range(nearest),
         step: nearest.step,
         mine: i === run,
@@ -54,10 +56,6 @@ export const SECTIONS = {
 function groupsOf(table, question) {
   const groups = table.groups.filter((group) => table.columns.question[group.start] === question);
   return groups.sort((a, b) => a.step - b.step);
-}
-
-function label(group) {
-  return group.source === "evaluation" ? `version ${group.step}` : `step ${group.step}`;
 }
 
 function range(group) {

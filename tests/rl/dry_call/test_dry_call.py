@@ -228,9 +228,9 @@ loss: returned ratio_clamped as a Tensor of shape [7]: return a tensor with one 
 loss: called with eight made-up tokens, raised KeyError: 'x'
     def mine(tokens):
         raise KeyError('x')
-loss: returned other losses for the same tokens if a call had only one of the sequences
+loss: returned losses that depend on the other sequences of the call
     def mine(tokens): return TokenLoss(-tokens.logprobs / tokens.entropies.mean(), {})
-loss: returned other losses for the same tokens if a call had only one of the sequences
+loss: returned losses that depend on the other sequences of the call
     def mine(tokens): return TokenLoss(tokens.logprobs.logsumexp(0).detach() - tokens.logprobs, {})
 loss: raised TypeError: unsupported operand
     def mine(tokens):  # it works only with several updates for each batch
@@ -345,8 +345,14 @@ strategy: mine returned 1 rollouts for group_size=16: return 16 or none, or set 
 strategy: returned no rollouts: return rollouts that `play_one` returned
     class mine(Strategy):
         async def play(self, group, play_one, size): return []
+strategy: reads rewards: set reads_rewards = True
+    class mine(Independent):
+        async def play(self, group, play_one, size):
+            rollouts = await super().play(group, play_one, size)
+            return sorted(rollouts, key=lambda rollout: -(rollout.reward or 0))
 strategy: remembers groups, but not after a resume: define state() and load()
     class mine(Independent):
+        reads_rewards = True
         def __init__(self): self.sums = {}
         async def play(self, group, play_one, size):
             rollouts = await super().play(group, play_one, size)
