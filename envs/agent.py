@@ -143,5 +143,7 @@ async def succeeded(episode: Episode) -> float:
 async def wrote(episode: Episode, *, path: str) -> float:
     """Return 1 if the text of the agent's file `path` equals an answer, as in `exact`, else 0."""
     file: Path = episode.memory["folder"] / path
-    text = file.read_bytes()[:_KEPT_BYTES].decode(errors="replace") if file.is_file() else ""
-    return exact(text, answers_of(episode))
+    if not file.is_file():
+        return exact("", answers_of(episode))
+    with file.open("rb") as opened:
+        return exact(opened.read(_KEPT_BYTES).decode(errors="replace"), answers_of(episode))

@@ -17,6 +17,8 @@ from typing import Any
 
 import httpx
 
+from envs.deadline import acquire
+
 _LONGEST_WAIT_S = 60.0
 _RANDOM = random.Random()  # a separate RNG, so that retries do not change other random numbers
 
@@ -79,9 +81,9 @@ class HttpClient(AbstractAsyncContextManager["HttpClient"]):
         """Send one request. Return the answer's text. Raise HttpError unless the status is 200."""
         http, slots = self._client_and_slots()
         content = None if body is None else json.dumps(body).encode()
+        await acquire(slots)
         try:
             async with (
-                slots,
                 asyncio.timeout(self.timeout),
                 http.stream(method, url, content=content) as answer,
             ):
@@ -89,6 +91,8 @@ class HttpClient(AbstractAsyncContextManager["HttpClient"]):
         except (httpx.HTTPError, httpx.InvalidURL, TimeoutError) as error:
             reason = f"{type(error).__name__}: {_excerpt(str(error))}".removesuffix(": ")
             raise HttpError(f"did not answer ({reason})") from error
+        finally:
+            slots.release()
         if status != HTTPStatus.OK:
             text = self.remove_key(text)
             problem = f"answered {status}: {_excerpt(text)}"

@@ -201,7 +201,10 @@ class Environment(Stateful):
         self,
         rng: Random,  # noqa: ARG002 (overriding methods use it)
     ) -> Iterator[list[Message]]:
-        """Yield expert conversations to imitate, endlessly. The default raises ValueError."""
+        """Yield expert conversations to imitate, endlessly. The default raises ValueError.
+
+        Choose each conversation with `rng`, because every group calls this method again.
+        """
         raise ValueError(
             f"the environment {self.name!r} has no scripted expert: give it a demonstrations() "
             "method, or set model.warm_start=null, or sampler=async"

@@ -15,6 +15,8 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
+from envs.deadline import acquire
+
 MAX_THREADS = 64  # maximum threads per event loop, including those that hang
 
 
@@ -49,7 +51,7 @@ async def call(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
             f"all {MAX_THREADS} threads for environment code hang, the first one in the function "
             f"{next(iter(threads.hung.values()))}: add a timeout to this function"
         )
-    await threads.free.acquire()
+    await acquire(threads.free)
     # Pass the caller's context variables to the thread, as asyncio.to_thread does.
     context, name = contextvars.copy_context(), getattr(inner, "__qualname__", repr(inner))
     result = await _run_in_thread(partial(context.run, function, *args, **kwargs), name, threads)

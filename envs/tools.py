@@ -16,7 +16,6 @@ timeout, the answer is an error message for the policy. Any other exception of t
 of the environment, and the rollout fails.
 """
 
-import asyncio
 import inspect
 import json
 import typing
@@ -27,6 +26,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import msgspec
 from docstring_parser import parse as parse_docstring
 
+from envs.deadline import Deadline
 from envs.messages import Message, clean_json, parse_json, replace_surrogates
 from envs.threads import call as call_function
 
@@ -182,12 +182,12 @@ class Toolbox:
             arguments = parse_json(arguments or "{}") if is_text else clean_json(arguments)
         except ValueError as error:
             raise ToolError(f"the arguments are not JSON: {error}") from error
-        deadline = asyncio.timeout(self._timeout)
+        deadline = Deadline(self._timeout)
         try:
-            async with deadline:
+            async with deadline.run():
                 return await tool.answer(arguments, episode)
         except TimeoutError as error:
-            if not deadline.expired():  # The tool itself raised TimeoutError.
+            if not deadline.expired:  # The tool itself raised TimeoutError.
                 raise
             raise ToolError(f"{tool.name} took longer than {self._timeout:g} s") from error
 

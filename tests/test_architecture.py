@@ -29,9 +29,9 @@ MAY_IMPORT = {
     "rl.cluster": "rl.runtime",
     "rl.model": "rl.config envs",
     "rl.placement": "rl.config rl.runtime rl.model",
-    "rl.inference": "rl.config rl.runtime rl.model",
+    "rl.inference": "rl.config rl.runtime rl.model envs",
     "rl.sampling": "rl.records rl.config rl.model rl.inference envs losses",
-    "rl.evaluation": "rl.records rl.config rl.runtime rl.sampling envs",
+    "rl.evaluation": "rl.records rl.config rl.runtime rl.inference rl.sampling envs",
     "rl.rollouts": "rl.records rl.wire rl.config rl.runtime rl.model rl.inference rl.sampling "
     "rl.evaluation envs losses",
     "rl.learner": "rl.records rl.config rl.runtime rl.model envs losses",
@@ -61,8 +61,9 @@ MAY_IMPORT = {
 PROCESSES = {"rl.rollouts", "rl.trainer"}
 # The only modules of envs/ and losses/ that rl/ may import.
 SHARED = {
-    *("envs.chat_endpoint", "envs.episode", "envs.http_client", "envs.loading", "envs.messages"),
-    *("envs.options", "envs.protocol", "envs.stateful", "envs.threads", "envs.user_code"),
+    *("envs.chat_endpoint", "envs.deadline", "envs.episode", "envs.http_client", "envs.loading"),
+    *("envs.messages", "envs.options", "envs.protocol", "envs.stateful", "envs.threads"),
+    "envs.user_code",
     "losses.groups",
     "losses.tokens",
 }

@@ -141,22 +141,16 @@ def reward_problems(config: Config) -> Iterator[str]:
             yield f"{path}.reward_weights={dict(weights)} makes every reward 0: raise one weight"
 
 
-def data_files(config: Config) -> Iterator[tuple[str, str]]:
-    """Yield (key, value) of each option that names a local data file or a pattern of files."""
-    for path, node in nodes_in(config["env"], "env"):
-        for key in fact(node["_target_"], "local_files", ()):
-            if isinstance(value := node.get(key), str):
-                yield f"{path}.{key}", value
-
-
 def data_file_problems(config: Config) -> Iterator[str]:
     """Report missing data files before the start, because an environment opens its files later."""
-    for key, value in data_files(config):
-        file = Path(value).expanduser()
-        if file.is_dir():
-            yield f"{key}={value} is a folder: name a file in this folder"
-        elif not glob(str(file)):
-            yield f"{key}={value} does not exist (relative paths start in {Path.cwd()})"
+    for path, node in nodes_in(config["env"], "env"):
+        for key in fact(node["_target_"], "local_files", ()):
+            if not isinstance(value := node.get(key), str):
+                continue
+            if Path(value).expanduser().is_dir():
+                yield f"{path}.{key}={value} is a folder: name a file in this folder"
+            elif not glob(os.path.expanduser(value)):
+                yield f"{path}.{key}={value} does not exist (relative paths start in {Path.cwd()})"
 
 
 def micro_batch_problems(config: Config) -> Iterator[str]:

@@ -20,6 +20,7 @@ from rl.config.ranges import PositiveFloat, PositiveInt
 from rl.config.schema import Run
 from rl.evaluation.play import choose_examples, play, write_rollouts
 from rl.evaluation.summary import PlayedExample, summarise
+from rl.inference.live_version import LiveVersion
 from rl.runtime.folder import RunFolder
 from rl.sampling.player import Player
 from rl.sampling.strategy import Independent
@@ -98,7 +99,8 @@ class Evaluator:
         player = self.player.at_version(version)
         settings = player.schedules.apply(self.settings, "evaluation", version)
         sampler = player.sampler.for_evaluation(temperature=settings.temperature)
-        chat = player.chat.with_cache_of(sampler, version)
+        # Use only prefix caches of this version.
+        chat = replace(player.chat, sampler=sampler, version=LiveVersion(version))
         without_hints = {"hinted_envs": frozenset(), "strategy": Independent()}
         return replace(player, sampler=sampler, chat=chat, **without_hints)
 

@@ -58,7 +58,7 @@ class Summary:
             "max_length": float(self.max_length),
             "truncated": self.truncated,
             "turns": self.turns,
-            "errors": 1 - self.num_scored / self.num_rollouts if self.num_rollouts else math.nan,
+            "errors": sum(self.errors.values()) / (self.num_rollouts or math.nan),
             **{f"reward/{name}": value for name, value in self.rewards.items()},
             **{f"stop/{reason}": share for reason, share in self.stop_reasons.items()},
             **{f"env/{name}/reward": env.reward for name, env in self.envs.items()},
@@ -117,7 +117,7 @@ def rollout_means(rollouts: Sequence[Rollout]) -> dict[str, float]:
         "max_length": max(lengths, default=0),
         "turns": average([rollout.turns for rollout in rollouts]),
         "truncated": average([rollout.stop_reason.truncated for rollout in rollouts]),
-        "errors": average([rollout.reward is None for rollout in rollouts]),
+        "errors": average([bool(rollout.error) for rollout in rollouts]),
         "tool_calls": average([rollout.tool_calls for rollout in rollouts]),
         "tool_errors": average([rollout.tool_errors for rollout in rollouts]),
     }

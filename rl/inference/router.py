@@ -10,18 +10,12 @@ the replica that sampled the first turns has most of the next prompt in its pref
 
 import asyncio
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
-from contextvars import ContextVar
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 
+from envs.deadline import WAITING
 from rl.inference.completion import RequestFailed
 from rl.inference.replica import Replica, refuses_connections
-
-# This variable holds a function that returns a context manager, in which the router waits for a
-# restart. A rollout sets it to `Clock.pause`, so that the rollout's timeout excludes the wait.
-WAITING: ContextVar[Callable[[], AbstractContextManager[None]]] = ContextVar(
-    "WAITING", default=nullcontext
-)
 
 
 @dataclass(eq=False)

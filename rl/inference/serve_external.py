@@ -33,7 +33,7 @@ def server_command(run_folder: RunFolder, address: Address) -> tuple[list[str], 
         cpu_kv_cache_gib=None,
         args={},
     )
-    policy = served_policy(run, run_folder, run.seed)
+    policy = served_policy(run, run_folder, run.seed + address.port)
     return vllm_command(server, run_folder, Replica("inference", address), policy)
 
 

@@ -53,7 +53,7 @@ def batch_metrics(groups: Sequence[Group], step: int) -> dict[str, float]:
         for name, played in by_env.items():
             metrics[f"env/{name}/reward"] = average(_rewards(played))
             metrics[f"env/{name}/share"] = len(played) / len(rollouts)
-            metrics[f"env/{name}/errors"] = average([r.reward is None for r in played])
+            metrics[f"env/{name}/errors"] = average([bool(r.error) for r in played])
     for role in {rollout.role for rollout in rollouts} - {""}:
         metrics[f"role/{role}/reward"] = average(_rewards(r for r in rollouts if r.role == role))
     if len(groups) < len(all_groups):

@@ -41,7 +41,7 @@ def _columns(credits: Sequence[Credit]) -> list[list[float]] | None:
         c.compared if c.compared is not None else c.advantages if by_turn else (c.reward or 0.0,)
         for c in credits
     ]
-    if rows and not any(rows):
+    if not any(rows):
         return None
     num_columns = max(map(len, rows), default=1)
     return [[row[i] for row in rows if i < len(row)] for i in range(num_columns)]

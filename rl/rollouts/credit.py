@@ -99,7 +99,7 @@ class GroupCredit(Stateful):
         _require_length(penalties, len(rollouts), "`penalties` of the reward shaping", "rollout")
         # Truncation comes first, so that penalties also lower a reward that truncation set to 0.
         credits = [
-            c if c.reward is None else replace(c, reward=c.reward - penalty)
+            c if c.reward is None else replace(c, reward=c.reward - float(penalty))
             for c, penalty in zip(credits, penalties, strict=True)
         ]
         group = scored_group(example, rollouts, credits, weights)
@@ -123,7 +123,7 @@ class GroupCredit(Stateful):
         advantages = self.advantage(group)
         _require_length(advantages, len(group.rewards), "the advantage", "rollout")
         if not self.per_turn and not self.per_token:
-            return [(number,) for number in advantages]
+            return [(float(number),) for number in advantages]
         unit = "turn" if self.per_turn else "token"
         counts = group.lengths if self.per_token else [len(t or ()) for t in group.turn_rewards]
         checked = []

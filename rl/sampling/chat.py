@@ -99,10 +99,6 @@ class Chat:
     def with_sampler(self, sampler: PolicySampler) -> Self:
         return replace(self, sampler=sampler)
 
-    def with_cache_of(self, sampler: PolicySampler, version: int) -> Self:  # noqa: ARG002
-        """Return a copy with `sampler`. A subclass can limit vLLM to prefix caches of `version`."""
-        return self.with_sampler(sampler)
-
 
 def checked_call(call_id: object, name: object, arguments: Any, raw: str) -> Message:
     """Return an entry of `tool_calls`. An invalid call gets an `error`, and `raw` as arguments."""

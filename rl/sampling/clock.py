@@ -1,17 +1,18 @@
 """Clock for sampler.rollout_timeout. The clock pauses while a rollout waits in a queue.
 
 The clock counts the time of the environment's code, its tools and the server. The clock does not
-count the time in which a rollout waits for the environment (max_concurrent), for vLLM
-(max_num_seqs) or for a restart of vLLM, because a rollout that waits for others is not slow.
+count the time in which a rollout waits for the environment (max_concurrent), for a thread, for
+a judge (max_concurrent), for vLLM (if inference.args.max_num_seqs is set) or for a restart of vLLM,
+because a rollout that waits for others is not slow.
 """
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Iterator
-from contextlib import AsyncExitStack, asynccontextmanager, contextmanager, suppress
-from dataclasses import dataclass, field
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass
 
-from rl.inference.router import WAITING
+from envs.deadline import Deadline
 
 
 class CompletionSlots:
@@ -42,41 +43,8 @@ class CompletionSlots:
 
 
 @dataclass
-class Clock:
-    left: float  # seconds until the rollout times out
+class Clock(Deadline):
     engine_time: float = 0.0  # total seconds of the rollout's requests to the server
-    _timeout: asyncio.Timeout | None = field(default=None, init=False)
-    # Number of open `pause` blocks. Several tasks of a rollout may pause the clock together.
-    _pauses: int = field(default=0, init=False)
-
-    @asynccontextmanager
-    async def run(self) -> AsyncIterator[None]:
-        """Run the clock during the block. Raise TimeoutError when no time is left."""
-        loop = asyncio.get_running_loop()
-        async with asyncio.timeout(self.left) as self._timeout:
-            token = WAITING.set(self.pause)
-            try:
-                yield
-            finally:
-                WAITING.reset(token)
-                if (deadline := self._timeout.when()) is not None:
-                    self.left = max(deadline - loop.time(), 0.0)
-
-    @contextmanager
-    def pause(self) -> Iterator[None]:
-        loop, timeout = asyncio.get_running_loop(), self._timeout
-        assert timeout is not None, "the clock is not running"
-        if not self._pauses and (deadline := timeout.when()) is not None:
-            self.left = deadline - loop.time()
-            timeout.reschedule(None)
-        self._pauses += 1
-        try:
-            yield
-        finally:
-            self._pauses -= 1
-            if not self._pauses:
-                with suppress(RuntimeError):  # the timeout has expired, or its block has ended
-                    timeout.reschedule(loop.time() + self.left)
 
     @asynccontextmanager
     async def hold_slots(self, slots: CompletionSlots, count: int = 1) -> AsyncIterator[None]:

@@ -61,8 +61,8 @@ class ImitationSampler:
             if (conversation := next(stream, None)) is None:
                 raise ValueError(
                     f"the conversations of the environment {env.name!r} ended, but a group needs "
-                    f"{group_size}: let demonstrations() yield endlessly, for example in a loop "
-                    "`while True`"
+                    f"{group_size}: let demonstrations() yield endlessly: choose each "
+                    "with rng in a loop `while True`"
                 )
             messages = env.add_system_prompt(conversation)
             try:

@@ -172,19 +172,19 @@ class Player:
 
     async def _play_once(self, start: RolloutInputs) -> _Played:
         env, clock = start.env, start.clock
-        messages = start.prepare(start.example.messages)
         episode = Episode(
-            start.example, messages, number=start.seeds.rollout, policy_version=self.policy_version
+            start.example, [], number=start.seeds.rollout, policy_version=self.policy_version
         )
         first = Speaker(
             *(self.chat, RowBuilder(), episode),
-            *(lambda: clock.hold_slots(self.chat.slots), start.seeds, start.prepare),
-            start.prefix,
+            *(clock, start.seeds, start.prepare, start.prefix),
         )
         scores: list[Scores] = []
         error = ""
         try:
             async with clock.run():
+                with as_environment_error(env, "teacher_messages"):  # called if there is a hint
+                    episode.messages = start.prepare(start.example.messages)
                 if env.holds_conversation:
                     await self._play_in_environment(env, first)
                 else:
@@ -285,7 +285,8 @@ class Player:
             with as_environment_error(env, "play"), suppress(ContextFull):
                 await env.play(first.episode, first)
         finally:
-            first.raise_failure()  # raise the server's error even if the environment caught it
+            with as_environment_error(env, "play"):
+                first.raise_failure()  # raise an error of `speak` even if the environment caught it
         for speaker in first.speakers:
             speaker.episode.stop_reason = speaker.episode.stop_reason or speaker.stop_reason
 

@@ -82,6 +82,13 @@ async def sample_turn(
         raise ValueError(f"vLLM ignores sampler.stop={stop} in a prefix: set sampler.stop=[]")
     count = len(given.token_ids)
     begun = replace(prompt, token_ids=[*prompt.token_ids, *given.token_ids])
+    max_tokens = min(chat.sampler.max_tokens - count, chat.max_new_tokens(begun))
+    continues = number == len(prefix.turns) - 1  # only the last given turn is continued
+    if continues and max_tokens <= 0:
+        raise RequestFailed(
+            f"a prefix of {count} tokens leaves no tokens for the policy's turn: shorten it, or "
+            "raise sampler.max_tokens or model.max_seq_len"
+        )
     if num_unscored := given.versions.count(-1) if given.versions else count:
         changed = chat.sampler.non_default_parameters()
         if prefix.trains and changed != {"temperature": 1.0}:
@@ -95,14 +102,8 @@ async def sample_turn(
         versions = [version] * num_unscored + given.versions[num_unscored:]
         given = replace(given, logprobs=logprobs + given.logprobs[num_unscored:], versions=versions)
     given = replace(given, prompt_ids=prompt.token_ids, num_masked=0 if prefix.trains else count)
-    if number < len(prefix.turns) - 1:
-        return given  # only the last turn of the prefix is continued
-    max_tokens = min(chat.sampler.max_tokens - count, chat.max_new_tokens(begun))
-    if max_tokens <= 0:
-        raise RequestFailed(
-            f"a prefix of {count} tokens leaves no tokens for the policy's turn: shorten it, or "
-            "raise sampler.max_tokens or model.max_seq_len"
-        )
+    if not continues:
+        return given
     chat = chat.with_sampler(replace(chat.sampler, max_tokens=max_tokens))
     (new,) = await chat.generate(begun, 1, seed)
     if new.kept and not given.kept:  # given tokens without `kept` are not trained

@@ -26,7 +26,6 @@ from rl.model.tokenizer import Tokenizer, decode_text, load_renderer
 from rl.sampling.chat import Chat, ChatSettings, Prompt, ToolSpecs, checked_call, invalid_call
 from rl.sampling.clock import CompletionSlots
 from rl.sampling.prefix_probe import report_rewriting, rewrites_history
-from rl.sampling.sampler import PolicySampler
 
 _MIN_TOKENS_PER_S = 1.0  # assumed lowest sampling speed of one completion
 _CALL_ERRORS = {  # `ParsedToolCall.status` -> error text for the policy
@@ -144,9 +143,6 @@ class RendererChat(Chat):
     def group(self) -> Iterator[Self]:
         with self.client.group() as requests:
             yield replace(self, requests=requests)
-
-    def with_cache_of(self, sampler: PolicySampler, version: int) -> Self:
-        return replace(self, sampler=sampler, version=LiveVersion(version))
 
 
 def _tool_call(index: int, parsed: ParsedToolCall) -> Message:

@@ -41,6 +41,8 @@ def with_rewards(
     total = sum(weight * rewards[name] for name, weight in weights.items())
     if math.isfinite(total):
         return replace(rollout, reward=total, rewards=rewards)
+    if rollout.role and math.isnan(total):  # the environment does not train this role
+        return replace(rollout, rewards=rewards)
     if broken := [name for name in weights if not math.isfinite(rewards[name])]:
         error = f"{score} returned NaN or infinity for {broken}"
     else:

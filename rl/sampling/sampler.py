@@ -32,7 +32,7 @@ class PolicySampler:
     stop: Sequence[str]
     seeded: bool
     rollout_timeout: PositiveFloat
-    max_retries: int
+    max_retries: NonNegativeInt
     allow_biased_ratio: bool
 
     def __post_init__(self) -> None:

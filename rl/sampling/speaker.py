@@ -8,15 +8,17 @@ chat renders the whole conversation again, which usually begins a new row of tra
 If several roles speak in an episode, each has its own speaker, conversation and rows.
 """
 
-from collections.abc import Callable, Sequence
-from contextlib import AbstractAsyncContextManager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 
+from envs.deadline import WAITING
 from envs.episode import Episode, StopReason
 from envs.messages import Message, parse_json
 from envs.protocol import ContextFull, PolicyTurn
-from rl.inference.completion import Completion, GenerationError
+from rl.inference.completion import Completion
 from rl.sampling.chat import Chat, Prompt, ToolSpecs
+from rl.sampling.clock import Clock
 from rl.sampling.prefix import Prefix, sample_turn
 from rl.sampling.row_builder import RowBuilder
 from rl.sampling.sampler import RequestSeeds
@@ -29,14 +31,14 @@ class Speaker:
     chat: Chat
     rows: RowBuilder
     episode: Episode
-    hold_slot: Callable[[], AbstractAsyncContextManager[None]]  # limits concurrent requests
+    clock: Clock
     seeds: RequestSeeds
     prepare: Callable[[list[Message]], list[Message]]  # adds system prompt and any hint
     prefix: Prefix | None = None  # tokens with which the first turns must begin
     stop_reason: StopReason = StopReason.STOP  # why the newest turn ended
     # (conversation, prompt, completion) of the newest turn; None before the first turn
     _last: tuple[list[Message], Prompt, Completion] | None = None
-    _failure: GenerationError | None = field(default=None, repr=False)
+    _failure: Exception | None = field(default=None, repr=False)
     # role -> speaker, for roles that have spoken. The first role's speaker is `self`.
     _roles: "dict[str, Speaker]" = field(default_factory=dict, repr=False)
 
@@ -56,27 +58,23 @@ class Speaker:
             first = self.episode
             shared = {name: getattr(first, name) for name in ("number", "policy_version", "memory")}
             episode = Episode(first.example, [], **shared, role=role)
-            fields = (self.chat, RowBuilder(), episode, self.hold_slot, self.seeds, self.prepare)
+            fields = (self.chat, RowBuilder(), episode, self.clock, self.seeds, self.prepare)
             self._roles[role] = Speaker(*fields)
         if (speaker := self._roles[role]) is not self:
             options = {"prefix": prefix, "prefix_trains": prefix_trains}
             return await speaker(messages, tools, role=role, **options)
         messages = self.prepare(messages)
-        prompt = await self._next_prompt(messages, tools)
-        if self.chat.max_new_tokens(prompt) <= 0:
-            self.stop_reason = StopReason.CONTEXT
-            raise ContextFull("the conversation fills max_seq_len: raise model.max_seq_len")
-        # Draw the seed before waiting for a slot, because concurrent turns get slots in any order.
-        seed, given, number = self.seeds.next(), self.prefix, self.episode.turns
-        replayed = given.turn(number, prompt) if given else None
-        if prefix is not None and not (replayed and replayed.token_ids):
-            given, number = Prefix.of(self.chat, prefix, trains=prefix_trains), 0
-        try:
-            async with self.hold_slot():
+        with self._noting_errors():
+            prompt = await self._next_prompt(messages, tools)
+            if self.chat.max_new_tokens(prompt) <= 0:
+                raise ContextFull("the conversation fills max_seq_len: raise model.max_seq_len")
+            # Draw the seed before waiting for a slot: concurrent turns get slots in any order.
+            seed, given, number = self.seeds.next(), self.prefix, self.episode.turns
+            replayed = given.turn(number, prompt) if given else None
+            if prefix is not None and not (replayed and replayed.token_ids):
+                given, number = Prefix.of(self.chat, prefix, trains=prefix_trains), 0
+            async with self.clock.hold_slots(self.chat.slots):
                 completion = await sample_turn(self.chat, prompt, seed, given, number)
-        except GenerationError as error:
-            self._failure = error
-            raise
         self.rows.add_turn(completion, prompt)
         message = self.chat.message(prompt, completion)
         conversation = [*messages, message]
@@ -91,15 +89,30 @@ class Speaker:
 
     async def logprobs(self, messages: list[Message], text: str, *, after: str = "") -> list[float]:
         """Return the policy's logprobs of a text (envs/protocol.py, Speak.logprobs)."""
-        prompt = await self.chat.first_prompt(self.prepare(messages), None)
-        before, scored = self.chat.encode(after), self.chat.encode(text)
-        try:
-            async with self.hold_slot():
+        with self._noting_errors():
+            prompt = await self.chat.first_prompt(self.prepare(messages), None)
+            before, scored = self.chat.encode(after), self.chat.encode(text)
+            async with self.clock.hold_slots(self.chat.slots):
                 token_ids = [*prompt.token_ids, *before, *scored]
                 return (await self.chat.score(token_ids, len(scored)))[0]
-        except GenerationError as error:
+
+    @contextmanager
+    def _noting_errors(self) -> Iterator[None]:
+        """Note an error, because the environment may catch it. Let waits pause the clock.
+
+        A task of an HTTP server has the context of the episode that started the server.
+        """
+        token = WAITING.set(self.clock.pause)
+        try:
+            yield
+        except ContextFull:
+            self.stop_reason = StopReason.CONTEXT
+            raise
+        except Exception as error:
             self._failure = error
             raise
+        finally:
+            WAITING.reset(token)
 
     @property
     def speakers(self) -> "list[Speaker]":

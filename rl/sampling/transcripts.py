@@ -54,8 +54,8 @@ def read_conversations(path: str, min_reward: float | None) -> list[tuple[str, l
 
     A usable conversation ends with an assistant message. Its reward is at least `min_reward`, if
     that is not None. If the last turn was cut off, its message gets `cut_off`, so that no stop
-    token is trained. A conversation that was cut off inside thinking or a tool call is left out,
-    because no chat format can render it.
+    token is trained. A conversation that was cut off inside thinking or a tool call, or that has an
+    invalid tool call, is left out, because no chat format can render it.
     """
     conversations: list[tuple[str, list[Message]]] = []
     for name in sorted(glob(str(Path(path).expanduser()))):
@@ -69,11 +69,12 @@ def read_conversations(path: str, min_reward: float | None) -> list[tuple[str, l
                 env = str(record.get("env") or "")
                 is_good = min_reward is None or (reward is not None and reward >= min_reward)
                 is_answered = bool(messages) and messages[-1].get("role") == "assistant"
+                calls = [c for m in messages for c in m.get("tool_calls") or ()]
             except (ValueError, KeyError, TypeError, AttributeError) as error:
                 raise ValueError(
                     f"{name}, line {number}: write a JSON object with `messages` ({error!r})"
                 ) from error
-            if not is_good or not is_answered:
+            if not is_good or not is_answered or any("error" in call for call in calls):
                 continue
             if record.get("stop_reason") not in _CUT_OFF:
                 conversations.append((env, messages))

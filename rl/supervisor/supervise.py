@@ -26,7 +26,6 @@ from rl.cluster.host import Demand
 from rl.config.build import build, construct
 from rl.config.initial import initial_checkpoint
 from rl.config.resume_rules import run_folder_problems
-from rl.config.rules import data_files
 from rl.config.schema import ConfigError, Run, as_config_error
 from rl.dry_call.child import DryCall
 from rl.model.folder import check_teacher, check_trainable, fingerprint
@@ -44,7 +43,7 @@ from rl.runtime.start_record import resume_advice
 from rl.runtime.status import STOPPED, read_statuses, training_is_done
 from rl.runtime.stop_request import Stopped, StopRequest, stopped_by_signals
 from rl.runtime.stop_when import is_fulfilled
-from rl.runtime.text import say
+from rl.runtime.text import leaves, say
 from rl.supervisor.base_model import check_model, fetch_references, make_cache_folder, model_of
 from rl.supervisor.children import Children
 from rl.supervisor.resolve import Resolved, assign_devices, resolve, with_devices
@@ -278,5 +277,6 @@ class _Launch:
     def _record_dry_call(self, run: Run) -> None:
         run = replace(run, learned=asdict(self.dry_call.learned()))
         run.save(self.run_folder.config)
-        data = [str(Path(value).expanduser()) for _, value in data_files(run.plain())]
+        inputs = {group: run.plain()[group] for group in ("env", "sampler", "buffer")}
+        data = [os.path.expanduser(text) for _, text in leaves(inputs) if isinstance(text, str)]
         copy_code(self.run_folder, self.dry_call.files(), data)

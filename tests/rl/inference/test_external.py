@@ -144,7 +144,7 @@ def test_serve_external_starts_the_same_vllm_behind_the_guard(tmp_path, monkeypa
     command, env = server_command(folder, Address(host="10.0.0.7", port=8000))
     flags = dict(pairwise(command))
     where = {"--host": "10.0.0.7", "--port": "8000", "--middleware": GUARD}
-    plain = {"--served-model-name": "policy", "--seed": "5", "--max-model-len": "96"}
+    plain = {"--served-model-name": "policy", "--seed": "8005", "--max-model-len": "96"}
     plain |= {"--dtype": "bfloat16", "--hf-overrides": '{"head_dtype": "float32"}'}
     plain |= {"--max-logprobs": "60", "--max-lora-rank": "16", "--lora-target-modules": "q_proj"}
     assert flags == flags | where | plain
