@@ -160,6 +160,26 @@ def test_a_slow_tool_gives_an_error_message_and_does_not_block_others():
     assert told == ("a 3 a-z", False, "Error: stuck took longer than 0.3 s")
 
 
+def test_the_wait_for_a_thread_does_not_count_towards_the_limit_of_a_tool(monkeypatch):
+    monkeypatch.setattr(threads, "MAX_THREADS", 1)
+    release = threading.Event()
+
+    def stuck() -> str:
+        """Block."""
+        release.wait(30)
+        return "released"
+
+    async def both():
+        toolbox = Toolbox([stuck], 0.2)
+        calls = [asyncio.create_task(toolbox.answer(raw("stuck", {}), episode())) for _ in range(2)]
+        first = await calls[0]
+        await asyncio.sleep(0.3)
+        release.set()
+        return first["content"], (await calls[1])["content"]
+
+    assert asyncio.run(both()) == ("Error: stuck took longer than 0.2 s", "released")
+
+
 def test_the_default_reply_answers_every_call_in_order_and_ends_without_one():
     class Counting(Environment):
         tools = (count,)

@@ -206,7 +206,8 @@ def test_a_reward_that_is_not_finite_counts_as_0_if_truncation_scores_the_rollou
         ),
         (False, True, [rollout(1.0, a=1.0), rollout(1.0, a=0.5), rollout(None)], [[1, 1]]),
         (False, False, [rollout(1.0), rollout(1.0)], None),
-        (False, True, [rollout(None)], [[]]),
+        (False, True, [rollout(None)], None),
+        (False, False, [rollout(1.0), rollout(None, fields={"role": "b"})], None),
     ],
 )
 def test_a_group_has_the_numbers_that_its_advantage_compared(each, compares, rollouts, columns):
@@ -404,6 +405,11 @@ def test_a_group_teaches_if_its_advantages_are_not_zero(rewards, numbers, column
     by_token = isinstance(numbers[0], tuple)
     made = credits(rollouts, lambda group: numbers, per_token=by_token)
     assert compared_columns(group(rollouts, made)) == columns
+
+
+def test_numbers_of_numpy_become_floats_that_json_can_hold():
+    made = credits(PAIR, lambda group: [np.float32(0.5), np.float32(1.0)])
+    assert {type(number) for credit in made for number in credit.advantages} == {float}
 
 
 @pytest.mark.parametrize(

@@ -210,7 +210,10 @@ def test_a_conversation_longer_than_a_row_is_left_out_unless_all_are(tmp_path, c
 def test_a_thought_or_a_call_that_was_cut_off_is_left_out(tmp_path):
     thought = {"role": "assistant", "content": "", "reasoning_content": "hm"}
     cut = line(tool_call("look", content="so"), "context")
-    path = written(tmp_path, line(thought, "max_tokens"), cut, line(thought))
+    invalid = tool_call("look", content="so")
+    invalid["tool_calls"][0]["error"] = "the arguments are not JSON"
+    broken = {**line(thought), "messages": [user("hi"), invalid, thought]}
+    path = written(tmp_path, line(thought, "max_tokens"), cut, broken, line(thought))
     assert read_conversations(path, None) == [("", [user("hi"), thought])]
 
 

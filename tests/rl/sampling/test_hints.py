@@ -197,6 +197,9 @@ def test_a_hint_that_fails_costs_only_its_rollout():
     assert "teacher_messages raised KeyError: 'bad'" in bad.error
     assert good.reward == 2.0
     hints_of((good,), "yes")
+    strategy = HintWhenAllFail(num_hinted=1, failed_reward=0.0)
+    rollouts, _ = played(telling(unhelpful), "bad", size=2, hinted=False, strategy=strategy)
+    assert "teacher_messages raised " in rollouts[-1].error
 
 
 def test_without_hints_no_hint_is_rendered_and_rows_keep_their_prompt_in_a_mixed_micro_batch():

@@ -81,6 +81,12 @@ async def _lose(self, episode, speak):
     raise KeyError("lost")
 
 
+async def _misuse(self, episode, speak):
+    await speak(list(HI), None)
+    with suppress(Exception):
+        await speak([{"no": "role"}], None)
+
+
 async def _swallow(self, episode, speak):
     with suppress(Exception):
         await speak(episode.messages, None)
@@ -98,6 +104,7 @@ async def _swallow(self, episode, speak):
         (replying([{"content": "no role"}]), "Mine.reply raised "),
         (replying(5), "Mine.reply raised "),
         (holding(_lose), "Holding.play raised KeyError: 'lost'"),
+        (holding(_misuse), "Holding.play raised KeyError: 'role'"),
     ],
 )
 def test_every_error_of_an_environment_is_named(env, error, caplog):

@@ -241,9 +241,11 @@ def test_samplers_with_which_logprobs_or_stops_would_be_wrong_are_refused(given,
         played(once(**given), ScoringClient("x"), sampler=sampler)
 
 
+@pytest.mark.parametrize("trains", [False, True])
 @pytest.mark.parametrize("length", [32, 300])
-def test_a_prefix_that_leaves_no_token_costs_its_rollout(length):
-    (rollout,) = played(once(prefix="a" * length), ScoringClient("x"))
+def test_a_prefix_that_leaves_no_token_costs_its_rollout(length, trains):
+    given = once(prefix="a" * length, prefix_trains=trains)
+    (rollout,) = played(given, ScoringClient("x"))
     assert (rollout.reward, rollout.stop_reason) == (None, StopReason.ENGINE_ERROR)
     assert f"a prefix of {length} tokens leaves no tokens" in rollout.error
     assert rollout.rows == ()

@@ -1,14 +1,18 @@
 """Environments that hold the conversation ask the policy for every turn, also of several roles."""
 
+import asyncio
+import contextvars
 import math
 from contextlib import suppress
 from dataclasses import replace
 
 import pytest
 
+from envs.deadline import WAITING
 from envs.episode import StopReason
 from envs.messages import user
 from envs.protocol import ContextFull, Environment
+from rl.evaluation.summary import rollout_means
 from rl.inference.completion import RequestFailed
 from rl.sampling.strategies import AdaptiveSize
 from tests.support.fuzz import FuzzedClient
@@ -86,6 +90,28 @@ def test_a_text_that_does_not_fit_ends_the_episode(count, num_scored):
     client = ScriptedClient("good")
     (rollout,) = play(changed(play=talk), client)
     assert (rollout.reward, len(client.scored)) == (1.0, num_scored)
+    assert rollout.stop_reason == (StopReason.STOP if num_scored else StopReason.CONTEXT)
+
+
+class Restarting(ScriptedClient):
+    """Answer after a restart, for which a request waits longer than sampler.rollout_timeout."""
+
+    async def generate(self, *args, **options):
+        with WAITING.get()():
+            await asyncio.sleep(100)
+        return await super().generate(*args, **options)
+
+
+def test_a_turn_that_another_task_asks_for_waits_with_the_clock_of_its_own_episode():
+    """The server of `env=agent` handles requests in the context of its first episode."""
+    other = contextvars.copy_context()
+    other.run(WAITING.set, pytest.fail)
+
+    async def talk(self, episode, speak):
+        await asyncio.create_task(speak(list(HI), None), context=other)
+
+    (rollout,) = play(changed(play=talk), Restarting("good"))
+    assert (rollout.reward, rollout.error, rollout.turns) == (1.0, "", 1)
 
 
 def test_a_changed_history_forks_the_rollout_at_every_turn_and_additional_keys_do_not():
@@ -208,7 +234,8 @@ def test_each_role_has_its_own_rollout_and_alternating_turns_do_not_fork():
     ("given", "said"),
     [
         ({}, "returned no reward for the role 'second': return NaN if this role must not"),
-        ({"won": math.nan}, "returned NaN or infinity for ['won']"),
+        ({"won": math.inf}, "returned NaN or infinity for ['won']"),
+        ({"won": math.nan}, ""),  # the environment does not train this role
     ],
 )
 def test_a_role_without_a_reward_is_counted_and_the_other_role_keeps_its_own(given, said):
@@ -216,6 +243,8 @@ def test_a_role_without_a_reward_is_counted_and_the_other_role_keeps_its_own(giv
     first, second = play(env, ScriptedClient("a"))
     assert (first.reward, first.error, second.reward) == (1.0, "", None)
     assert said in second.error
+    assert bool(second.error) == bool(said)
+    assert rollout_means([first, second])["errors"] == bool(said) / 2
 
 
 def test_strategies_read_the_reward_of_a_role_that_has_one():

@@ -10,6 +10,7 @@ from types import SimpleNamespace
 
 import pytest
 
+from envs.deadline import WAITING, Deadline, acquire
 from envs.episode import Example
 from envs.user_code import ROOT
 from rl.sampling import clock as module
@@ -128,6 +129,19 @@ def test_a_rollout_times_out_only_by_the_time_in_which_no_turn_waits():
         return asyncio.get_running_loop().time()
 
     assert run_virtually(timed_out_at()) == pytest.approx(52.0)
+
+
+def test_a_wait_pauses_the_inner_and_the_outer_deadline():
+    async def left() -> tuple[float, float]:
+        outer, inner = Clock(10.0), Deadline(5.0)
+        async with outer.run(), inner.run():
+            await acquire(asyncio.Semaphore(1))
+            with WAITING.get()():
+                await asyncio.sleep(30.0)
+            await asyncio.sleep(4.0)
+        return outer.left, inner.left
+
+    assert run_virtually(left()) == pytest.approx((6.0, 1.0))
 
 
 def test_the_remaining_time_is_that_of_all_blocks():

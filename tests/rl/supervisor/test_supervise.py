@@ -15,7 +15,10 @@ import yaml
 from tokenizers import Tokenizer, models
 from transformers import AutoConfig, AutoModelForCausalLM
 
+from rl.config.learned import Learned
 from rl.config.schema import ConfigError, Run
+from rl.dry_call.learn import run_with_facts
+from rl.runtime.code_copies import changed_code
 from rl.runtime.commit import commit_of
 from rl.runtime.failure import OutOfTime, RunFailed
 from rl.runtime.files import json_line
@@ -216,6 +219,22 @@ def test_a_failed_start_says_how_to_start_again_and_is_recorded(tmp_path, monkey
         supervise(config, **given, compose=composed)
     assert (stopped.value.number, stopped.value.code) == (15, 1)
     assert advice in capsys.readouterr().out
+
+
+def test_the_files_that_env_and_sampler_read_are_hashed_for_a_resume(tmp_path):
+    prompt, lines = tmp_path / "prompt.txt", tmp_path / "lines.jsonl"
+    prompt.write_text("Reverse the word.")
+    lines.write_text('{"messages": [{"role": "assistant", "content": "x"}]}\n')
+    reads = ["loss=sft", "sampler=transcripts", f"sampler.path={tmp_path}/*.jsonl"]
+    run = run_with_facts(composed(f"env.system_prompt={prompt}", *reads))
+    launch = SimpleNamespace(run_folder=RunFolder(tmp_path / "run"))
+    launch.run_folder.path.mkdir()
+    launch.dry_call = SimpleNamespace(learned=lambda: Learned.of(run), files=list)
+    _Launch._record_dry_call(launch, run)
+    assert changed_code(launch.run_folder) == []
+    for file in (prompt, lines):
+        file.write_text("other")
+    assert set(changed_code(launch.run_folder)) == {str(prompt)[1:], str(lines)[1:]}
 
 
 def test_a_cache_that_cannot_be_written_is_named(tmp_path, refused, monkeypatch):
