@@ -18,7 +18,7 @@ from rl.records import Group
 
 
 def replayed(group: Group, step: int) -> Group:
-    """Return a group of an earlier batch for `step`, with ids of its own and Source.REPLAY."""
+    """Return a copy of an earlier group for a replay at `step`, with new ids and Source.REPLAY."""
     rollouts = tuple(replace(rollout, source=Source.REPLAY) for rollout in group.rollouts)
     return replace(group, rollouts=rollouts, suffix=f"@{step}")
 
