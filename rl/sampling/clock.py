@@ -2,7 +2,7 @@
 
 The clock counts the time of the environment's code, its tools and the server. The clock does not
 count the time in which a rollout waits for the environment (max_concurrent), for vLLM
-(max_num_seqs) or for a restart of vLLM, because a rollout that waits for others is not slow.
+(max_num_seqs) or for a restart of vLLM, because a rollout that waits is not slow.
 """
 
 import asyncio

@@ -87,7 +87,7 @@ async def sample_turn(
         if prefix.trains and changed != {"temperature": 1.0}:
             raise ValueError(
                 "vLLM computes logprobs of a prefix at temperature 1 only, but the sampler has "
-                f"{changed}: use prefix_trains=False, or set only sampler.temperature=1"
+                f"{changed}: use prefix_trains=False, or sampler.temperature=1 alone"
             )
         to_score = begun.token_ids[: len(prompt.token_ids) + num_unscored]
         unscored = [0.0] * num_unscored, -1
