@@ -35,7 +35,7 @@ class PrivateFolder:
         self.path = path
 
     def make(self, *, shared: bool = False) -> None:
-        """Create the private folder, without the content of an earlier start.
+        """Create the private folder. Delete the content that an earlier start left.
 
         If other hosts use the folder (`shared`), it contains no sockets and is never a link.
         """
