@@ -146,7 +146,7 @@ class Sandbox:
         def check_time() -> None:
             with suppress(OSError):
                 remaining = end - _processor_time(process)
-                if remaining > 0:  # seconds; a single thread needs at least as long
+                if remaining > 0:  # seconds; one thread needs at least this long to use them
                     self._cpu_timer = loop.call_later(remaining, check_time)
                 else:
                     self._exceeded_cpu_time = True
