@@ -52,7 +52,7 @@ class Judge(ChatEndpoint):
             )
         if self.api_key_variable is not None and not os.environ.get(self.api_key_variable):
             raise ValueError(
-                f"api_key_variable={self.api_key_variable}: this environment variable is not set: "
+                f"the environment variable api_key_variable={self.api_key_variable} is not set: "
                 "export the judge's key in it, or set api_key_variable=null if no key is needed"
             )
         if self.max_score is not None and self.max_score <= 0:

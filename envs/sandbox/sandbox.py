@@ -238,7 +238,7 @@ def _processor_time(process: subprocess.Popen[bytes]) -> float:
     return time.clock_gettime((~process.pid << 3) | 2)  # Linux's id of the process's CPU clock
 
 
-_killed: list[subprocess.Popen[bytes]] = []  # processes without a collected exit status
+_killed: list[subprocess.Popen[bytes]] = []  # killed processes that may still be running
 
 
 def _collect_killed() -> None:

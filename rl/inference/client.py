@@ -29,7 +29,7 @@ T = TypeVar("T")
 _GENERATE = "/inference/v1/generate"
 _RETRIES = 3
 _RETRY_DELAY_S = 0.5  # seconds before the first retry; doubled before each further retry
-_KEEP_ALIVE_S = 2.0  # close idle connections before vLLM closes them, which it does after 5 s
+_KEEP_ALIVE_S = 2.0  # close idle connections after this time, because vLLM closes them after 5 s
 # The run ends after this many failed requests in a row, counted over all replicas. The router stops
 # using one replica after this many failed requests in a row to it, while other replicas answer.
 _MAX_FAILURES = 32

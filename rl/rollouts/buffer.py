@@ -78,7 +78,7 @@ class FifoBuffer:
         """
         if len(self._groups) < count:
             return None
-        # Sort by start, because an order by finish would favour groups with short rollouts.
+        # Sort by starting time, because an order by end time would favour short rollouts.
         self._groups.sort(key=lambda group: (group.version, group.index))
         drawn, kept = self._groups[:count], self._groups[count:]
         remaining = sorted([*running, *(group.version for group in kept)])

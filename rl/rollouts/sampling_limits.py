@@ -8,7 +8,7 @@ from rl.records import Group
 from rl.runtime.failure import RunFailed
 from rl.wire import NoMoreBatches
 
-# Raise RolloutsFailed after max(this, groups per batch) successive groups without a score:
+# Raise RolloutsFailed after max(this number, groups per batch) groups in a row without a score:
 _MAX_UNSCORABLE_GROUPS = 16
 # End sampling if the buffer rejects the groups of this many batches in a row:
 _MAX_REJECTED_BATCHES = 8

@@ -60,7 +60,7 @@ class RolloutService:
         self._plans: dict[int, asyncio.Task[list[msgspec.Raw]]] = {}
         self._groups: list[Group] = []  # the groups of the newest plan
         self._rejected: list[Group] = []
-        self._failure: asyncio.Future[BaseException] = asyncio.Future()  # `watch` raises it
+        self._failure: asyncio.Future[BaseException] = asyncio.Future()  # `watch` raises this error
         self._unreported: Answer | None = None  # answer to the ranks if no report can be written
         self._num_connections = 0  # number of open connections of ranks
         dispatcher.on_rejected = self._rejected.append

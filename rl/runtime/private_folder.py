@@ -55,7 +55,7 @@ class PrivateFolder:
 
         target = self.path.resolve()
         remove(self.path)
-        # Check the target, because a copied run folder links to the target of the original run.
+        # Delete only this run's target, because a copied run folder links to the original's target.
         is_temporary = target.parent == Path(tempfile.gettempdir()).resolve()
         if is_temporary and target.name.startswith(self._prefix()):
             remove(target)

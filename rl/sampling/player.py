@@ -99,7 +99,7 @@ class Player:
             )
         count = self.strategy.num_first(group_size)
         openings: list[Completion] = []
-        # If the first prompt or the request fails, each rollout repeats it and reports its error.
+        # If the first prompt or the request fails, each rollout repeats it and reports the error.
         with suppress(EnvironmentFailed, TimeoutError, RequestFailed):
             if not env.holds_conversation:
                 async with clock.run():
