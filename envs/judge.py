@@ -73,7 +73,7 @@ class Judge(ChatEndpoint):
         return await self.score(questions[-1] if questions else "", accepted, final_text(episode))
 
     async def score(self, question: str, answer: str, text: str) -> float:
-        """Return the judge's score (0..1) of `text`. Raise JudgeError if it has none."""
+        """Return the judge's score (0..1) of `text`. Raise JudgeError for an unusable answer."""
         prompt = self.prompt.format(question=question, answer=answer, said=text)
         options = {"temperature": self.temperature, "max_tokens": self.max_tokens}
         completion = await self.ask(self._http_client, messages=[user(prompt)], **options)
