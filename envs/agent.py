@@ -4,8 +4,8 @@
     OPENAI_BASE_URL, OPENAI_API_KEY              an endpoint on 127.0.0.1, whose model is the policy
     rewards                                      functions that read the agent's files and output
 
-All episodes share the endpoint. Each episode has its own API key, so the endpoint can tell them
-apart. The agent is not confined: it may do on this machine all that the run's user may do.
+All episodes share the endpoint. Each episode has its own API key, by which the endpoint finds the
+episode. The agent is not confined: it may do on this machine all that the run's user may do.
 """
 
 import asyncio
@@ -29,7 +29,7 @@ from envs.rewards import answers_of, exact
 
 _PROMPT = "{prompt}"
 _KEPT_BYTES = 1 << 16  # maximum bytes read from the end of the output, or from the start of a file
-_KILL_ROUNDS = 250  # each takes 0.02 s; the kernel may need 5 s to end a process
+_KILL_ROUNDS = 250  # each round takes 0.02 s; the kernel may need 5 s to end a process
 _INHERITED = ("PATH", "LANG", "TZ")  # the agent inherits only these; other variables may be secret
 
 

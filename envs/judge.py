@@ -52,7 +52,7 @@ class Judge(ChatEndpoint):
             )
         if self.api_key_variable is not None and not os.environ.get(self.api_key_variable):
             raise ValueError(
-                f"api_key_variable={self.api_key_variable}: this environment variable is not set: "
+                f"the environment variable api_key_variable={self.api_key_variable} is not set: "
                 "export the judge's key in it, or set api_key_variable=null if no key is needed"
             )
         if self.max_score is not None and self.max_score <= 0:
@@ -73,7 +73,7 @@ class Judge(ChatEndpoint):
         return await self.score(questions[-1] if questions else "", accepted, final_text(episode))
 
     async def score(self, question: str, answer: str, text: str) -> float:
-        """Return the judge's score (0..1) of `text`. Raise JudgeError if no valid score comes."""
+        """Return the judge's score (0..1) of `text`. Raise JudgeError for an unusable answer."""
         prompt = self.prompt.format(question=question, answer=answer, said=text)
         options = {"temperature": self.temperature, "max_tokens": self.max_tokens}
         completion = await self.ask(self._http_client, messages=[user(prompt)], **options)

@@ -85,7 +85,7 @@ class ReverseText(Environment):
         """Return `count` distinct words. If there are too few short words, draw more long words."""
         words: list[str] = []
         for i, length in enumerate(self._lengths):
-            share = -(-(count - len(words)) // (len(self._lengths) - i))  # words of this length
+            share = -(-(count - len(words)) // (len(self._lengths) - i))  # number of words to draw
             if length > _MAX_NUMBERED_LENGTH:
                 drawn: set[str] = set()
                 while len(drawn) < share:

@@ -146,7 +146,7 @@ class Sandbox:
         def check_time() -> None:
             with suppress(OSError):
                 remaining = end - _processor_time(process)
-                if remaining > 0:  # seconds; a single thread needs at least as long
+                if remaining > 0:  # seconds; one thread needs at least this long to use them
                     self._cpu_timer = loop.call_later(remaining, check_time)
                 else:
                     self._exceeded_cpu_time = True
@@ -238,7 +238,7 @@ def _processor_time(process: subprocess.Popen[bytes]) -> float:
     return time.clock_gettime((~process.pid << 3) | 2)  # Linux's id of the process's CPU clock
 
 
-_killed: list[subprocess.Popen[bytes]] = []  # processes without a collected exit status
+_killed: list[subprocess.Popen[bytes]] = []  # killed processes that may still be running
 
 
 def _collect_killed() -> None:

@@ -36,7 +36,7 @@ class Adapter(Protocol):
         ...
 
     async def play(self, row: Row, speak: Speak) -> dict[str, Outcome]:
-        """Play an episode. Return role -> outcome. Raise if the environment's code fails."""
+        """Play an episode. Return role -> outcome. Raise an error if the environment fails."""
         ...
 
 

@@ -1,11 +1,11 @@
-"""Train with TRL's GRPO on an environment of offbyone, in one step.
+"""Train for one step with TRL's GRPO on an environment of offbyone.
 
     pip install --no-deps --target .venv/trl trl==1.16.0      # changes no pinned package
     export PYTHONPATH=.venv/trl MODEL=outputs/<run>/checkpoints/step_000150/hf
     python examples/other-trainers/trl_grpo.py $MODEL
 
-TRL samples one turn for each prompt, and the environment scores it, so this suits environments of
-one turn. It was tried on a CPU with TRL 1.16.0.
+TRL samples one turn for each prompt, and the environment scores this turn. So the environment must
+have a single turn. This program was tested on a CPU with TRL 1.16.0.
 """
 
 import asyncio
@@ -26,7 +26,7 @@ STEPS, GROUP_SIZE, NUM_PROMPTS = 1, 4, 64
 
 
 def reward_function(env: Environment) -> Callable[..., list[float]]:
-    """Return a reward function of TRL that plays the only turn of each episode."""
+    """Return a reward function for TRL that plays the only turn of each episode."""
     examples = env.examples("train")
 
     async def score(index: int, answer: list[dict[str, str]]) -> float:
@@ -43,7 +43,7 @@ def reward_function(env: Environment) -> Callable[..., list[float]]:
 
 
 def main(model_folder: str) -> None:
-    """Train STEPS steps and print their rewards."""
+    """Train for STEPS steps and print the reward and the gradient norm of each."""
     env = load("reverse-text", reward_weights={"exact": 0.0, "similarity": 1.0})
     examples = env.examples("train")
     rows = [{"prompt": examples[i].messages, "index": i} for i in range(NUM_PROMPTS)]

@@ -8,7 +8,7 @@ from envs.rewards import exact, final_text
 
 
 def load_index(*, path: str) -> dict[str, str]:
-    """Return title -> text of the pages in a JSON file. The file is read once per run."""
+    """Return title -> text of the pages in a JSON file. A run calls this function once."""
     return json.loads(Path(path).read_text())
 
 
@@ -23,5 +23,5 @@ def search(query: str, index: dict[str, str]) -> str:
 
 
 def exact_answer(episode: Episode) -> float:
-    """Return 1 if the last message is the answer of the example, else 0."""
+    """Return 1 if the last message equals the answer of the example, else 0."""
     return exact(final_text(episode), [str(episode.example.info["answer"])])

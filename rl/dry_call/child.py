@@ -42,7 +42,7 @@ _CHILD_ENVIRONMENT = {"OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": "", "PYTHO
 
 
 class DryCall:
-    """The dry calls of some configurations. One child makes all calls without a cached result."""
+    """The dry calls of some configurations. One child makes all calls that are not cached."""
 
     def __init__(self, configs: Sequence[Mapping[str, Any]]) -> None:
         self._full_configs = [split_schedules(config) for config in configs]
@@ -105,11 +105,11 @@ class DryCall:
                 end = f"ended with status {self._child.wait(LIMIT_S)}"
             with suppress(OSError, ValueError):  # there is no answer yet
                 answers, files = json.loads(self._path("answer").read_text())
-            # Kill the child, because its own timer cannot interrupt native code.
+            # Kill the child, because its own timer (learn.py) cannot interrupt native code.
             if not end and len(answers) == num_before:
                 self._child.kill()
                 self._child.wait()
-                end = f"was ended after {LIMIT_S:g} s: make what it imports or calls faster"
+                end = f"was ended after {LIMIT_S:g} s: make the imported or called code faster"
         problem = f"the dry call {end}. The end of its output:\n{last_lines(self._path('log'), 5)}"
         later = "not checked, because the dry call of an earlier configuration ended early"
         answers += [{"problems": [text]} for text in (problem, *[later] * len(uncached))]

@@ -117,12 +117,12 @@ def check_strategy(
 
                 group = StartedGroup(index, _made_up_group(index, 0).example)
                 rollouts.extend(await play_strategy(strategy, group, play_one, group_size))
-                memories.add(repr(vars(strategy)))  # the first group may create a client
+                memories.add(repr(vars(strategy)))  # only now, because group 0 may create a client
 
         asyncio.run(play_groups())
         if not rollouts or not all(isinstance(rollout, Rollout) for rollout in rollouts):
             raise BadResult("returned no rollouts: return rollouts that `play_one` returned")
-        # `dataclasses.replace` reads all fields.
+        # If `retries` was read too, `dataclasses.replace` probably read all fields.
         if not strategy.reads_rewards and "reward" in fields and "retries" not in fields:
             raise BadResult("reads rewards: set reads_rewards = True, so that reports note it")
         if type(strategy).state is Strategy.state and len(memories) > 1:

@@ -2,7 +2,7 @@
 
     configurations (pickle) -> import the targets, call them with made-up values -> facts (JSON)
 
-child.py runs this module in a process of its own. It does not call an environment's `score` and
+child.py runs this module in a process of its own. It never calls an environment's `score` and
 `reply`, the logger or the critic's model, because they may use a judge, a sandbox or the internet.
 """
 
@@ -83,7 +83,7 @@ def _build_components(report: Report, config: Config) -> dict[str, Any]:
     called["kl.estimator"] = config["kl"]["estimator"]
     if "estimator" in config["critic"]:
         called |= {f"critic.{name}": config["critic"][name] for name in ("estimator", "loss")}
-    # Build `others` to report errors. Skip targets in rl/, which are tested and import slowly.
+    # Build `others` only to report errors. Skip targets in rl/: they are tested and import slowly.
     others = (
         *("env", "order", "strategy", "buffer", "client"),
         *("logger", "optim", "reference", "critic"),

@@ -97,7 +97,7 @@ def _rewards_per_unit(group: ScoredGroup, unit: str) -> list[Any]:
         return list(group.rewards)
     if unit == "turn":
         return [turns and list(turns) for turns in group.turn_rewards]
-    pairs = zip(group.rewards, group.lengths, strict=True)  # a token has no reward: use 0
+    pairs = zip(group.rewards, group.lengths, strict=True)  # a token has no reward, so use 0
     return [None if reward is None else [0.0] * length for reward, length in pairs]
 
 

@@ -29,7 +29,7 @@ T = TypeVar("T")
 _GENERATE = "/inference/v1/generate"
 _RETRIES = 3
 _RETRY_DELAY_S = 0.5  # seconds before the first retry; doubled before each further retry
-_KEEP_ALIVE_S = 2.0  # close idle connections before vLLM closes them, which it does after 5 s
+_KEEP_ALIVE_S = 2.0  # close idle connections after this time, because vLLM closes them after 5 s
 # The run ends after this many failed requests in a row, counted over all replicas. The router stops
 # using one replica after this many failed requests in a row to it, while other replicas answer.
 _MAX_FAILURES = 32
@@ -113,7 +113,7 @@ class VLLMClient(AbstractAsyncContextManager["VLLMClient"]):
                 f"{_MAX_FAILURES} requests to vLLM failed in a row, the last one because "
                 f"{failure}: read {route.replica.log} for the cause"
             ) from failure
-        # Stop using this replica, because others have answered while it failed all requests.
+        # Stop using this replica, because it failed all requests while other replicas answered.
         if route.num_failed_in_a_row >= _MAX_FAILURES:
             self._router.lose(route, f"{_MAX_FAILURES} requests failed in a row")
 

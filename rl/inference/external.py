@@ -37,7 +37,7 @@ class ExternalServers:
     startup_timeout: PositiveFloat
 
     def __post_init__(self) -> None:
-        self.servers()  # raises ValueError for a wrong URL or a missing key before the run starts
+        self.servers()  # raises ValueError for a wrong URL or a missing key, before the run starts
 
     def servers(self) -> list[Replica]:
         addresses = [address_of(url) for url in self.urls]
@@ -80,7 +80,7 @@ def why_unusable(replica: Replica, model: Path, max_seq_len: int) -> str | None:
 def _why_unusable(http: httpx.Client, model: Path, max_seq_len: int) -> str | None:
     models = http.get("/v1/models")
     if models.status_code in (httpx.codes.UNAUTHORIZED, httpx.codes.FORBIDDEN):
-        return "refuses the key: set inference.api_key_variable to the variable with its key"
+        return "refuses the key: set inference.api_key_variable to the variable with the right key"
     served = {entry["id"]: entry for entry in models.raise_for_status().json()["data"]}
     if "policy" not in served:
         return f"serves {', '.join(served)}, but no model named `policy`: {_REMEDY}"

@@ -88,7 +88,7 @@ class VLLMRoutes(AbstractContextManager["VLLMRoutes"]):
     def load_adapter(self, name: str, folder: Path) -> None:
         """Load the LoRA adapter from a folder into vLLM. Requests with model=`name` use it."""
         adapter = {"lora_name": name, "lora_path": str(folder)}
-        if not self._try_post("/v1/load_lora_adapter", adapter):  # `name` was already loaded
+        if not self._try_post("/v1/load_lora_adapter", adapter):  # probably already loaded
             self._try_post("/v1/unload_lora_adapter", adapter)
             self._post("/v1/load_lora_adapter", adapter)
 

@@ -38,7 +38,7 @@ def server_command(run_folder: RunFolder, address: Address) -> tuple[list[str], 
 
 
 def required_key(run_folder: RunFolder) -> str:
-    """Return the user's key. Without it, any program that reaches the port could load weights."""
+    """Return the user's key. Raise ValueError if none is set, because the port needs a key."""
     variable = Run.load(run_folder.config).inference.api_key_variable
     key = os.environ.get(variable) if variable else None
     if not key:

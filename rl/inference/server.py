@@ -70,7 +70,7 @@ class ServedPolicy:
     seed: int  # vLLM's seed; replicas with equal seeds would sample the same tokens
     adapter: AdapterLimits | None = None  # None if the trainer pushes all weights
     head_dtype: str | None = None  # dtype of the output head, if it differs from `dtype`
-    num_returned_tokens: int = 0  # number of likely tokens that a request asks for
+    num_returned_tokens: int = 0  # number of most likely tokens that vLLM returns per position
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -232,7 +232,7 @@ def run_vllm(
             yield stack.enter_context(routes)
         except Exception:
             time.sleep(_EXIT_DELAY_S)
-            check_child()  # if vLLM has ended, report that, because it caused the error
+            check_child()  # if vLLM has ended, raise its exit status as the cause
             raise
         check_child()  # the block may have ignored requests that failed because vLLM ended
 

@@ -98,7 +98,7 @@ def _hinted_envs(
 
 
 def dispatcher_state(start: ResumePoint | None) -> DispatcherState:
-    """Return the state in a checkpoint, or a new one. Raise ValueError for a damaged checkpoint."""
+    """Return the saved state, or a new one if `start` is None. Raise ValueError if damaged."""
     if start is None:
         return DispatcherState()
     with naming_damage(RunFolder.state_of(start.folder)):
@@ -191,5 +191,5 @@ if __name__ == "__main__":
     run_folder = RunFolder(Path(sys.argv[1]))
     pass_on_signals(run_folder)
     with reporting_failures(run_folder, "rollouts"), noting_warnings(run_folder, "rollouts"):
-        raise_file_limit()  # a connection is an open file, and each running rollout needs one
+        raise_file_limit()  # each running rollout needs a connection, which is an open file
         asyncio.run(main(run_folder))

@@ -54,6 +54,6 @@ def apply_batch_credit(groups: Sequence[Group], batch_credit: BatchCredit) -> li
     if found != expected:
         raise RunFailed(
             "the batch credit changed the number of advantages per rollout (one list per group) "
-            f"from {expected} to {found}: return as many for each rollout as before"
+            f"from {expected} to {found}: return as many advantages for each rollout as before"
         )
     return [replace(group, credits=each) for group, each in zip(groups, credits, strict=True)]

@@ -29,7 +29,7 @@ def batch_metrics(groups: Sequence[Group], step: int) -> dict[str, float]:
     compared = [columns for group in groups if (columns := compared_columns(group)) is not None]
     most_varied = [max(columns, key=spread) for columns in compared]
     means = rollout_means(rollouts)
-    if not means["tool_calls"]:  # the tool metrics would all be 0
+    if not means["tool_calls"]:  # without tool calls, both tool metrics are 0
         del means["tool_calls"], means["tool_errors"]
     metrics = {
         "train/reward": average(_rewards(rollouts)),

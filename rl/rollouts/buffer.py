@@ -18,7 +18,7 @@ from rl.records import Group
 
 
 def replayed(group: Group, step: int) -> Group:
-    """Return a group of an earlier batch for `step`, with ids of its own and Source.REPLAY."""
+    """Return a copy of an earlier group for a replay at `step`, with new ids and Source.REPLAY."""
     rollouts = tuple(replace(rollout, source=Source.REPLAY) for rollout in group.rollouts)
     return replace(group, rollouts=rollouts, suffix=f"@{step}")
 
@@ -78,7 +78,7 @@ class FifoBuffer:
         """
         if len(self._groups) < count:
             return None
-        # Sort by start, because an order by finish would favour groups with short rollouts.
+        # Sort by starting time, because an order by end time would favour short rollouts.
         self._groups.sort(key=lambda group: (group.version, group.index))
         drawn, kept = self._groups[:count], self._groups[count:]
         remaining = sorted([*running, *(group.version for group in kept)])

@@ -13,7 +13,7 @@ subtract from its reward. The mean of P is left out if the advantage compares no
 Rewards are split by turn. A reward that the environment returned for a turn belongs to that turn.
 The last turn also gets the rewards for the whole episode and the changes by truncation and length
 penalty. An advantage function reads rewards per rollout and per turn (losses/groups.py). It returns
-one number per rollout, turn or token. A number of a rollout or turn applies to each of its tokens.
+one number per rollout, turn or token. All tokens of a rollout or a turn get its number.
 """
 
 import math
@@ -60,7 +60,7 @@ class GroupCredit(Stateful):
     weights_of: Callable[[Example], Mapping[str, float]]  # example -> {reward name: weight}
     per_turn: bool = False  # whether the advantage returns one number per turn
     compares: bool = True  # whether an advantage depends on the group's other rollouts
-    needs_score: bool = True  # whether the loss reads advantages, so only scored rollouts train
+    needs_score: bool = True  # whether the loss reads advantages; then only scored rollouts train
     per_token: bool = False  # whether the advantage returns one number per completion token
 
     @staticmethod
@@ -169,7 +169,7 @@ class GroupCredit(Stateful):
 
         `compared` is () if the advantage compares nothing. None stands for the rewards, or for the
         advantages per turn. An advantage may compare something else, such as lengths. Then equal
-        rewards get advantages other than 0, or different rewards get only 0. In these cases, and
+        rewards get advantages other than 0, or different rewards all get 0. In these two cases, and
         for advantages per token, `compared` is the rollout's (smallest, largest) advantage.
         """
         if not self.compares:
@@ -217,8 +217,8 @@ def scored_group(
 
 
 def _select_reward(group: ScoredGroup, name: str) -> ScoredGroup:
-    # A missing, NaN or infinite named reward counts as 0. It is the reason why the rollout's reward
-    # was None, but a truncation function may have replaced this None by a number.
+    # A missing, NaN or infinite named reward counts as 0. It makes the reward of its rollout None,
+    # but a truncation function may have replaced this None by a number.
     rewards = [
         None if reward is None else finite_float(named.get(name)) or 0.0
         for reward, named in zip(group.rewards, group.named_rewards, strict=True)

@@ -1,4 +1,4 @@
-"""Buffer that rejects groups with nearly equal rewards, or a too low or too high mean reward."""
+"""Buffer that rejects groups whose rewards are nearly equal, or are too low or high on average."""
 
 from typing import ClassVar
 
@@ -29,7 +29,7 @@ class DifficultyBuffer(FifoBuffer):
         if reason := super().why_useless(group):
             return reason
         if not any(credit.trains for credit in group.credits):
-            return "untrained"  # truncation excludes every rollout from training
+            return "untrained"  # for example, truncation excludes every rollout
         mean = sum(group.rewards) / len(group.rewards)
         if self.min_reward is not None and mean < self.min_reward:
             return "too_hard"

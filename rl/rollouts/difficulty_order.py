@@ -55,7 +55,7 @@ class DifficultyOrder(ExampleOrder):
         (level,) = rng.choices(list(filled), weights if any(weights) else None)
         position = next(iter(filled[level]))
         filled[level].move_to_end(position)
-        # In `normal`, unplayed examples come first, so this example was unplayed if any is left.
+        # In `normal`, unplayed examples come first, so this one was unplayed if any are left.
         if level == "normal" and self._num_unplayed[pool]:
             self._num_unplayed[pool] -= 1
         return pool, position
@@ -73,7 +73,7 @@ class DifficultyOrder(ExampleOrder):
             queues[level][position] = None
 
     def state(self) -> dict[str, Any]:
-        """Return each queue's played examples. `load` shuffles unplayed examples by the seed."""
+        """Return pool sizes and played examples. `load` shuffles unplayed examples by the seed."""
         played = [
             {
                 level: list(queue)[unplayed if level == "normal" else 0 :]

@@ -35,7 +35,7 @@ PlayGroupAt = Callable[[int, Example, int, int], Awaitable[tuple[Rollout, ...]]]
 
 @dataclass
 class DispatcherState:
-    """The state in a checkpoint: the groups to start next, and the states of buffer and order."""
+    """The state in a checkpoint: the groups to start next, and the states of other objects."""
 
     next_index: int = 0
     pending: list[int] = field(default_factory=list)  # started groups that no batch has used

@@ -39,13 +39,13 @@ class ExampleOrder:
         return super().__new__(cls)
 
     def begin(self, pools: Sequence[Pool], seed: int) -> None:
-        """Set pools and seed, before any other call. Raise ValueError if a pool is empty."""
+        """Set `pools` and `seed`. Call this method first. Raise ValueError if a pool is empty."""
         if not pools or any(not pool.examples for pool in pools):
             raise ValueError('no training examples: check the data or pools("train") of the env')
         self.pools, self.seed = pools, seed
 
     def next(self, index: int) -> Place:
-        """Return the place of the example of group `index`. Each call has a larger `index`."""
+        """Return the place of the example of group `index`. Later calls have a larger `index`."""
         raise NotImplementedError
 
     def example(self, place: Place) -> Example:

@@ -166,7 +166,7 @@ def _pack_by_prefix(rows: Sequence[Row], budget: int) -> list[list[Row]]:
 
 
 def _equalise_counts(shares: Sequence[list[Any]]) -> None:
-    """Halve the largest or append empty micro-batches, until all ranks have the same number."""
+    """Halve large micro-batches or append empty ones, until all ranks have the same number."""
     count = max(map(len, shares))
     for bins in shares:
         while len(bins) < count:

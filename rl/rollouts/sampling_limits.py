@@ -8,14 +8,14 @@ from rl.records import Group
 from rl.runtime.failure import RunFailed
 from rl.wire import NoMoreBatches
 
-# Raise RolloutsFailed after max(this, groups per batch) successive groups without a score:
+# Raise RolloutsFailed after max(this number, groups per batch) groups in a row without a score:
 _MAX_UNSCORABLE_GROUPS = 16
 # End sampling if the buffer rejects the groups of this many batches in a row:
 _MAX_REJECTED_BATCHES = 8
 
 
 class RolloutsFailed(RunFailed):
-    """The error raised if no recent rollout has a score. It names the most frequent cause."""
+    """The error raised if no recent rollout has a score. Its message has the most common cause."""
 
 
 @dataclass
@@ -48,7 +48,7 @@ class FailureLimits:
         totals = ", ".join(f"{n} {why}" for why, n in counts.items())
         return NoMoreBatches(
             f"the buffer rejected the last {self._num_rejected} groups (whole run: {totals}): the "
-            "task is too easy or too hard for this policy. Use buffer=fifo or other examples, or "
+            "task may be too easy or hard for this policy. Use buffer=fifo or other examples, or "
             "raise model.max_seq_len if most groups are without_tokens, or use another strategy if "
             "most are without_rollouts"
         )

@@ -3,7 +3,7 @@
 A rank may send these calls:
 
     next_batch    returns the rank's share of the batch of a step
-    record_all    writes the tokens of all rollouts of the newest batch
+    record_all    returns all rollout ids of the newest batch; for rank 0, also writes its tokens
     publish       tells this process that vLLM has new weights, so that more groups may start
     evaluation    returns the metrics of the evaluation of a policy version
     state         returns the state of this process for a checkpoint
@@ -60,7 +60,7 @@ class RolloutService:
         self._plans: dict[int, asyncio.Task[list[msgspec.Raw]]] = {}
         self._groups: list[Group] = []  # the groups of the newest plan
         self._rejected: list[Group] = []
-        self._failure: asyncio.Future[BaseException] = asyncio.Future()  # `watch` raises it
+        self._failure: asyncio.Future[BaseException] = asyncio.Future()  # `watch` raises this error
         self._unreported: Answer | None = None  # answer to the ranks if no report can be written
         self._num_connections = 0  # number of open connections of ranks
         dispatcher.on_rejected = self._rejected.append
@@ -80,7 +80,7 @@ class RolloutService:
             writer.close()
 
     async def _answer(self, call: Call) -> Answer:
-        """Answer a rank's call. If it fails, return an answer that makes the rank save and end.
+        """Answer a rank's call. If the call fails, the answer makes the rank save and end.
 
         Raise the error if the rank cannot save without the result.
         """
@@ -125,7 +125,7 @@ class RolloutService:
         if not self._evaluator:
             return {}
         metrics = await self._evaluator.wait_for_metrics(version)
-        # `metrics` is {} after an error, before rank 0 publishes `version`, or if none is due.
+        # `metrics` is {} after an error, before `version` is published, or if no evaluation is due.
         failed = self._evaluator.ended or self._failure.done()
         # After the last step no rank calls next_batch, so only this answer can report the error.
         if failed and not metrics and version == self._run.max_steps:
@@ -220,7 +220,7 @@ class RolloutService:
         """Report an error and plan no more batches, so that the ranks save a checkpoint."""
         if not self._failure.done():
             self._failure.set_result(error)
-        # Report this error before `stop` can cause others, because the supervisor shows the oldest.
+        # Report this error before `stop` causes further errors: the supervisor shows the oldest.
         try:
             report_failure(self._run_folder, "rollouts", error)
         except OSError:  # perhaps the disk is full: the ranks get the message and try to report it

@@ -44,7 +44,7 @@ class ServingReplicas:
                     self.router.lose(route, "the supervisor has restarted it")
 
     async def metrics(self) -> dict[str, float]:
-        """Return load, cache hits and restarts of the replicas, or {} if there is only one."""
+        """Return load, cache hits and restarts of the replicas, or {} if the run has only one."""
         if self._only_one:
             return {}
         started = started_replicas(self._run_folder, self._inference)

@@ -57,7 +57,7 @@ def this_host() -> Host:
 def _memory(
     meminfo: Path = Path("/proc/meminfo"), cgroup: Path = Path("/sys/fs/cgroup")
 ) -> tuple[int | None, int | None]:
-    """Return (total, free) bytes of memory that the machine and the cgroup allow; None: unknown."""
+    """Return (total, free) bytes of memory that machine and cgroup allow; (None, None): unknown."""
     total = {key: int(value) << 10 for key, value in _read_numbers(meminfo).items()}
     both = [(total.get("MemTotal:"), total.get("MemAvailable:"))]
     limit, used = (_read(cgroup / f"memory.{name}").strip() for name in ("max", "current"))
@@ -108,7 +108,7 @@ def _nvidia_smi(*arguments: str) -> list[str]:
 
 
 def min_gpu_memory(names: Sequence[str]) -> int | None:
-    """Return the bytes of the smallest of these GPUs, or None if the size of any is unknown."""
+    """Return the bytes of the smallest of these GPUs, or None if the memory of one is unknown."""
     sizes = [
         gpu.memory
         for name in names

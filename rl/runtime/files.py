@@ -78,7 +78,7 @@ def append_line(path: Path, record: dict[str, Any]) -> dict[str, Any]:
 
 
 class LineTail:
-    """Reads the lines that are added to a file. A path that is not a regular file has no lines."""
+    """Reader of the lines added to a file. A path that is not a regular file has no lines."""
 
     def __init__(self, path: Path) -> None:
         self._path = path

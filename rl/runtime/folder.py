@@ -108,7 +108,7 @@ class RunFolder:
         return self.profile / f"rank{rank}.json.gz"
 
     def clear_process_files(self) -> None:
-        """Delete the files of an earlier start's processes, and incomplete checkpoints."""
+        """Delete the files that processes of an earlier start left, and incomplete checkpoints."""
         self.private.clear()
         left = (self.failures, self.statuses, self.warnings, self.endpoints, self.stop_request)
         for path in (*left, *self.checkpoints.glob(".step_*")):

@@ -67,8 +67,8 @@ def why_unsafe_to_write(folder: Path) -> str:
 
     Each path in `folder` must belong to the user or root, because a run writes and deletes files.
     Each path must be a file, folder or socket, because a run that opens a FIFO would block. A link
-    must lead into `folder`, except wandb's links to its own logs and the link `sockets`, because
-    PrivateFolder checks its target. Return "" for a read-only folder, which the caller refuses.
+    must lead into `folder`, except wandb's links to its own logs and the link `sockets`, whose
+    target PrivateFolder checks. Return "" for a read-only folder, which the caller refuses.
     """
     import tempfile
 

@@ -95,7 +95,7 @@ def _acquire(run_folder: RunFolder, file: IO[bytes], kind: int, patience_s: floa
 
 def try_lock(file: IO[Any], kind: int = fcntl.LOCK_EX) -> bool:
     """Lock an open file until it is closed. Return False if another process has locked it."""
-    # Use flock, because a lockf lock ends when the process closes any descriptor of the file.
+    # Use flock, because a lock by lockf ends when the process closes any descriptor of the file.
     # Children do not inherit the lock, because Python closes descriptors on exec.
     try:
         fcntl.flock(file, kind | fcntl.LOCK_NB)

@@ -35,7 +35,7 @@ class PrivateFolder:
         self.path = path
 
     def make(self, *, shared: bool = False) -> None:
-        """Create the private folder, without the content of an earlier start.
+        """Create the private folder. Delete the content that an earlier start left.
 
         If other hosts use the folder (`shared`), it contains no sockets and is never a link.
         """
@@ -55,7 +55,7 @@ class PrivateFolder:
 
         target = self.path.resolve()
         remove(self.path)
-        # Check the target, because a copied run folder links to the target of the original run.
+        # Delete only this run's target, because a copied run folder links to the original's target.
         is_temporary = target.parent == Path(tempfile.gettempdir()).resolve()
         if is_temporary and target.name.startswith(self._prefix()):
             remove(target)

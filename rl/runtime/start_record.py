@@ -57,7 +57,7 @@ def resume_advice(folder: RunFolder) -> str:
     if not saved:
         lost = f"{num_steps} steps are in no checkpoint (trainer.checkpoint_every): they are lost"
     elif saved < num_steps:
-        lost = f"{saved} of {num_steps} steps are in the last checkpoint, the others are lost"
+        lost = f"{saved} of {num_steps} steps are in the last checkpoint, and the others are lost"
     else:
         lost = f"all {saved} steps are in the last checkpoint"
     return f"{lost}\n{'go on' if saved else 'again'}  {resume_command(folder)}"

@@ -1,7 +1,7 @@
 """Handle signals to a run's processes, for example from a cluster's scheduler.
 
 supervisor       The first TERM, HUP or USR2 requests a checkpoint and the end of the run. A second
-                 signal, or any before the first batch, ends the run immediately (StopRequest).
+                 signal, or a signal before the first batch, ends the run at once (StopRequest).
 ranks, rollouts  The first signal only creates the file `stop`, because a scheduler may signal every
                  process of a job, and these processes must not end before the checkpoint.
 """
@@ -25,7 +25,7 @@ class Stopped(SystemExit):
         self.number = number
 
     def __reduce__(self) -> tuple[type["Stopped"], tuple[int | None, object]]:
-        """Let pickle keep the signal number and the exit status."""
+        """Make pickle keep the signal number and the exit status."""
         return Stopped, (self.number, self.code)
 
     def raise_signal_again(self) -> None:

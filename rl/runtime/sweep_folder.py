@@ -37,7 +37,7 @@ class JobRecord:
     max_steps: int | None = None
     started: float | None = None  # unix seconds of the job's latest start
     ended: float | None = None
-    grown: int = 0  # index of the command that added the job, 0 for the sweep's first
+    grown: int = 0  # index of the command that added the job; 0: the sweep's first command
 
 
 @dataclass(frozen=True)

@@ -65,7 +65,7 @@ def write_lines(path: Path, lines: Lines) -> None:
     except OSError as error:
         with suppress(OSError):
             incomplete.unlink(missing_ok=True)
-        # Use the same text at every step, because the screen shows equal warnings only once.
+        # Use the same text at every step, so that the terminal shows the warning only once.
         log.warning(
             "tokens are not recorded (%s): the run continues and tries again at the next step. "
             "Free disk space, or resume with record=none",

@@ -28,7 +28,7 @@ class _WarningFile(logging.Handler):
 
 def note_warning(run_folder: RunFolder, process: str, line: str) -> None:
     """Append a warning of a process to its warning file. The supervisor shows the new lines."""
-    with suppress(OSError):  # full disk: the process that writes rollouts or metrics reports it
+    with suppress(OSError):  # the process that writes rollouts or metrics reports a full disk
         run_folder.warnings.mkdir(parents=True, exist_ok=True)
         with (run_folder.warnings / f"{process}.log").open("a") as file:
             file.write(f"{printable(line)}\n")
@@ -36,7 +36,7 @@ def note_warning(run_folder: RunFolder, process: str, line: str) -> None:
 
 @contextmanager
 def noting_warnings(run_folder: RunFolder, process: str) -> Iterator[None]:
-    """Copy the warnings of this process to its log and to the terminal while the block runs."""
+    """Copy the warnings of this process to its log and its warning file while the block runs."""
     handlers = [logging.StreamHandler(), _WarningFile(run_folder, process)]
     handlers[0].setLevel(logging.WARNING)
     root = logging.getLogger()

@@ -54,7 +54,7 @@ class Branch(Strategy):
         """
         candidates = []  # (uncertainty, turn, token)
         for number, turn in enumerate(turns_of(rollout)):
-            if -1 in turn.versions:  # its branches would train tokens that no policy sampled
+            if -1 in turn.versions:  # the turn's branches would train tokens that no policy sampled
                 continue
             first = 0 if number else 1  # a branch at the first token is an independent attempt
             last = len(turn.logprobs) - self.window if self.at == "token" else 0

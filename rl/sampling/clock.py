@@ -3,7 +3,7 @@
 The clock counts the time of the environment's code, its tools and the server. The clock does not
 count the time in which a rollout waits for the environment (max_concurrent), for a thread, for
 a judge (max_concurrent), for vLLM (if inference.args.max_num_seqs is set) or for a restart of vLLM,
-because a rollout that waits for others is not slow.
+because a rollout that waits is not slow.
 """
 
 import asyncio

@@ -140,7 +140,7 @@ def tokenize(
     if longest > max_seq_len:
         raise ConversationTooLong(
             f"a demonstration has {longest} tokens, but max_seq_len={max_seq_len}: set "
-            f"model.max_seq_len={longest} or more, or make the environment's examples shorter"
+            f"model.max_seq_len={longest} or more, or use shorter demonstrations"
         )
     return tuple(row.freeze() for row in rows)
 
@@ -163,7 +163,7 @@ def completion_ids(renderer: Renderer, message: Any) -> list[int]:
     positions = [i for i, (sampled, owner) in enumerate(owners) if sampled and owner == 1]
     if not positions or rendered.token_ids[: len(prompt)] != prompt:
         raise ValueError(
-            f"the chat format cannot render the turn {message}: change what demonstrations() yields"
+            f"the chat format cannot render the turn {message}: change or remove this demonstration"
         )
     completion = rendered.token_ids[len(prompt) : positions[-1] + 1]
     if message.get("cut_off"):  # remove the stop token

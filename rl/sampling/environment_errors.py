@@ -1,4 +1,4 @@
-"""Converts an exception of an environment's code into a one-line error with its file and line."""
+"""Convert an exception of an environment's code into a one-line error with its file and line."""
 
 import asyncio
 from collections.abc import Iterator
@@ -10,7 +10,7 @@ from rl.inference.completion import GenerationError
 
 
 class EnvironmentFailed(Exception):
-    """Error in an environment's own code. The message is one line and names file and line."""
+    """Error in an environment's own code. The message is one line, with file and line."""
 
 
 @contextmanager

@@ -62,7 +62,7 @@ class FinishedGroup:
         for rollout, speaker in self.played:
             speaker.episode.reward = rollout.reward
         group = [speaker.episode for rollout, speaker in self.played if not rollout.error]
-        newest: tuple[object, list[int]] = (None, [])  # cache, because hints are often equal
+        newest: tuple[object, list[int]] = (None, [])  # cached, because hints are often equal
 
         async def render_hint(prompt: Prompt, episode: Episode) -> list[int]:
             nonlocal newest

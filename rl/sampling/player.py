@@ -1,4 +1,4 @@
-"""Plays a group of episodes: the policy answers through the server, the environment replies.
+"""Play a group of episodes: the policy answers through the server, the environment replies.
 
     example -> prompt -> server -> message -> env.reply -> next prompt -> ... -> env.score
 
@@ -40,7 +40,7 @@ log = logging.getLogger(__name__)
 
 # Result of `rewards_by_name`: name -> reward, and name -> rewards of the turns.
 Scores = tuple[dict[str, float], dict[str, tuple[float, ...]]]
-_Played = tuple[Rollout, list[Speaker]]  # a rollout, its speaker, and those of rollout.others
+_Played = tuple[Rollout, list[Speaker]]  # a rollout, and the speakers of it and of its `others`
 
 
 @dataclass
@@ -99,7 +99,7 @@ class Player:
             )
         count = self.strategy.num_first(group_size)
         openings: list[Completion] = []
-        # If the first prompt or the request fails, each rollout repeats it and reports its error.
+        # If the first prompt or the request fails, each rollout repeats it and reports the error.
         with suppress(EnvironmentFailed, TimeoutError, RequestFailed):
             if not env.holds_conversation:
                 async with clock.run():
@@ -159,7 +159,7 @@ class Player:
             start = replace(start, opening=None, seeds=replace(start.seeds, retries=retries))
 
     def _log_once(self, env: Environment, error: str) -> None:
-        """Log an error when it first occurs, because metrics count it only after a whole batch."""
+        """Log an error when it first occurs, because metrics count errors only per batch."""
         if error and error not in self._logged and len(self._logged) < 100:
             self._logged.add(error)
             log.warning("%s: %s", env.name, error)

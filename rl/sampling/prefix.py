@@ -37,7 +37,7 @@ class Prefix:
 
 
 Given = Prefix | Sequence[int] | str
-_BY_TOKEN = ("token_ids", "logprobs", "versions", "kept")  # Completion's per-token fields
+_BY_TOKEN = ("token_ids", "logprobs", "versions", "kept")  # fields with one value per token
 
 
 def turns_of(rollout: Rollout) -> list[Completion]:
@@ -94,7 +94,7 @@ async def sample_turn(
         if prefix.trains and changed != {"temperature": 1.0}:
             raise ValueError(
                 "vLLM computes logprobs of a prefix at temperature 1 only, but the sampler has "
-                f"{changed}: use prefix_trains=False, or set only sampler.temperature=1"
+                f"{changed}: use prefix_trains=False, or the defaults of these options"
             )
         to_score = begun.token_ids[: len(prompt.token_ids) + num_unscored]
         unscored = [0.0] * num_unscored, -1

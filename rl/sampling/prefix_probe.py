@@ -1,4 +1,4 @@
-"""Tests whether a chat format changes earlier turns in later prompts (Qwen3 drops thinking).
+"""Test whether a chat format changes earlier turns in later prompts (Qwen3 drops thinking).
 
 `Renderer.is_prefix_stable` is False even for some formats that keep earlier turns. So the test
 renders two turns of a rollout: a prompt, a completion with thinking, and the prompt after a reply.

@@ -82,7 +82,7 @@ class RendererChat(Chat):
         return self._parse(prompt, tokens_before_stop(self.renderer, completion))
 
     def _history_message(self, prompt: Prompt, completion: Completion, message: Message) -> Message:
-        """Return the message that later prompts contain. It includes the stop text."""
+        """Return the message that later prompts contain, with the stop text."""
         return message if completion.stop is None else self._parse(prompt, completion.token_ids)
 
     def _parse(self, prompt: Prompt, token_ids: list[int]) -> Message:

@@ -21,7 +21,7 @@ class RolloutInputs:
     seeds: RequestSeeds
     prepare: Callable[[Sequence[Message]], list[Message]]  # adds system prompt and any hint
     prompt: Prompt | None = None  # first prompt, shared by a group; None until rendered
-    opening: Completion | None = None  # first completion, from the request that the group shared
+    opening: Completion | None = None  # first completion, from a request for the whole group
     prefix: Prefix | None = None  # tokens with which the first turns must begin
 
     def change_example(self, example: Example, hint: str | None) -> None:

@@ -9,7 +9,7 @@ from rl.sampling.strategy import PlayOne, StartedGroup, Strategy, play_attempts
 
 
 class Extremes(Strategy):
-    """Play `factor * size` attempts. Keep the best and the worst `size / 2`. arXiv:2504.13818."""
+    """Play `factor * size` attempts. Keep the `size / 2` best and worst ones. arXiv:2504.13818."""
 
     reads_rewards: ClassVar[bool] = True
 
@@ -21,7 +21,7 @@ class Extremes(Strategy):
 
     async def play(self, group: StartedGroup, play_one: PlayOne, size: int) -> Sequence[Rollout]:
         rollouts = await play_attempts(group, play_one, range(self.factor * size))
-        # Put attempts without a reward last. Keep them only if fewer than `size` have a reward.
+        # Put attempts without a reward last. Keep them only if fewer than `size` attempts have one.
         rollouts.sort(key=lambda r: float("inf") if r.reward is None else -r.reward)
         end = max(sum(rollout.reward is not None for rollout in rollouts), size)
         num_worst = size // 2

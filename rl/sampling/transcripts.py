@@ -41,7 +41,7 @@ class TranscriptSampler(ImitationSampler):
 
     def conversations(self, env: Environment, rng: Random) -> Iterator[list[Message]]:
         """Yield random conversations of `env`, endlessly, or of all envs if `env` has none."""
-        pairs = read_conversations(self.path, self.min_reward)  # cached by the constructor
+        pairs = read_conversations(self.path, self.min_reward)  # the constructor filled the cache
         of_env = [messages for name, messages in pairs if name in ("", env.name)]
         usable = of_env or [messages for _, messages in pairs]
         while True:

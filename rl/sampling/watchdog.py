@@ -60,7 +60,7 @@ class Watchdog:
     def _report(self, seconds: float) -> None:
         task, frame = asyncio.current_task(self._loop), sys._current_frames().get(self._ident)
         if task is None or frame is None or (line := _innermost_user_line(frame)) is None:
-            return  # no user code runs, so the machine or the library is slow
+            return  # no user code runs: the machine or a library is slow
         self._blocked[task] = seconds  # how long this task has blocked the loop so far
         message = (
             f"all rollouts have been blocked for {seconds:.0f} s by {line}: "

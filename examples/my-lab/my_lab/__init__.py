@@ -1,1 +1,1 @@
-"""Your own ideas, one per file. conf/ makes each of them a choice of train.py."""
+"""Your own ideas, one per file. A YAML file in conf/ makes each a choice of train.py."""

@@ -1,8 +1,8 @@
 """A length penalty that grows with the group's pass rate. ALP, arXiv:2506.05256.
 
-    penalty = length_penalty * length * max(share of right rollouts, 1 / number of rollouts)
+    penalty = length_penalty * length * max(number of right, 1) / number of scored rollouts
 
-Easy examples shall get short answers. Hard examples may get long ones.
+So the policy learns short answers to easy examples, and may write long answers to hard ones.
 """
 
 from collections.abc import Sequence
@@ -14,7 +14,7 @@ from rl.rollouts.credit import RewardShaping
 
 @dataclass(frozen=True, kw_only=True)
 class ByPassRate(RewardShaping):
-    """Reward shaping; a rollout is right if its reward is at least `right`."""
+    """Reward shaping by pass rate. A rollout is right if its reward is at least `right`."""
 
     right: float
 

@@ -1,10 +1,10 @@
-"""Two roles of one policy play a zero-sum game: make the other fail to write your word backwards.
+"""Two roles of one policy play a zero-sum game: each role sets a word that the other reverses.
 
     first:  a word -> abc         second:  reverse: abc -> cba
     first:  reverse: xyz -> zyx   second:  a word -> xyz
 
-A role's points are the share of right letters of its reversal, minus one for a word that is against
-the rules. The role with more points wins, so the rewards of both have the sum 0. Each role is
+A role's points are the share of right letters in its reversal, minus 1 if its word is against the
+rules. The role with more points wins, so the rewards of both have the sum 0. Each role is
 compared with the same role of the other episodes. Self-play: SPIRAL, arXiv:2506.24119.
 my_lab/match.py plays a run's last checkpoint against its first policy.
 """
@@ -21,7 +21,7 @@ ROLES = ("first", "second")
 
 
 class Duel(Environment):
-    """The game. Examples differ only in their number, because the policy makes the words."""
+    """The game. Examples differ only in their id, because the policy chooses the words."""
 
     name = "duel"
     holds_conversation = True
@@ -35,7 +35,7 @@ class Duel(Environment):
         return [Example(i, self.name, [user("a word")]) for i in range(self._sizes[split])]
 
     async def play(self, episode: Episode, speak: Speak) -> None:
-        """Let each role set a word in turn, which the other role reverses."""
+        """Let each role in turn set a word, and let the other role reverse it."""
         points = episode.memory["points"] = dict.fromkeys(ROLES, 0.0)
         talks: dict[str, list[Message]] = {role: [] for role in ROLES}
 
@@ -62,12 +62,12 @@ class Duel(Environment):
         return {"won": float((margin > 0) - (margin < 0)), "points": points[episode.role]}
 
     def demonstrations(self, rng: Random) -> Iterator[list[Message]]:
-        """Yield the two turns of either role."""
+        """Yield conversations with the two turns of a role: it sets a word and reverses another."""
         while True:
             one, two = (
                 "".join(rng.choices(ascii_lowercase, k=rng.choice(self._lengths))) for _ in ROLES
             )
             sets = [user("a word"), assistant(one)]
             solves = [user(f"reverse: {two}"), assistant(two[::-1])]
-            # Mostly the reversal last, because the warm start makes errors in the last answer.
+            # The reversal is usually last, because the warm start corrupts the last answer.
             yield solves + sets if rng.random() < 0.25 else sets + solves

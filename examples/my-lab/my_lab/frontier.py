@@ -1,12 +1,12 @@
 """An order that prefers examples which the policy solves sometimes, but not always.
 
-A group with equal rewards has no advantage and teaches nothing. A group teaches the most if its
-rewards vary the most, by p * (1 - p) for a share p of right answers. For each group a few examples
-are drawn at random, and the example whose last group had the largest variance is played. An example
-that was never played counts as infinitely variable, so that every example is tried once.
+A group with equal rewards has no advantage and teaches nothing. A group teaches most if its rewards
+have the largest variance, which is p * (1 - p) for a share p of right answers. For each group the
+order draws a few random examples, and plays the one whose last group had the largest variance. The
+variance of an unplayed example counts as infinite, so that every example is tried once.
 
-Sampling for learnability: Rutherford et al., arXiv:2408.15099; of reasoning: Foster et al.,
-arXiv:2502.12272.
+This is sampling for learnability: Rutherford et al., arXiv:2408.15099, and for reasoning Foster et
+al., arXiv:2502.12272.
 """
 
 from collections.abc import Sequence
@@ -20,20 +20,20 @@ from rl.rollouts.example_order import ExampleOrder, Place
 
 
 class FrontierOrder(ExampleOrder):
-    """Plays the most variable of `num_candidates` examples; 1 draws at random."""
+    """Order that plays the example with the largest variance of `num_candidates` random ones."""
 
     def __init__(self, *, num_candidates: int) -> None:
         if num_candidates < 1:
-            raise ValueError(f"num_candidates={num_candidates} leaves nothing to play: use 4 or so")
+            raise ValueError(f"num_candidates={num_candidates}: set it to at least 1, such as 4")
         self.num_candidates = num_candidates
 
     def begin(self, pools: Sequence[Pool], seed: int) -> None:
-        """Start without any observation."""
+        """Set pools and seed. No group has been observed yet."""
         super().begin(pools, seed)
         self._variances: dict[Place, float] = {}
 
     def next(self, index: int) -> Place:
-        """Return the place of group `index`: the same for the same index and observations."""
+        """Return the place for group `index`, by the index, the seed and the observed groups."""
         # Use one RNG per group, so that checkpoints need not store RNG state.
         rng = Random(f"{self.seed}:{index}")
         (pool,) = rng.choices(range(len(self.pools)), [pool.weight for pool in self.pools])
@@ -49,15 +49,15 @@ class FrontierOrder(ExampleOrder):
             self._variances[place] = pvariance(rewards)
 
     def state(self) -> dict[str, Any]:
-        """Return the state for a checkpoint, as rows because JSON has no pairs as keys."""
+        """Return the state for a checkpoint, as rows, because a JSON key cannot be a pair."""
         return {"variances": [[*place, variance] for place, variance in self._variances.items()]}
 
     def load(self, state: dict[str, Any]) -> None:
-        """Restore the state; a new run calls this with an empty one."""
+        """Restore a result of `state`. In a new run the argument is {}."""
         rows = state.get("variances", [])
         self._variances = {(pool, position): variance for pool, position, variance in rows}
 
     def metrics(self) -> dict[str, float]:
-        """Return metrics, logged as order/mean_variance."""
+        """Return the metric that each step logs as order/mean_variance."""
         known = self._variances.values()
         return {"mean_variance": sum(known) / len(known) if known else 0.0}

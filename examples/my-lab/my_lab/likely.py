@@ -2,7 +2,7 @@
 
     reward = mean over the answer's tokens of p(token | question, reasoning)
 
-No checker of answers is needed. RLPR, arXiv:2506.18254. The reward `correct` is only logged.
+`likely` needs no program that checks answers. RLPR, arXiv:2506.18254. `correct` is only logged.
 """
 
 import math
@@ -13,13 +13,13 @@ from envs.protocol import Speak
 
 
 class Likely(Arithmetic):
-    """Questions `a op b =` whose reasoning is scored by the policy itself."""
+    """Questions `a op b =`. The policy's own probabilities score its reasoning."""
 
     REWARDS = ("correct", "likely")
     holds_conversation = True
 
     async def play(self, episode: Episode, speak: Speak) -> None:
-        """Let the policy answer, then score the right answer in place of the policy's answer."""
+        """Sample an answer. Then compute the probability of the right answer in its place."""
         question = list(episode.example.messages)
         turn = await speak(question, None)
         said = turn.message.get("content") or ""

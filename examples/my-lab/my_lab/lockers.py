@@ -35,7 +35,7 @@ def open_locker(number: int, episode: Episode) -> str:
 
 
 class Lockers(Environment):
-    """Trails of 1 to `max_hops` lockers, equally many of each length."""
+    """An environment with trails of 1 to `max_hops` lockers. All lengths are equally likely."""
 
     name = "lockers"
     tools = (open_locker,)
@@ -51,7 +51,7 @@ class Lockers(Environment):
         reward_weights: Mapping[str, float],
     ) -> None:
         if not 1 <= max_hops <= NUM_LOCKERS:
-            raise ValueError(f"max_hops={max_hops}: a trail has 1 to {NUM_LOCKERS} lockers")
+            raise ValueError(f"max_hops={max_hops}: set it to 1 to {NUM_LOCKERS} lockers")
         if max_turns <= max_hops:
             raise ValueError(
                 f"max_turns={max_turns} leaves no turn for the answer after max_hops={max_hops} "
@@ -59,8 +59,8 @@ class Lockers(Environment):
             )
         if not 0 < num_eval < len(WORDS) or num_train < 1:
             raise ValueError(
-                f"num_train={num_train}, num_eval={num_eval}: at least 1 each, and there are "
-                f"{len(WORDS)} words in all"
+                f"num_train={num_train}, num_eval={num_eval}: set both to at least 1, and num_eval "
+                f"below {len(WORDS)}, the number of words"
             )
         check_weights(reward_weights, ("correct", "walked"))
         self.reward_weights = reward_weights
@@ -84,7 +84,7 @@ class Lockers(Environment):
         }
 
     def demonstrations(self, rng: Random) -> Iterator[list[Message]]:
-        """Yield the expert's conversations about training words, without end."""
+        """Yield the expert's conversations about training words, endlessly."""
         while True:
             yield expert(self._example(0, "train", rng))
 

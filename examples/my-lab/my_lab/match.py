@@ -1,9 +1,9 @@
-"""Plays the last checkpoint of a run of env=duel against the policy with which the run began.
+"""Play the last checkpoint of a run of env=duel against the policy with which the run began.
 
     python -m my_lab.match outputs/<run_name> 400
 
-Each policy plays either role in half of the games. A draw counts as half a win. Both policies are
-computed by transformers, without vLLM.
+Each policy plays each role in half of the games. A draw counts as half a win. The library
+transformers computes both policies, without vLLM.
 """
 
 import asyncio
@@ -27,7 +27,7 @@ MAX_TOKENS = 12
 
 
 class Policy:
-    """A policy that answers messages, sampled with temperature 1."""
+    """A policy that samples its answers at temperature 1."""
 
     def __init__(self, folder: Path) -> None:
         self._model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)

@@ -1,9 +1,9 @@
 """A sampler that ends a turn at its first tool call.
 
-Text after a call is written before the policy knows the tool's answer: a second call on a guess, or
-an invented answer. With this sampler the end of the call is the turn's last token.
+If the policy continues after a call, it does not know the tool's answer yet: it makes a second call
+by guess, or invents an answer. With this sampler, a turn's last token is the end of its first call.
 
-The policy still samples that last token from all tokens. Unlike temperature or top_p, this changes
+The policy still samples this last token from all tokens. Unlike temperature or top_p, this changes
 no probability, so ratios stay exact.
 """
 
@@ -19,16 +19,16 @@ from rl.sampling.sampler import PolicySampler
 
 @dataclass(frozen=True, kw_only=True)
 class OneCallSampler(PolicySampler):
-    """PolicySampler with a limit on one turn.
+    """A PolicySampler whose turns may end at their first tool call.
 
     Attributes:
-        one_call: True: a turn ends at its first call. False: as PolicySampler, for comparison.
+        one_call: whether a turn ends at its first call. False: as in PolicySampler.
     """
 
     one_call: bool
 
     def sampling(self, renderer: Renderer) -> dict[str, object]:
-        """Return vLLM's sampling parameters. Called for every turn, so it must be fast."""
+        """Return vLLM's sampling parameters. Every turn calls this method, so it must be fast."""
         parameters = super().sampling(renderer)
         if not self.one_call:
             return parameters

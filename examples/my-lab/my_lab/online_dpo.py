@@ -1,12 +1,12 @@
-"""Online DPO: the best rollout of each group is preferred to its worst. arXiv:2402.04792.
+"""Online DPO: prefer the best rollout of each group to its worst rollout. arXiv:2402.04792.
 
     margin_i = sum over the tokens of rollout i of (log pi - log ref)
     pair     = -log sigmoid(beta * (margin_best - margin_worst))        best and worst by advantage
     loss_t   = pair / 2 for every token of the two rollouts, 0 for all other tokens
 
-The two rollouts get a half each, so under aggregation=sequence_mean the objective is the sum of the
-pairs, divided by the number of rollouts. A group without a difference has no pair. The first of
-several best or worst rollouts counts.
+Each of the two rollouts gets half of the pair's loss. With aggregation=sequence_mean, the objective
+is therefore the sum of `pair` over the groups, divided by the number of rollouts. A group of equal
+advantages has no pair. Of several best or worst rollouts, the first counts.
 
 N: tokens, R: rollouts of the micro-batch.
 """
@@ -21,7 +21,7 @@ from torch.nn.functional import logsigmoid
 
 from losses.tokens import TokenLoss, Tokens, mean_per_sequence, sum_per_sequence
 
-PER_SEQUENCE = True  # the check requires an aggregation with equal weights of rollouts
+PER_SEQUENCE = True  # the run requires an aggregation that weighs all rollouts equally
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,7 +34,7 @@ class OnlineDPO:
     beta: Annotated[float, Meta(gt=0)]
 
     def __call__(self, tokens: Tokens) -> TokenLoss:
-        """Return half of its pair's loss for each token [N]; paired [N] is 1 in a pair."""
+        """Return `loss_t` [N]. The metric paired [N] is 1 for the tokens of a pair."""
         assert tokens.ref_logprobs is not None
         ids, rollouts = tokens.rollout_ids.unique(return_inverse=True)  # [R], [N] index in R
         margins = sum_per_sequence(tokens.logprobs - tokens.ref_logprobs, rollouts, len(ids))

@@ -1,4 +1,4 @@
-"""The policy makes its own exercises: it proposes sums, and keeps those that it half knows.
+"""The policy proposes sums as exercises, and keeps those that it solves half of the time.
 
     propose -> "7+12"      "7+12" -> "19", "20"            one of two attempts is right: keep it
                                                               |
@@ -6,7 +6,7 @@
 
 In an episode that proposes, the role `proposer` is rewarded for a sum that is solved in one of two
 attempts, and `solver` for its right answers. The kept sums join the pool of exercises when the next
-version begins. They are in the checkpoints. Absolute Zero, arXiv:2505.03335; R-Zero, 2508.05004.
+version begins. Checkpoints contain them. Absolute Zero, arXiv:2505.03335; R-Zero, 2508.05004.
 """
 
 import re
@@ -54,12 +54,12 @@ class Proposer(Environment):
 
     def examples(self, split: Split) -> list[Example]:
         if split == "train":
-            self._add(self._seeds)  # not before, because a mixture changes `name`
+            self._add(self._seeds)  # not in __init__, because a mixture sets `name` later
             return self._exercises
         return [self._exercise(i, text) for i, text in enumerate(self._held_out)]
 
     def pools(self, split: Split) -> list[Pool]:
-        """Return the exercises and, to train, as many groups that propose new ones."""
+        """Return the exercises and, for training, a pool of equal weight that proposes new ones."""
         exercises = Pool(1.0, self.examples(split))
         if split == "eval":
             return [exercises]
@@ -74,7 +74,7 @@ class Proposer(Environment):
         numbers = re.fullmatch(r"(\d+)\+(\d+)", text, re.ASCII)
         valid = numbers and all(len(n) < 5 and int(n) <= self._largest for n in numbers.groups())
         right: list[float] = []
-        # A held-out sum is never solved, so that it cannot train.
+        # Do not let the solver answer a held-out sum, because its answers would be trained.
         for _ in range(ATTEMPTS if valid and text not in self._held_out else 0):
             spoken = await speak([user(text)], None, role="solver")
             right.append(
@@ -85,7 +85,7 @@ class Proposer(Environment):
             self._kept.add(text)
 
     async def score(self, episode: Episode) -> dict[str, Any]:
-        """Return the reward of the role; the solver has one for each attempt."""
+        """Return the reward of the role. The solver has one reward per attempt."""
         if "answer" in episode.example.info:
             return {"reward": float(episode.text == episode.example.info["answer"])}
         right = episode.memory["right"]
@@ -94,7 +94,7 @@ class Proposer(Environment):
         return {"reward": float(0 < sum(right) < ATTEMPTS)}
 
     def begin_version(self, version: int) -> None:  # noqa: ARG002
-        """Let the sums that were kept under the last version join the pool, in a fixed order."""
+        """Add the sums that were kept under the last version to the exercises, in a fixed order."""
         self._add(sorted(self._kept))
         self._kept.clear()
 

@@ -4,7 +4,7 @@
 
 With rewards of 0 and 1, hard examples reinforce right answers and easy examples discourage wrong
 answers. If the share of right answers is below 1 - quantile, the baseline is 0 and only right
-answers have an advantage. Above that share the baseline is 1 and only wrong answers have one.
+answers have an advantage. Above it the baseline is 1, and only wrong answers have an advantage.
 """
 
 import math
@@ -13,8 +13,8 @@ from losses.groups import ScoredGroup
 
 
 def quantile(group: ScoredGroup, *, quantile: float) -> list[float]:
-    """Return the reward minus the smallest reward that a share `quantile` does not exceed."""
-    # None: the environment failed. Such a rollout does not count in the baseline and gets 0.
+    """Return each reward minus the smallest one that a share `quantile` does not exceed."""
+    # A rollout without a reward (None) gets 0 and does not count in the baseline.
     scorable = sorted(reward for reward in group.rewards if reward is not None)
     if not scorable:
         return [0.0] * len(group.rewards)

@@ -7,8 +7,8 @@
 metrics. A rollout that is alone in its group has the advantage 0.
 
 pi is the policy in training, at the sampler's temperature, over the whole vocabulary. So u is exact
-if this policy sampled the rollouts: without staleness, and in the first update of a batch. If an
-older policy sampled them, u is that of the newer one, and each update computes it again.
+if this policy sampled the rollouts: without staleness, and in the first update of a batch. Else u
+is the certainty of the newer policy about the same tokens, and each update computes u again.
 
 N: tokens, R: rollouts of the micro-batch, G: its groups.
 """
@@ -34,7 +34,7 @@ class SelfCertainty:
     epsilon: Annotated[float, Meta(gt=0)]
 
     def __call__(self, tokens: Tokens) -> TokenLoss:
-        """Return the policy loss [N]; self_certainty [N] is the mean u_i of the token's rollout."""
+        """Return the policy loss [N]; self_certainty [N] is u_i of the token's rollout."""
         assert tokens.kl_from_uniform is not None
         ids, rollouts = tokens.rollout_ids.unique(return_inverse=True)  # [R], [N] index in R
         certainties = mean_per_sequence(tokens.kl_from_uniform, rollouts, len(ids))  # [R]

@@ -1,9 +1,9 @@
-"""An agent that knows nothing of offbyone: each answer of the model is a command for the shell.
+"""An agent that needs no module of offbyone: each answer of the model is a shell command.
 
     task -> model -> command -> its output -> model -> ...       an answer "done" ends the episode
 
-`env=shell-agent` starts it once per episode. Any other program may take its place, if it asks the
-endpoint in OPENAI_BASE_URL. Commands run without a sandbox, so train in a container.
+`env=shell-agent` starts this file once per episode. Any other program that asks the endpoint in
+OPENAI_BASE_URL may replace it. Commands run without a sandbox, so train in a container.
 """
 
 import json

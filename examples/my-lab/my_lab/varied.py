@@ -1,7 +1,7 @@
 """A buffer that rejects groups in which all rollouts have the same answer.
 
 No reward can distinguish rollouts of an example that end with the same message. Unlike
-buffer=difficulty this buffer does not read rewards, so it keeps groups that failed in different
+buffer=difficulty this buffer compares no rewards, so it keeps groups that failed in different
 ways.
 """
 
@@ -10,14 +10,14 @@ from rl.rollouts.buffer import FifoBuffer
 
 
 class VariedBuffer(FifoBuffer):
-    """A FifoBuffer that rejects groups of fewer than `min_answers` different last messages."""
+    """A FifoBuffer that rejects groups with fewer than `min_answers` different last messages."""
 
     def __init__(self, *, min_answers: int) -> None:
         super().__init__()
         self.min_answers = min_answers
 
     def why_useless(self, group: Group) -> str:
-        """Return the reason of a rejection, counted as buffer/rejected_<reason>; empty: accept."""
+        """Return the reason to reject a group (counted as buffer/rejected_<reason>), or ""."""
         answers = {str(rollout.messages[-1].get("content")) for rollout in group.rollouts}
         unanimous = "unanimous" if len(answers) < self.min_answers else ""
         return super().why_useless(group) or unanimous

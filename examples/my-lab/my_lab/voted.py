@@ -11,12 +11,12 @@ from envs.episode import Episode
 
 
 class Voted(Arithmetic):
-    """Questions `a op b =` whose answer is voted."""
+    """Questions `a op b =` whose reward is a majority vote of the group."""
 
     REWARDS = ("correct", "agrees")
 
     async def score_group(self, episodes: Sequence[Episode]) -> list[dict[str, float]]:
-        """Return `agrees`: 1 for the most common answer. The first of equally common ones wins."""
+        """Return `agrees`: 1 for the most common answer. Of equally common ones, the first wins."""
         answers = [episode.text.strip() for episode in episodes]
         ((winner, _),) = Counter(answers).most_common(1)
         return [{"agrees": float(answer == winner)} for answer in answers]

@@ -13,10 +13,10 @@ OURS = Path(__file__).parents[1] / "conf"
 
 
 def composed(*overrides: str, primary: str = "train") -> dict[str, Any]:
-    """Resolved: `composed("loss=focal")`, or a sweep by the name of its file."""
+    """Return the resolved configuration of a run, or of the sweep file `primary` in conf/."""
     home, other = (SHIPPED, OURS) if primary == "train" else (OURS, SHIPPED)
     with initialize_config_dir(str(home), version_base=None):
         search = f"hydra.searchpath=[file://{other}]"
         config = compose(primary, [search, *overrides], return_hydra_config=True)
-        HydraConfig.instance().set_config(config)  # what ${hydra:...} looks into
+        HydraConfig.instance().set_config(config)  # ${hydra:...} reads this configuration
         return as_plain_dict(config)

@@ -1,4 +1,4 @@
-"""Compare a loss of whole groups with itself in other orders and micro-batches."""
+"""Check that a loss of whole groups depends neither on the order of tokens nor on micro-batches."""
 
 from collections.abc import Callable
 

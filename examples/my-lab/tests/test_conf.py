@@ -1,4 +1,4 @@
-"""Every YAML of conf/ composes, and the check that train.py begins with has nothing to say."""
+"""Test that every YAML of conf/ composes and passes the check with which train.py begins."""
 
 from itertools import product
 from pathlib import Path

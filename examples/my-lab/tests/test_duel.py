@@ -1,4 +1,4 @@
-"""The game of two roles, played by hand."""
+"""Play the game of two roles with given answers."""
 
 import asyncio
 from typing import Any, cast
@@ -14,7 +14,7 @@ ENV = Duel(min_length=3, max_length=5, num_train=2, num_eval=1)
 
 
 def played(*answers: str) -> tuple[list[dict[str, float]], list[tuple[str, str]]]:
-    """Return the rewards of both roles, and the questions that each got."""
+    """Return the rewards of both roles, and (role, question) of each turn."""
     said, asked = iter(answers), []
 
     async def speak(messages: list[Message], tools: object, *, role: str = "") -> PolicyTurn:  # noqa: ARG001
@@ -39,7 +39,7 @@ def played(*answers: str) -> tuple[list[dict[str, float]], list[tuple[str, str]]
         (["abc", "cba", "wxyz", "zyab"], [-1, 1], [0.5, 1]),
         (["abcd", "dcb", "xyz", "zyx"], [1, -1], [1, 0.75]),
         (["abc", "cbaaaa", "xyz", "zyx"], [1, -1], [1, 0.5]),
-        (["a!", "cba", "xyz", "zyx"], [-1, 1], [0, 1]),  # no word: a point less, and abc instead
+        (["a!", "cba", "xyz", "zyx"], [-1, 1], [0, 1]),  # bad word: one point less, and abc instead
         (["abc", "", "toolong", "cba"], [1, -1], [1, -1]),
     ],
 )

@@ -1,4 +1,4 @@
-"""The loss against numbers worked by hand: one row a branch, value and gradient."""
+"""Compare value and gradient of the loss with a table worked by hand, one row per branch."""
 
 import math
 
@@ -13,16 +13,16 @@ LN2 = math.log(2)
 # loss = -focus * min(ratio, 3) * A * log pi, gradient = -focus * min(ratio, 3) * A
 TABLE = [
     (1 / 2, 1 / 2, 1.0, LN2 / 4, -1 / 4, 1 / 4),  # ratio 1, focus (1/2)^2
-    (1 / 2, 1 / 4, -2.0, -LN2, 1.0, 1 / 4),  # ratio 2, pushed down
+    (1 / 2, 1 / 4, -2.0, -LN2, 1.0, 1 / 4),  # ratio 2, negative advantage
     (1 / 4, 1 / 2, 1.0, 9 / 16 * LN2, -9 / 32, 9 / 16),  # ratio 1/2, log pi = -2 ln 2
     (1 / 2, 1 / 16, 1.0, 3 / 4 * LN2, -3 / 4, 1 / 4),  # ratio 8 -> 3
-    (1.0, 1.0, 5.0, 0.0, 0.0, 0.0),  # sure of it: nothing to learn
-    (1 / 2, 1 / 2, 0.0, 0.0, 0.0, 1 / 4),  # no better than the baseline
+    (1.0, 1.0, 5.0, 0.0, 0.0, 0.0),  # pi is 1, so focus and gradient are 0
+    (1 / 2, 1 / 2, 0.0, 0.0, 0.0, 1 / 4),  # the advantage is 0
 ]
 
 
 def tokens_of(pi: list[float], anchor: list[float], advantages: list[float]) -> Tokens:
-    """The tokens of one sequence."""
+    """Return the tokens of one sequence."""
     as_logs = [torch.tensor(p, dtype=torch.float64).log() for p in (pi, anchor)]
     return Tokens.by_hand(
         as_logs[0].requires_grad_(), as_logs[1], torch.tensor(advantages, dtype=torch.float64)

@@ -1,4 +1,4 @@
-"""The order: what it plays sooner, and that a resumed run goes on with what it knew."""
+"""Test which examples the order prefers, and that a resumed run plays the same examples."""
 
 import json
 from collections import Counter
@@ -19,7 +19,7 @@ def begun(num_candidates: int = 4, sizes: tuple[int, ...] = (12,)) -> FrontierOr
 
 
 def group(*rewards: float | None) -> Group:
-    """A finished group of which only the rewards matter."""
+    """Return a finished group with these rewards."""
     rollouts = tuple(Rollout((), [], r, {}, StopReason.STOP, 1, 0.0) for r in rewards)
     return Group(0, Example(0, "e0", []), 0, rollouts, ())
 
@@ -28,7 +28,7 @@ REWARDS = [(1.0, 1.0, 1.0, 1.0), (0.0, 0.0, 0.0, 0.0), (1.0, 1.0, 1.0, 0.0), (1.
 
 
 def taught(num_candidates: int = 4) -> FrontierOrder:
-    """It knows of every example: a quarter each always right, never, in 3 of 4, in 2 of 4."""
+    """Return an order that observed REWARDS[position % 4] for each of its 12 examples."""
     order = begun(num_candidates)
     for position in range(12):
         order.observe((0, position), group(*REWARDS[position % 4]))
@@ -41,8 +41,8 @@ def drawn(order: FrontierOrder, first: int, last: int) -> list[tuple[int, int]]:
 
 def test_what_teaches_most_is_played_most() -> None:
     counts = Counter(position % 4 for _, position in drawn(taught(), 0, 4000))
-    # By hand: none of 4 of 12 is of the last kind in C(9, 4) / C(12, 4) = 126 / 495 of the draws,
-    # none of the last two in C(6, 4) / C(12, 4) = 15 / 495.
+    # A draw of 4 of 12 examples lacks REWARDS[3] with probability C(9, 4) / C(12, 4) = 126 / 495,
+    # and lacks both REWARDS[2] and REWARDS[3] with probability C(6, 4) / C(12, 4) = 15 / 495.
     assert counts[3] == pytest.approx(4000 * 369 / 495, abs=85)
     assert counts[2] == pytest.approx(4000 * 111 / 495, abs=80)
     assert counts[0] + counts[1] == pytest.approx(4000 * 15 / 495, abs=35)
@@ -90,5 +90,5 @@ def test_fewer_examples_than_candidates_are_enough() -> None:
 
 
 def test_no_candidate_is_refused() -> None:
-    with pytest.raises(ValueError, match="leaves nothing to play: use 4 or so"):
+    with pytest.raises(ValueError, match="num_candidates=0: set it to at least 1, such as 4"):
         FrontierOrder(num_candidates=0)

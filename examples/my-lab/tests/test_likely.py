@@ -1,4 +1,4 @@
-"""The probability of the right answer, worked by hand."""
+"""Compare the probability of the right answer with a value worked by hand."""
 
 import asyncio
 import math

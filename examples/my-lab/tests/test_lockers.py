@@ -1,4 +1,4 @@
-"""Transcripts: what an episode is worth, whoever plays it. No model is needed for that."""
+"""Test the rewards of given transcripts, without a model."""
 
 import asyncio
 from itertools import islice
@@ -33,7 +33,7 @@ def make(**changes: object) -> Lockers:
 
 
 def play(example: Example, *turns: Message) -> tuple[Episode, dict[str, float]]:
-    """The episode in which the policy says this, and its rewards."""
+    """Return the episode in which the policy takes these turns, and its rewards."""
 
     async def played() -> tuple[Episode, dict[str, float]]:
         env, episode = make(), Episode(example=example, messages=list(example.messages))
@@ -92,7 +92,7 @@ def test_rewards_of_a_transcript(turns: list[Message], correct: float, walked: f
     ("call", "heard"),
     [
         (THREE, "go to 7"),
-        (tool_call("open_locker", number="7"), "word: kam"),  # text that is a number will do
+        (tool_call("open_locker", number="7"), "word: kam"),  # a number as text is accepted
         (tool_call("open_locker", number=5), "empty"),
         (tool_call("open_locker", number=12), "Error: there is no locker 12"),
         (tool_call("open_locker", number="x"), "Error: Expected `int`, got `str` - at `$.number`."),
@@ -123,7 +123,7 @@ def test_every_run_has_the_same_examples_and_trails_of_every_length() -> None:
     [
         ({"max_hops": 0}, "1 to 10 lockers"),
         ({"max_turns": 3}, "raise max_turns to 4"),
-        ({"num_eval": 980}, "980 words in all"),
+        ({"num_eval": 980}, "below 980, the number of words"),
         ({"reward_weights": {"right": 1.0}}, "choose from correct, walked"),
     ],
 )

@@ -1,4 +1,4 @@
-"""The sampler: where a turn ends, in the chat format of the model that is trained."""
+"""Test where a turn ends with this sampler, in the chat format of model=tiny."""
 
 from typing import Any
 
@@ -15,7 +15,7 @@ from rl.sampling.demonstrations import completion_ids
 
 @pytest.fixture(scope="module")
 def renderer(tmp_path_factory: pytest.TempPathFactory) -> Renderer:
-    """The chat format of model=tiny; its folder is made here, without weights."""
+    """Return the chat format of model=tiny, from a model folder without weights."""
     model = build(composed("model=tiny")["model"])()
     return load_renderer(model.prepare(tmp_path_factory.mktemp("model") / "tiny"), model.renderer)
 
@@ -28,7 +28,7 @@ def test_the_call_s_last_token_ends_the_turn(renderer: Renderer) -> None:
     stop: Any = sampler().sampling(renderer)["stop_token_ids"]
     assert stop == [*renderer.get_stop_token_ids(), end_of_call(renderer)]
     said = completion_ids(renderer, tool_call("open_locker", number=3))
-    assert [token for token in said if token in stop] == said[-2:]  # the call's end, the turn's
+    assert [token for token in said if token in stop] == said[-2:]  # the ends of call and turn
 
 
 def test_everything_else_is_as_with_any_other_sampler(renderer: Renderer) -> None:
@@ -45,10 +45,10 @@ def test_everything_else_is_as_with_any_other_sampler(renderer: Renderer) -> Non
 def test_a_turn_that_ends_with_its_call_is_understood_and_extended(renderer: Renderer) -> None:
     question: Any = user("start at locker 3")
     prompt = renderer.render_ids([question], add_generation_prompt=True)
-    sampled = completion_ids(renderer, tool_call("open_locker", number=3))[:-1]  # no end of turn
+    sampled = completion_ids(renderer, tool_call("open_locker", number=3))[:-1]  # no stop token
     (call,) = renderer.parse_response(sampled).tool_calls
     assert (call.name, call.arguments) == ("open_locker", {"number": 3})
     note: Any = {"role": "tool", "tool_call_id": "call_0", "content": "go to 7"}
     following = renderer.bridge_to_next_turn(prompt, sampled, [note])
-    assert following is not None  # None would render anew: one episode in several rows
+    assert following is not None  # None would begin a new row
     assert following.token_ids[: len(prompt + sampled)] == prompt + sampled

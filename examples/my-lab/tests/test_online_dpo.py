@@ -1,4 +1,4 @@
-"""Online DPO by hand: groups of two and three rollouts, value and gradient."""
+"""Compare value and gradient of online DPO with a table worked by hand."""
 
 import math
 
@@ -13,8 +13,8 @@ LN2, LN3 = math.log(2), math.log(3)
 # rollout, group, advantage, log pi - log ref. With beta=1:
 # group 0: best 0, worst 1. Margins ln 2 + 0 and -ln 2 + ln 2. -log sigmoid(ln 2) = ln(3/2), and
 #          its derivative is 1 / (1 + 2)
-# group 1: best 4, worst 2, and 3 between. Margins 0 and ln 3: ln(1 + 3), derivative 3/4
-# group 2: one rollout. Group 3: equal advantages
+# group 1: best 4, worst 2, and 3 in no pair. Margins 0 and ln 3: loss ln(1 + 3), derivative 3/4
+# group 2 has one rollout, and group 3 has equal advantages: no pair
 TABLE = [
     (0, 0, 0.5, LN2, math.log(1.5) / 2, -1 / 3),
     (1, 0, -0.5, -LN2, math.log(1.5) / 2, 1 / 3),
@@ -47,7 +47,7 @@ def test_value_and_gradient_of_each_token() -> None:
     tokens = tokens_of(TABLE)
     out = OnlineDPO(beta=1.0)(tokens)
     assert out.loss.tolist() == pytest.approx([row[4] for row in TABLE])
-    # The halves of a pair add up to it if each rollout counts once, as in sequence_mean.
+    # The halves add up to the pair's loss if each rollout counts once, as in sequence_mean.
     lengths = torch.bincount(tokens.rollout_ids)[tokens.rollout_ids]
     (out.loss / lengths).sum().backward()
     assert tokens.logprobs.grad is not None

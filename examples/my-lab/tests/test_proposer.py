@@ -1,4 +1,4 @@
-"""Exercises that the policy proposes, solved by hand."""
+"""Test the exercises that the policy proposes, with given answers."""
 
 import asyncio
 import json
@@ -18,7 +18,7 @@ def made() -> Proposer:
 
 
 def play(env: Proposer, *answers: str) -> dict[str, Any]:
-    """Propose once; return the reward of each role that spoke."""
+    """Play one proposal. Return the reward of each role that spoke."""
     said = iter(answers)
     roles: dict[str, Any] = {}
 
@@ -53,7 +53,7 @@ def test_a_sum_that_is_solved_half_of_the_time_is_kept(
     env = made()
     before = len(env.examples("train"))
     assert play(env, *answers) == rewards
-    assert len(env.examples("train")) == before  # until the next version
+    assert len(env.examples("train")) == before  # unchanged until the next version
     env.begin_version(1)
     texts = [example.messages[0]["content"] for example in env.examples("train")]
     assert (texts[before:] == ["7+12"]) is kept

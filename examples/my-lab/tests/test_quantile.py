@@ -1,19 +1,19 @@
-"""The advantage against a table worked by hand."""
+"""Compare the advantage with a table worked by hand."""
 
 import pytest
 
 from losses.groups import ScoredGroup
 from my_lab.quantile import quantile
 
-TABLE = [
-    (0.5, [1.0, 0.0, 0.0, 0.0], [1.0, 0.0, 0.0, 0.0]),  # hard: 2nd of 0 0 0 1, right ones count
-    (0.5, [1.0, 1.0, 1.0, 0.0], [0.0, 0.0, 0.0, -1.0]),  # easy: 2nd of 0 1 1 1, wrong ones count
+TABLE = [  # quantile, rewards, advantages; a comment names the baseline
+    (0.5, [1.0, 0.0, 0.0, 0.0], [1.0, 0.0, 0.0, 0.0]),  # hard example: 2nd of 0 0 0 1
+    (0.5, [1.0, 1.0, 1.0, 0.0], [0.0, 0.0, 0.0, -1.0]),  # easy example: 2nd of 0 1 1 1
     (0.75, [1.0, 1.0, 0.0, 0.0], [0.0, 0.0, -1.0, -1.0]),  # 3rd of 0 0 1 1
     (0.25, [1.0, 1.0, 0.0, 0.0], [1.0, 1.0, 0.0, 0.0]),  # 1st of 0 0 1 1
-    (0.5, [0.25, None, 1.0, 0.5], [-0.25, 0.0, 0.5, 0.0]),  # 2nd of 1/4 1/2 1: None counts nowhere
-    (0.0, [0.5, 1.0], [0.0, 0.5]),  # the smallest
-    (1.0, [0.5, 1.0], [-0.5, 0.0]),  # the largest
-    (0.5, [1.0, 1.0], [0.0, 0.0]),  # nothing to compare
+    (0.5, [0.25, None, 1.0, 0.5], [-0.25, 0.0, 0.5, 0.0]),  # 2nd of 1/4 1/2 1, without None
+    (0.0, [0.5, 1.0], [0.0, 0.5]),  # smallest reward
+    (1.0, [0.5, 1.0], [-0.5, 0.0]),  # largest reward
+    (0.5, [1.0, 1.0], [0.0, 0.0]),  # equal rewards
     (0.5, [None, None], [0.0, 0.0]),
     (0.5, [], []),
 ]

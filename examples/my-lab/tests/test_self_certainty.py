@@ -1,4 +1,4 @@
-"""Self-certainty by hand: groups of two and three rollouts, value and gradient."""
+"""Compare value and gradient of self-certainty with a table worked by hand."""
 
 import math
 from functools import partial
@@ -17,7 +17,7 @@ LN2 = math.log(2)
 # rollout, group, KL(uniform || pi), log pi - log mu, u of the rollout, advantage of the rollout.
 # group 0: u = 1 and 3, mean 2, std sqrt(2), so A = -+1 / sqrt(2)
 # group 1: u = 1, 2 and 3, mean 2, std 1, so A = -1, 0 and 1
-# group 2: one rollout. Group 3: equal u
+# group 2 has one rollout, and group 3 has equal u: A = 0
 HALF = 1 / math.sqrt(2)
 TABLE = [
     (0, 0, 0.5, 0.0, 1.0, -HALF),
@@ -44,7 +44,7 @@ def tokens_of(table: list[tuple[float, ...]]) -> Tokens:
     return Tokens.by_hand(
         (mu + gaps).requires_grad_(),
         mu,
-        torch.full_like(gaps, math.nan),  # advantages of the environment's rewards, not used
+        torch.full_like(gaps, math.nan),  # advantages of the rewards, which the loss ignores
         kl_from_uniform=divergences,
         rollout_ids=rollouts.long() + 100,  # ids of the batch, not of the micro-batch
         group_ids=groups.long(),

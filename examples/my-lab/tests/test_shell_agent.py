@@ -1,4 +1,4 @@
-"""The agent of env=shell-agent runs the policy's commands; tests/envs/test_agent.py plays it."""
+"""Test that env=shell-agent finds its tasks. tests/envs/test_agent.py plays an episode."""
 
 from composing import composed
 

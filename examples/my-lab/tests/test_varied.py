@@ -1,4 +1,4 @@
-"""The buffer: what it turns away, and under which name."""
+"""Test which groups the buffer rejects, and the reasons that it counts."""
 
 import numpy as np
 import pytest
@@ -8,7 +8,7 @@ from envs.messages import assistant
 from my_lab.varied import VariedBuffer
 from rl.records import Credit, Group, Rollout, TrainingRow
 
-ROW = TrainingRow(  # one sampled token: a rollout without any teaches nothing
+ROW = TrainingRow(  # one sampled token, because a group without tokens is rejected
     token_ids=np.array([5], np.int32),
     completion_mask=np.array([True]),
     rollout_logprobs=np.array([-1.0], np.float32),
@@ -18,7 +18,7 @@ ROW = TrainingRow(  # one sampled token: a rollout without any teaches nothing
 
 
 def group(*answers: str, reward: float | None = 0.0) -> Group:
-    """The finished group whose rollouts said this."""
+    """Return a finished group whose rollouts have these answers."""
     rollouts = tuple(
         Rollout(
             (ROW,), [assistant(answer)], reward, {}, StopReason.STOP, turns=1, generation_time=0.0
@@ -34,8 +34,8 @@ def group(*answers: str, reward: float | None = 0.0) -> Group:
     [
         (group("kam", "kam", "kam"), "unanimous"),
         (group("kam", "kam", "kan"), ""),
-        (group("a", "b", "c"), ""),  # equal rewards are no reason here
-        (group("kam", "kan", reward=None), "unscorable"),  # FifoBuffer's own reason still holds
+        (group("a", "b", "c"), ""),  # equal rewards are accepted
+        (group("kam", "kan", reward=None), "unscorable"),  # FifoBuffer's reason comes first
     ],
 )
 def test_a_unanimous_group_is_replaced_and_counted(finished: Group, why: str) -> None:

@@ -1,4 +1,4 @@
-"""The vote of a group, worked by hand."""
+"""Test the vote of a group with given answers."""
 
 import asyncio
 
@@ -15,7 +15,7 @@ ENV = Voted(max_operand=9, operators=["+"], num_train=1, num_eval=1, reward_weig
     ("said", "agrees"),
     [
         (["7", "8", "7"], [1, 0, 1]),
-        (["8", "7"], [1, 0]),  # the first of equally common answers
+        (["8", "7"], [1, 0]),  # of equally common answers, the first wins
         (["", "", "7"], [1, 1, 0]),
         (["7"], [1]),
     ],

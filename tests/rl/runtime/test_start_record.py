@@ -59,7 +59,7 @@ def test_hydra_reads_the_same_run_name_again(name, tmp_path):
     [
         (0, 0, "no step was done: nothing is lost, and run_name can be used again"),
         (7, 0, "7 steps are in no checkpoint (trainer.checkpoint_every): they are lost"),
-        (57, 50, "50 of 57 steps are in the last checkpoint, the others are lost"),
+        (57, 50, "50 of 57 steps are in the last checkpoint, and the others are lost"),
         (50, 50, "all 50 steps are in the last checkpoint"),
     ],
 )
