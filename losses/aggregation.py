@@ -4,7 +4,7 @@
 
     token_mean         w = 1 / sum_j L_j                      every token counts the same
     sequence_mean      w = 1 / (S * L_i)                      every rollout counts the same
-    constant_length    w = 1 / (S * length)                   the option `length` instead of L_i
+    constant_length    w = 1 / (S * length)                   the option `length` replaces L_i
     prompt_mean        w = 1 / (G * L_g)                      every prompt counts the same
     turn_mean          w = 1 / (U * L_iu)                     every turn counts the same
 
@@ -12,8 +12,8 @@ L counts completion tokens: L_i of rollout i, L_g of all rollouts of i's prompt,
 S: rollouts, G: prompts, U: turns that have a token. All are counted in the *global* batch before it
 is split into micro-batches, so that the objective and its gradient do not depend on the split. A
 "sequence" in the papers is a whole rollout here. A rollout without tokens (for example after
-truncation=mask) has weight 0 and does not count in S, and a prompt without tokens does not count
-in G. A token masked by a correction or a loss still counts in L.
+truncation=mask) has weight 0 and does not count in S. A prompt without tokens does not count in G.
+A token masked by a correction or a loss still counts in L.
 """
 
 from collections import Counter
@@ -50,7 +50,7 @@ def constant_length(
     *,
     length: Annotated[int, Meta(ge=1)],
 ) -> list[float]:
-    """Return token weights [rollouts] that average the rollouts' loss sums divided by `length`.
+    """Return token weights [rollouts] that average (sum of a rollout's losses) / `length`.
 
     Dr.GRPO, arXiv:2503.20783.
     """
@@ -76,7 +76,7 @@ def turn_mean(
 ) -> list[list[float]]:
     """Return token weights that average over each turn's tokens, then over turns.
 
-    `lengths` and the weights: for each rollout, a list of turns. A length is in completion tokens.
+    The lengths (in completion tokens) and the weights are lists of turns, one list per rollout.
     """
     num_turns = sum(map(_num_with_tokens, lengths))
     return [[1 / (num_turns * length) if length else 0.0 for length in turns] for turns in lengths]

@@ -21,7 +21,7 @@ class Source(IntEnum):
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class ScoredGroup:
-    """One group and its rewards. Advantage functions get these after truncation and penalties."""
+    """One group and its rewards. Advantage functions get rewards after truncation and penalties."""
 
     rewards: Sequence[float | None]  # [K] None: no score, or truncation dropped the rollout
     turn_rewards: Sequence[Sequence[float] | None]  # [K] each reward divided among the turns

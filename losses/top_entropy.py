@@ -2,9 +2,9 @@
 
     loss_t = ppo_clip_t * 1[entropy_t is among the `fraction` highest of its sequence]
 
-"Beyond the 80/20 Rule", arXiv:2506.01939, finds training on the tokens with the highest entropy
-alone at least as good as training on all tokens. The paper ranks all tokens of a batch together.
-This loss ranks each sequence alone, so the split into micro-batches has no effect. Ties with the
+"Beyond the 80/20 Rule", arXiv:2506.01939, finds that training only on the tokens with the highest
+entropy is at least as good as training on all. The paper ranks all tokens of a batch together. This
+loss ranks the tokens of each sequence, so the split into micro-batches has no effect. Ties with the
 lowest kept entropy are kept, too. The aggregation also counts the tokens whose loss is 0.
 """
 

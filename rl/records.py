@@ -133,7 +133,7 @@ class Credit:
     advantages: tuple[float, ...] = ()  # one for all tokens, or one per turn or token
     trains: bool = True  # whether tokens of the rollout are trained
     turn_rewards: tuple[float, ...] = ()  # `reward` divided among the turns
-    # The numbers of this rollout that the advantage function compared with the group's others. None
+    # The rollout's numbers that the advantage function compared with those of other rollouts. None
     # means `reward`, or `advantages` if these are per turn. () means that nothing was compared.
     compared: tuple[float, ...] | None = None
     by_token: bool = False  # whether `advantages` has one number per completion token

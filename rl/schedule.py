@@ -24,7 +24,7 @@ def cosine(step: int, *, start: float, end: float, steps: PositiveInt) -> float:
 
 
 def pieces(step: int, *, values: Mapping[int, float]) -> float:
-    """Return the value of the largest key that is at most `step`; `values` must have the key 0."""
+    """Return the value of the largest key <= `step`. Raise ValueError if there is no key 0."""
     if 0 not in values:
         raise ValueError("`values` has no step 0: write values={0: <first value>, ...}")
     return values[max(begin for begin in values if begin <= step)]

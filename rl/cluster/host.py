@@ -21,7 +21,7 @@ class Process(Protocol):
     log: Path  # path in the run folder, which every host can read
 
     @property
-    def group(self) -> int | None: ...  # process group id; None if it runs on another host
+    def group(self) -> int | None: ...  # process group id; None for a process on another host
     @property
     def returncode(self) -> int | None: ...  # None while running; < 0 if killed or on a lost host
     def tail(self) -> str: ...  # the last lines of the log, and the error if the host is lost

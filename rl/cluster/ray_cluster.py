@@ -99,7 +99,7 @@ def _connect(address: str) -> Any:
         raise RunFailed(
             f"cluster=ray, but there is no Ray cluster at cluster.address={address} "
             f"({str(error).splitlines()[0]}): run `ray start --head` on this host and "
-            "`ray start --address=<this host>:6379` on the others, or correct cluster.address"
+            "`ray start --address=<this host>:6379` on other hosts, or correct cluster.address"
         ) from error
     finally:
         signal.signal(signal.SIGTERM, before)

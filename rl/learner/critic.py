@@ -1,4 +1,4 @@
-"""A critic: a model that predicts, before each token, the sum of the rewards still to come.
+"""A critic: a model that predicts the discounted sum of future rewards before each token.
 
     V(token) = head(hidden state before the token)     head: a linear layer with one output
 
@@ -8,8 +8,8 @@ critic's values. After the policy's last update, the critic is trained towards t
 
     sum over the states of the global batch of  loss(V, return) / number of states
 
-With the option over=tokens, every token of a trained rollout that has a reward is a state. With
-over=turns, only the first token of each turn is one. The critic ignores the token weights.
+If a trained rollout has a reward, its states are all its tokens (over=tokens) or the first token of
+each turn (over=turns). The critic ignores the token weights of the objective.
 
 B: rows, T: padded length, N: completion tokens of a micro-batch, H: hidden size. R: rollouts of the
 global batch, L: maximum completion tokens per rollout, K: maximum turns per rollout.
@@ -163,7 +163,7 @@ class Critic:
         return credited, metrics
 
     def update(self, step: int, batches: Sequence[Batch], updates: int) -> dict[str, float]:
-        """Take `updates` steps towards the returns. Return mean metrics, {} if no return exists."""
+        """Take `updates` steps and return mean metrics, or only return {} if there is no state."""
         pairs = [(batch, cast("ValueTargets", batch.value_targets)) for batch in batches]
         if not self._ranks.any(any(bool(targets.weights.any()) for _, targets in pairs)):
             return {}

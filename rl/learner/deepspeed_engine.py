@@ -42,7 +42,7 @@ class SafeCheckpointEngine(TorchCheckpointEngine):
                 # Omit PyTorch's message, because it advises users to allow an unsafe class.
                 raise UnusableFile(
                     f"{path} is not loaded, because it is damaged, comes from an older DeepSpeed, "
-                    "or contains code that could be harmful: resume from another checkpoint"
+                    "or contains unsafe code: remove its checkpoint to resume from an earlier one"
                 ) from error
 
 
@@ -131,8 +131,8 @@ def save_engine(engine: Any, folder: Path, *, partly_frozen: bool) -> None:
 
 
 def load_engine(engine: Any, folder: Path) -> None:
-    """Load the state that `save_engine` wrote. It contains no frozen weights. Collective."""
-    if not engine._get_all_ckpt_names(str(folder), _TAG):  # DeepSpeed's error has no text
+    """Load the engine's state. Raise ValueError if files are missing or damaged. Collective."""
+    if not engine._get_all_ckpt_names(str(folder), _TAG):  # DeepSpeed's error is empty
         raise ValueError(f"{folder} lacks DeepSpeed's files: restore them, or start a new run")
     engine.load_checkpoint(str(folder), tag=_TAG)
 

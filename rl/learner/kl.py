@@ -1,8 +1,8 @@
 """The penalty for a divergence of the policy from the reference (conf/kl).
 
     place=loss      adds token_weight * beta * estimator(log pi, log ref) to the objective
-    place=reward    subtracts p - (mean p of the group), or p without a baseline, from the advantage
-                    p = beta * sum over the rollout's tokens of (log pi - log ref), without gradient
+    place=reward    subtracts p - (mean p of the group) from the advantage, or p if the advantage
+                    compares no rollouts: p = beta * sum over the rollout of (log pi - log ref)
 
 pi: policy in training, ref: reference. With a critic, place=reward subtracts the penalty of each
 token from the reward at this token. If `target_kl` is set, the learner adapts beta after each step:
@@ -35,7 +35,7 @@ class KLPenalty:
     target_kl: PositiveFloat | None  # desired mean divergence per token; None: do not adapt beta
 
     def next_beta(self, beta: float, kl: float) -> float:
-        """Return beta for the next step. `kl`: mean divergence, NaN if this step was skipped."""
+        """Return beta for the next step. `kl`: this step's mean divergence; if NaN, keep beta."""
         if self.target_kl is None or math.isnan(kl):
             return beta
         error = min(max(kl / self.target_kl - 1, -_LARGEST_ERROR), _LARGEST_ERROR)

@@ -1,7 +1,7 @@
 """A module around the policy that returns logprobs of completion tokens instead of logits.
 
 With sampler.top_p, top_k or min_p, vLLM samples each token from a set, the kept tokens.
-The logprobs are then renormalised over this set, because vLLM's logprobs are, too:
+vLLM renormalises its logprobs over this set. The module does the same:
 
     log pi(a) = logit(a) - logsumexp of the logits of the kept tokens
 
@@ -31,7 +31,7 @@ class Rows:
     mask: Tensor  # [B, T] bool, N of them True
     envs: tuple[str, ...]  # [B] name of each row's environment, "" for an empty row
     temperatures: Tensor | None = None  # [N, 1], or None if the run has only one temperature
-    kept: Tensor | None = None  # [N, S] the kept tokens, then -1; None if sampling was not limited
+    kept: Tensor | None = None  # [N, S] kept tokens, padded with -1; None if sampling had no limit
 
 
 @dataclass(frozen=True, eq=False)
@@ -92,15 +92,15 @@ class PolicyModule(nn.Module):
     ) -> tuple[Tensor | None, ...]:
         """Return (logprobs [N], entropies [N] or None, ...) of tokens where `mask` is True.
 
-        If the module computes KL(uniform || pi) [N], it follows the entropies. With `candidates`,
-        their logprobs [N, K] come next. With `top_k`, the K most likely tokens [N, K] and their
-        logprobs [N, K] come next. Only the logprobs [N] depend on `kept`. All other numbers are
-        those of the full distribution.
+        KL(uniform || pi) [N] follows the entropies if the module computes it. The last items are
+        the logprobs [N, K] of `candidates` or, without candidates, the K most likely tokens [N, K]
+        and their logprobs [N, K] if `top_k` is given. Only the logprobs [N] depend on `kept`. All
+        other numbers are those of the full distribution.
         """
         with without_gradients(self) if self._compiled else nullcontext():
             before = states_before(self.model.base_model, token_ids, mask)  # [N, H]
         targets = token_ids[:, 1:][mask[:, 1:]]  # [N]
-        if kept is not None:  # a reference may lack logits of the policy's padding ids
+        if kept is not None:  # a reference may have fewer logits than the policy
             kept = kept.masked_fill(kept >= self.head.out_features, -1)
         also = [each for each in (kept, candidates) if each is not None]
         if also:  # [N, 1+S+K]; the scores of token 0, which replaces -1, are not used

@@ -49,7 +49,7 @@ class Batch(Tokens):
     temperatures: Tensor | None = None  # [N, 1], or None if the run has only one temperature
     value_targets: ValueTargets | None = None  # training targets of the critic
     candidates: Tensor | None = None  # [N, K] most likely tokens of the reference
-    kept: Tensor | None = None  # [N, S] tokens from which each token was sampled, then -1
+    kept: Tensor | None = None  # [N, S] tokens from which each token was sampled; -1 pads
     scored: bool = False  # whether `logprobs` and `entropies` are those before the first update
 
     @staticmethod
@@ -110,8 +110,8 @@ def _to_tensor(values: np.ndarray) -> Tensor:
 @dataclass(frozen=True)
 class Objective:
     token_loss: TokenLossFunction
-    # The correction applies if the batch has old logprobs. Else the token loss has the ratio
-    # pi / mu, which already corrects the difference between trainer and vLLM.
+    # Used only if the batch has old logprobs. Otherwise a token loss with a ratio computes pi / mu,
+    # which already corrects for the difference between trainer and vLLM.
     correction: CorrectionFunction | None = None
     kl: KLPenalty | None = None
     entropy_bonus: float = 0.0

@@ -1,4 +1,4 @@
-"""Collect what the token record stores about each completion token in each update.
+"""Collect the numbers that the token record stores per completion token and update.
 
 docs/token-record.md explains each number. `grad` is the derivative of the objective with respect to
 log pi of the token, with entropies and candidates held constant. `candidate_grad` is the sum of the

@@ -42,7 +42,7 @@ class OutputHead(torch.autograd.Function):
         with_entropies: bool,
         entropy_gradient: bool,
         with_kl_from_uniform: bool,
-        compiled: bool = False,  # whether torch.compile makes one kernel of a chunk's operations
+        compiled: bool = False,  # whether torch.compile fuses a chunk's operations
     ) -> tuple[Tensor | None, ...]:
         """Return (logprobs shaped like `targets`, entropies [N] if `with_entropies` else None).
 

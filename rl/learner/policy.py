@@ -117,7 +117,7 @@ class Policy:
         # A metric counts as 0 in the updates in which the loss omits it.
         names = dict.fromkeys(name for one in metrics for name in one)
         means = {name: sum(one.get(name, 0.0) for one in metrics) / updates for name in names}
-        # Take `mismatch/` metrics from the first update, because only it uses vLLM's weights.
+        # Take `mismatch/` metrics from the first update, because vLLM lacks the later weights.
         compared = {name: v for name, v in metrics[0].items() if name.startswith("mismatch/")}
         return {**means, **compared}
 
@@ -193,7 +193,7 @@ class Policy:
 
     @torch.no_grad()
     def base_scores(self, rows: Rows, top_k: int = 0) -> Logprobs:
-        """Return the base model's logprobs of `rows` and of `top_k` likely tokens. Collective."""
+        """Return base-model logprobs of `rows` and of the `top_k` likeliest tokens. Collective."""
         likeliest = (top_k, self.vocabulary) if top_k else None
         with without_adapter(self.engine.module.model):
             outputs = self._score(rows, top_k=likeliest)
@@ -220,7 +220,7 @@ class Policy:
     def weights(self, buffers: Mapping[str, Tensor] | None = None) -> dict[str, Tensor]:
         """On rank 0, return all weights by Hugging Face name, with the adapter merged into them.
 
-        Copy each weight of a GPU into `buffers[name]` if shape and dtype are equal, else to the
+        A weight on a GPU is copied into `buffers[name]` if shape and dtype are equal, else to the
         CPU. Other ranks return {}. Collective.
         """
         return self._collect_weights(full_recipes(self.engine.module.model), buffers)

@@ -31,8 +31,8 @@ class Ranks:
     def join(rendezvous: Path | None, timeout: float) -> "Ranks":
         """Connect to the other ranks, and return this rank.
 
-        Ranks of one host connect through the file `rendezvous`, because another run could take a
-        port first. If `rendezvous` is None, ranks connect through MASTER_ADDR and MASTER_PORT.
+        Ranks of one host connect through the file `rendezvous`, because another run could occupy
+        their port. If `rendezvous` is None, ranks connect through MASTER_ADDR and MASTER_PORT.
         """
         rank, world = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
         # The supervisor sets DS_ACCELERATOR to cuda or cpu.

@@ -1,7 +1,7 @@
 """Compute the advantage of each token from the critic's values of all tokens of its rollout.
 
     reward of a step       sum of its tokens' rewards, minus KL penalties if kl.place=reward
-    value of a step        the critic's value of its first token, predicted from all tokens before
+    value of a step        the critic's value of its first token, predicted from all earlier tokens
     advantage of a step    from the estimator (losses/gae.py), the same for all tokens of the step
     return of a step       advantage + value, the training target for the value of its first token
 

@@ -20,7 +20,7 @@ from transformers.modeling_layers import GradientCheckpointingLayer
 from rl.model.folder import copy_tokenizer, holds_weights
 
 _NAME = "sdpa_float32"
-FLOAT32_ATTENTION_LEN = 512  # up to this row length a CPU computes attention faster in float32
+FLOAT32_ATTENTION_LEN = 512  # CPUs compute attention of rows up to this length faster in float32
 
 
 def use_float32_attention(model: PreTrainedModel) -> None:

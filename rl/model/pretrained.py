@@ -75,7 +75,7 @@ def local_folder(path: str, revision: str | None, group: str, *, config_only: bo
         )
     if not (local / "config.json").is_file():
         if (export := local / "hf").is_dir():
-            raise ValueError(f"{path} is a checkpoint: name its hf/ folder, {group}.path={export}")
+            raise ValueError(f"{path} is a checkpoint: set {group}.path={export}, the model in it")
         if (local / ADAPTER).is_file():
             raise ValueError(merge_advice(local.absolute(), f"{group}.path"))
     if not config_only:
@@ -114,7 +114,7 @@ def _download(path: str, revision: str | None, group: str, patterns: list[str]) 
 
 
 def check_files(folder: Path) -> None:
-    """Raise ValueError if files are missing or damaged, or config or tokenizer link elsewhere."""
+    """Raise ValueError if a file is missing or damaged, or a JSON file links out of `folder`."""
     for name, saved in (("config.json", "model"), ("tokenizer.json", "fast tokenizer")):
         if not (folder / name).is_file():
             how = f"save the {saved} there with save_pretrained(folder)"

@@ -46,8 +46,8 @@ class PackedRows:
 
     token_ids: np.ndarray  # [P]
     positions: np.ndarray  # [P] position of each token in its rows
-    # Each block, the leaves of one attention call, has packed indices [S, W] of its tokens (0 at
-    # padding) and the first column to compute. An earlier block computes all columns before it.
+    # One item per block, the leaves of one attention call: the packed indices [S, W] of its tokens,
+    # 0 at padding, and the first column to compute. Earlier blocks compute the preceding columns.
     leaves: list[tuple[np.ndarray, int]]
     copies: np.ndarray  # [P] index of each packed token in the joined outputs of all blocks
     before: np.ndarray  # [N] index of the packed token before each completion token, row by row
@@ -171,7 +171,7 @@ def share_prefixes(model: PreTrainedModel) -> None:
             limit = 0.05 if plain.dtype in (torch.bfloat16, torch.float16) else 1e-4
             reason = "" if gap <= limit else f"hidden states would change by {gap:.1g} (relative)"
             if not shares_prefixes(model):  # transformers has kept the model's own attention
-                reason = "its attention cannot be replaced"
+                reason = "the model's attention cannot be replaced"
         model.train(training)
     if reason:
         model.set_attn_implementation(before)

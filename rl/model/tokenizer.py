@@ -88,7 +88,7 @@ def load_renderer(
     """Return the renderer `name` (a value of RENDERERS, or "auto") for the model in `folder`.
 
     If `skip_unknown`, ignore unknown options. If `keep_thinking`, keep the thinking of earlier
-    turns, even if the model's template drops it.
+    turns, even if the model's template drops it. Raise ValueError if no renderer fits the model.
     """
     tokenizer = Tokenizer(folder)
     if name == "auto":
@@ -173,7 +173,7 @@ def decode_text(renderer: Renderer, token_ids: Sequence[int]) -> str:
 
 
 def hub_name(folder: Path) -> str | None:
-    """Return the model's name on the hub, from the path in the hub's cache or from config.json."""
+    """Return the model's hub name, from its path in the hub's cache or config.json, or None."""
     for part in reversed(folder.parts):
         if part.startswith("models--"):
             return part.removeprefix("models--").replace("--", "/", 1)
@@ -182,7 +182,7 @@ def hub_name(folder: Path) -> str | None:
 
 
 def chat_template(folder: Path) -> str | None:
-    """Return the model's Jinja chat template, from chat_template.jinja or tokenizer_config.json."""
+    """Return the Jinja chat template in chat_template.jinja or tokenizer_config.json, or None."""
     path = folder / "chat_template.jinja"
     if path.is_file():
         return path.read_text(encoding="utf-8")

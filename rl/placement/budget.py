@@ -2,7 +2,7 @@
 
 Estimates are up to 15 % off (docs/scaling.md). So `fit_memory` refuses a run only if 85 % of the
 estimate exceeds a host's memory. The limit of a GPU is stricter, 93 %, because a GPU cannot swap.
-The check ignores memory that other programs use, because these programs may end soon.
+`fit_memory` ignores memory that other programs use, because these programs may end soon.
 """
 
 from collections.abc import Iterator, Sequence

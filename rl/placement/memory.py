@@ -34,7 +34,7 @@ _COMPILED = {(True, False): 0.62, (False, False): 0.45, (True, True): 0.7, (Fals
 
 _VLLM_RUNTIME = 1.2 * GIB  # host memory of vLLM's API server and engine on a CPU
 _VLLM_PER_WORKER = 0.6 * GIB  # host memory of each tensor-parallel worker on a CPU
-_VLLM_WEIGHTS_ON_CPU = 1.3  # bytes per byte of weights, because a push leaves repacked copies
+_VLLM_WEIGHTS_ON_CPU = 1.3  # memory per byte of weights, because a push leaves repacked copies
 _VLLM_CUDA_RUNTIME = 1.5 * GIB  # GPU memory: CUDA context, CUDA graphs, largest forward pass
 _VLLM_CUDA_HOST = 4.0 * GIB  # host memory of vLLM on a GPU
 _VLLM_UTILIZATION = 0.92  # vLLM 0.32's default fraction of a GPU's memory

@@ -2,7 +2,7 @@
 
     several GPUs    ranks use the first GPUs, one each, and replicas use the last GPUs
     one GPU         trainer and vLLM share it (rl/placement/budget.py computes vLLM's share)
-    no GPU          ranks use all logical CPUs but one, and replicas all physical cores but one
+    no GPU          ranks use all CPUs (with vLLM one less), replicas all physical cores but one
 
 With several GPUs, the trainer uses one half and vLLM the other half if trainer.ranks and
 inference.replicas are null.
@@ -30,7 +30,7 @@ class Place:
     devices: tuple[str, ...]  # names of the GPUs that the process uses, or empty on a CPU
     threads: int | None  # number of CPU threads, or None for no limit
     # `visible` has the GPUs that the process can see, or is () if these are `devices`. For NCCL, a
-    # rank must see the GPUs of all ranks of its host. It computes on the GPU number `local_rank`.
+    # rank must see the GPUs of all ranks of its host. The rank computes on `visible[local_rank]`.
     visible: tuple[str, ...] = ()
     local_rank: int | None = None  # number of the rank on its host, from 0; None for vLLM
 
@@ -121,7 +121,7 @@ def _place_on_gpus(run: Run, hosts: Sequence[Host]) -> Plan:
     if not to_train or (run.starts_vllm and not to_sample):
         _refuse(
             f"{len(to_train)} of {len(gpus)} GPUs are for training and {len(to_sample)} for vLLM, "
-            f"but both need one: {_REMEDY}"
+            f"but each needs at least one: {_REMEDY}"
         )
     # With more ranks than batch_size, some rank would have no rollout to train on.
     num_ranks = run.trainer.ranks or min(len(to_train), run.batch_size)
@@ -175,7 +175,7 @@ def _replica_places(run: Run, devices: list[Device]) -> tuple[Place, ...]:
         _refuse(
             f"inference.replicas={number or 1} with inference.tensor_parallel_size={size} needs "
             f"{(number or 1) * size} GPUs, {size} on one host for each replica, but vLLM's GPUs "
-            f"({len(devices)}) suffice for {len(groups)}: {_REMEDY}"
+            f"({len(devices)}) suffice for only {len(groups)}: {_REMEDY}"
         )
     return tuple(
         Place(host=group[0][0], devices=tuple(name for _, name in group), threads=None)

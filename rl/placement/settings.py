@@ -7,7 +7,7 @@ from rl.config.facts import fact
 from rl.config.schema import Run
 from rl.placement.placement import Plan
 
-# CPUs have no CUDA graphs. vLLM's CPU default of 128 parallel sequences is half a default batch.
+# CPUs have no CUDA graphs. vLLM's CPU default, 128 sequences at a time, is half our batch_size.
 _CPU_ARGS = {"enforce_eager": True, "max_num_seqs": 256}
 # On a CPU vLLM 0.32 fails with "CPU Generator does not use offset" when it splits the prompt of a
 # request with a seed. Equal requests may also be split differently, which changes the rounding.

@@ -1,4 +1,4 @@
-"""Log warnings about common problems of training, on rank 0, each once and with a remedy."""
+"""On rank 0, log one warning for each common problem of training, with a remedy."""
 
 import logging
 import resource
@@ -18,16 +18,16 @@ _METRICS = (
     "rollout/untrained",
 )
 _MESSAGES = {  # heading of docs/troubleshooting.md -> message
-    "no spread": "{equal:.0%} of the groups have equal rewards, so they teach nothing: use easier "
-    "or harder examples, a larger group_size, or buffer=difficulty",
+    "no spread": "{equal:.0%} of the groups have equal rewards, so their advantages are 0: use "
+    "easier or harder examples, a larger group_size, or buffer=difficulty",
     "instability": "the mean reward fell from {best:.2f} to {reward:.2f}: lower "
     "optim.learning_rate, raise batch_size, or add kl=k3, and start from an earlier checkpoint",
     "entropy": "the entropy fell from {first:.3g} to {entropy:.3g}, so rollouts repeat one answer: "
     "lower optim.learning_rate, or raise entropy_bonus",
     "length": "{truncated:.0%} of the rollouts were cut off: raise sampler.max_tokens and "
-    "max_seq_len, or choose another truncation",
+    "max_seq_len, or change the option truncation",
     "masked": "{untrained:.0%} of the rollouts are not trained: stop/* in metrics.jsonl "
-    "shows how they end. Raise the limit that ends most, or choose another truncation or buffer",
+    "shows how they end. Raise the limit that ends most of them, or change truncation or buffer",
     "memory": "the memory of rank 0 grew from {early:.1f} to {memory:.1f} GiB after the first "
     "steps and may run out: look for tensors or lists that a custom loss, critic or logger keeps",
 }
@@ -50,7 +50,7 @@ class Alarms:
 
     @classmethod
     def of(cls, run: Run, run_folder: RunFolder, start: int) -> Self:
-        """Return a run's alarms, without the warnings that the steps before `start` have caused."""
+        """Return a run's alarms, without warnings that the steps before `start` have caused."""
         alarms = cls(Learned.of(run))
         for row in read_metrics(run_folder) if start else ():
             if row["step"] < start:
@@ -66,7 +66,7 @@ class Alarms:
 
     def _new_warnings(self, row: Row, memory: float) -> dict[str, str]:
         """Add a row and return the new warnings by heading. `memory`: GiB, 0 if not measured."""
-        # Skip a step in which no rollout has a reward, unless the run trains on demonstrations.
+        # Skip a step without rewards, unless no recent step has one (training on demonstrations).
         if row.get("train/reward") is None and mean_of(self._rows, "train/reward") is not None:
             return {}
         self._rows = [*self._rows, row][-WINDOW:]

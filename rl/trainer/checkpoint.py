@@ -1,10 +1,10 @@
 """Write each checkpoint under a temporary name, and rename it when it is complete.
 
 checkpoints/step_000100/
-  state.json      step; states of dispatcher, buffer, order, advantage and environment
-  deepspeed/      trained weights and optimizer state, one file per rank
+  state.json      step; states of dispatcher, buffer, order, advantage, strategy and environment
+  deepspeed/      trained weights and optimizer state, in the file format of DeepSpeed
   critic/         the same for the critic, if the run has one
-  learner.json    the coefficient beta of kl=adaptive
+  learner.json    beta, the current weight of the KL penalty
   reference*      the weights of a reference model, if they change during training
   hf/             the model for other programs (transformers, vLLM), or with LoRA the adapter (peft)
 """
@@ -42,7 +42,7 @@ def save_checkpoint(
     model: Path,  # folder of the initial model, whose tokenizer files are copied
     keep: int,  # number of checkpoints to keep
 ) -> Path:
-    """Write a checkpoint, and delete all but the newest `keep`. Collective."""
+    """Write a checkpoint and return its folder. Delete all but the newest `keep`. Collective."""
     final = run_folder.checkpoint(step)
     temporary = final.with_name(f".{final.name}.incomplete")
     first = learner.policy.ranks.first
@@ -91,7 +91,7 @@ def _reporting_failure(temporary: Path, step: int, run_folder: RunFolder) -> Ite
 
 
 def _is_full_disk(error: Exception) -> bool:
-    """Return whether disk or quota is full. torch and safetensors say so only in their messages."""
+    """Return whether disk or quota is full. torch and safetensors report this only in messages."""
     if isinstance(error, OSError):
         return error.errno in FULL
     return any(sign in str(error) for sign in _SIGNS_OF_FULL_DISK)

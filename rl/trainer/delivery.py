@@ -45,7 +45,7 @@ class Receivers:
         self.updated: dict[str, int] = {}  # replica name -> incarnation, the number of its restarts
 
     def wait(self) -> None:
-        """Wait until all replicas answer. If one fails first, the supervisor ends this process."""
+        """Wait until all replicas answer. Raise RunFailed after inference.startup_timeout."""
         timeout, began = self._inference.startup_timeout, time.monotonic()
         while len(started := self._started_replicas()) < len(self._inference.names):
             if time.monotonic() > began + timeout:

@@ -21,7 +21,7 @@ def warn_of_missing_metric(run: Run, run_folder: RunFolder) -> None:
     metric = StopWhen.of(run.stop_when).metric
     known = {name for row in read_metrics(run_folder) for name in row}
     if metric not in known:
-        hint = did_you_mean(metric, known) or ": metrics.jsonl has all names"
+        hint = did_you_mean(metric, known) or ": choose a name in metrics.jsonl"
         log.warning("stop_when: there is no metric %s yet%s", metric, hint)
 
 

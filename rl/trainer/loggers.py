@@ -127,7 +127,7 @@ class WandbLogger(Logger):
 
     @turn_off_on_error
     def finish(self) -> None:
-        """Upload the remaining data within WANDB_TIMEOUT_S. `wandb sync` can upload the rest."""
+        """Upload data for at most WANDB_TIMEOUT_S seconds. `wandb sync` can upload the rest."""
         self._run.finish()
         self.is_off = True
 

@@ -20,7 +20,7 @@ class NonFiniteSteps:
         self._in_a_row = self._num_recorded = 0
 
     def check(self, step: int, skipped: float, record: StepRecord, rollouts: RolloutsLink) -> None:
-        """Record all tokens of the batch if an update was skipped, even with record=none.
+        """Record all tokens of the first batches whose updates are skipped, even with record=none.
 
         `skipped`: fraction of the step's updates that DeepSpeed skipped, because the gradient was
         NaN or infinite. Raise RunFailed after too many such steps in a row. Collective.
@@ -36,7 +36,7 @@ class NonFiniteSteps:
         # Wait until all ranks have written, because the supervisor ends all ranks if one fails.
         self._ranks.any(True)
         message = (
-            f"the loss or the gradient was NaN or infinite, {self._in_a_row} times in a row. The "
+            f"the loss or the gradient was NaN or infinite (steps in a row: {self._in_a_row}). The "
             f"limit is trainer.max_nonfinite_steps={self._limit}. Lower optim.learning_rate. In a "
             "custom loss, check divisors and arguments of logarithms (docs/troubleshooting.md, "
             f"instability). To try another loss on step {step}: "

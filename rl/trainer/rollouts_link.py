@@ -30,7 +30,7 @@ class RolloutsLink:
         self._socket = socket.socket()  # replaced in `connect`
 
     def connect(self, timeout: float) -> None:
-        """Connect to the rollouts process, waiting at most `timeout` seconds until it listens."""
+        """Connect to the rollouts process, or raise RunFailed if it does not listen in time."""
         deadline = time.monotonic() + timeout
         while True:
             try:
@@ -72,7 +72,7 @@ class RolloutsLink:
         self._call(call, dict, self._no_answer_text)
 
     def evaluation(self, version: int) -> dict[str, float]:
-        """Wait for the evaluation of a version. Return its metrics, {} if it fails or none is due.
+        """Return the metrics of a version's evaluation, {} if the evaluation fails or none is due.
 
         All ranks must call this, because the next collective waits for all ranks and may time out.
         """

@@ -22,7 +22,7 @@ class StepRecord:
         self._batch = batch
         # Each entry is (update, micro-batch, values on the device) of the newest update.
         self._observed: list[tuple[int, int, dict[str, Tensor]]] = []
-        self._recorded: list[Lines] = []  # the rows of a micro-batch in one update
+        self._recorded: list[Lines] = []  # one entry per update and micro-batch
 
     def observe(self, update: int, number: int, tokens: Mapping[str, Tensor]) -> None:
         """Store the values of micro-batch `number`. The learner calls this as its `Observer`."""
@@ -71,6 +71,6 @@ class StepRecord:
         write_lines(run_folder.tokens_of(self._batch.step, f"trainer.rank{rank}"), lines)
 
     def write_all(self, run_folder: RunFolder, rank: int, ids: tuple[str, ...]) -> None:
-        """Write all rows of the last update, and of earlier updates the rows with a record id."""
+        """Write all rows of the last update, but of earlier updates only rows with a record id."""
         self._batch = replace(self._batch, record_ids=ids)
         self.write(run_folder, rank)

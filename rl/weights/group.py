@@ -83,7 +83,7 @@ def run_in_thread(work: Callable[[], T]) -> Future[T]:
 
 
 def wait_for(future: Future[T], timeout: float, awaited: str) -> T:
-    """Return the future's result. Raise RuntimeError after `timeout` seconds."""
+    """Return the future's result or raise its error. Raise RuntimeError after `timeout` seconds."""
     try:
         return future.result(timeout)
     except TimeoutError as error:

@@ -67,7 +67,7 @@ def unpack(
     weights, found = _views(buffer, header), _checksums(buffer, header)
     wrong = [name for name in {**found, **checksums} if found.get(name) != checksums.get(name)]
     if wrong:
-        what = f"{len(wrong)} of {len(weights)} tensors are not what the trainer sent"
+        what = f"{len(wrong)} of {len(weights)} tensors differ from those of the trainer"
         raise RuntimeError(f"weight push: {what}: {', '.join(wrong[:8])}")
     # The checksums do not cover names, shapes and dtypes, but the fingerprint does.
     return require_fingerprint(weights, fingerprint, combine_hashes(weights, found.__getitem__))

@@ -17,7 +17,7 @@ from rl.runtime.failure import RunFailed
 # The bound of later probes is this factor times the mean |logprob difference| of the first probe,
 # because the usual rounding error depends on device and model. The bound is at least
 # max_mismatch / 2, because later batches may contain less probable tokens, whose rounding errors
-# are larger. It is at most 2 * max_mismatch.
+# are larger. The bound is at most 2 * max_mismatch.
 _GROWTH = 5.0
 
 

@@ -102,7 +102,7 @@ class _Engine(WeightTransferEngine[InitInfo, UpdateInfo]):
 class WholeWeightsEngine(_Engine):
     """The engine that loads all weights of a push, under their Hugging Face names."""
 
-    _received: Weights = {}  # noqa: RUF012 replaced, never changed
+    _received: Weights = {}  # noqa: RUF012 replaced, never changed in place
     _loaded: Collection[str] = ()  # names of the parameters that the model's loader has set
 
     def receive_weights(self, update_info: UpdateInfo) -> None:
@@ -191,7 +191,7 @@ class AdapterEngine(_Engine):
     def finish_weight_update(self) -> None:
         """Do nothing, because vLLM itself drops its adapters after this call.
 
-        Only a new trainer calls it, so that vLLM drops the adapter of an earlier trainer.
+        Only a new trainer makes this call, so that vLLM drops the adapter of an earlier trainer.
         """
 
 

@@ -52,7 +52,7 @@ class ReferenceSetting:
     share_prefixes: bool = False  # whether equal beginnings of rows are computed once
 
     def num_candidates(self, top_k: int) -> int:
-        """Return `top_k`, or 0 if the loss reads only the logprobs of the rows' own tokens."""
+        """Return `top_k` (0 if no candidates are read), or raise RunFailed if it is too large."""
         if self.reads_candidates and top_k > self.vocabulary:
             raise RunFailed(
                 f"reference.top_k={top_k} exceeds the policy's vocabulary: set reference.top_k="

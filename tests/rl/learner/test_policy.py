@@ -227,7 +227,7 @@ def test_code_in_a_file_of_a_checkpoint_does_not_run(setup, mode):
         state = torch.load(file, weights_only=False)
         for hostile in (Written(code_ran), {**state, "more": Written(code_ran)}):
             torch.save(hostile, file)
-            refused = rf"^\S*{file.name} is not loaded, .* could be harmful: resume from another"
+            refused = rf"^\S*{file.name} is not loaded, .* contains unsafe code: remove its"
             with pytest.raises(ValueError, match=refused):
                 policy.load(folder)
             assert not code_ran.exists()

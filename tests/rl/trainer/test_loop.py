@@ -233,7 +233,7 @@ def test_steps_in_a_row_without_a_gradient_end_the_run(rehearsal, folder, caplog
     left = [{**STATS, "train/skipped": each} for each in skipped]
     run.learner.update = lambda batch, observer: left.pop(0)
     run.answers["record_all"] = lambda call: answer(["000000.0"])
-    with pytest.raises(RunFailed, match=f"{most} times in a row") as caught:
+    with pytest.raises(RunFailed, match=f"steps in a row: {most}") as caught:
         run.train()
     ends = len(skipped) - 1
     assert f"offbyone compare-losses {folder} steps={ends} loss=<another>" in str(caught.value)

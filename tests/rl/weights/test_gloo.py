@@ -206,7 +206,7 @@ def test_a_tensor_that_is_held_back_is_named(sync, vllm):
     sender.connect(vllm)
     sender.pack({name: tensor + 1 for name, tensor in WEIGHTS.items()})
     sender._packed["odd.weight"].copy_(WEIGHTS["odd.weight"])  # as if the step had not reached it
-    with pytest.raises(RunFailed, match=r"1 of 5 tensors .* trainer sent: odd\.weight"):
+    with pytest.raises(RunFailed, match=r"1 of 5 tensors .* of the trainer: odd\.weight"):
         sender.send(vllm, 1)
     sender.pack({name: tensor for name, tensor in WEIGHTS.items() if name != "odd.weight"})
     sender.connect(vllm)
@@ -231,7 +231,7 @@ def test_a_request_that_does_not_fit_the_buffer_is_refused():
     sender.buffer[last] ^= 1
     missing = {name: form for name, form in header.items() if name != "odd.weight"}
     for changed, error in (
-        (missing, "1 of 6 tensors are not what the trainer sent: odd.weight"),
+        (missing, "1 of 6 tensors differ from those of the trainer: odd.weight"),
         (header | {"odd.weight": odd | {"dtype": "BF16"}}, "the fingerprints differ"),
         (header | {"odd.weight": odd | {"shape": [1, 3]}}, "the fingerprints differ"),
         (header | {"odd.weight": odd | {"shape": [4]}}, "invalid for input of size 3"),
