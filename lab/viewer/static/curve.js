@@ -1,6 +1,6 @@
 // The curve of the mean reward. A click chooses a step, and dragging chooses several.
 
-import { h, number, place, plural, svg } from "./dom.js";
+import { h, number, plural, stepLabel, svg } from "./dom.js";
 import { brushed } from "./brush.js";
 import { setRange, state } from "./state.js";
 
@@ -120,7 +120,7 @@ function of(points, [low, high], source) {
   const inside = points.filter((p) => p[0] >= low && p[0] <= high);
   const count = inside.reduce((sum, p) => sum + p[2], 0);
   const mean = count ? inside.reduce((sum, p) => sum + p[1] * p[2], 0) / count : null;
-  const first = place({ source, step: low });
+  const first = stepLabel({ source, step: low });
   const name = low === high ? first : `${first}–${high}`;
   return `${name} · ${number(mean, 2)} · ${plural(count, "rollout")}`;
 }

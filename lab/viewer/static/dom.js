@@ -48,7 +48,7 @@ export function plural(count, noun) {
 }
 
 // Return the name of a training step or of an evaluated version. The step of evaluate.py's rollouts is -1.
-export function place({ source, step }) {
+export function stepLabel({ source, step }) {
   if (step < 0) return "evaluation";
   return `${source === "evaluation" ? "version" : "step"} ${number(step)}`;
 }

@@ -1,7 +1,7 @@
 // The list of questions that pass the filters, with a dot for every rollout. Only visible rows are in
 // the document, so 10,000 rows cost as much as ten.
 
-import { h, number, place } from "./dom.js";
+import { h, number, stepLabel } from "./dom.js";
 import { rewardStyle } from "./colours.js";
 
 const ROW = 54,
@@ -99,7 +99,7 @@ export function list({ open }) {
         "div",
         { class: "place" },
         table.recorded(group) ? h("i", { title: RECORDED }, "tokens · ") : null,
-        place(group),
+        stepLabel(group),
       ),
       h("div", { class: "mean" }, number(count ? sum / count : null, 2)),
     );

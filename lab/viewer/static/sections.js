@@ -1,13 +1,13 @@
 // The rollouts to compare with an open one: sections of {run, title, rows, step}, or a sentence
 // that explains why there are no sections.
 
-import { place } from "./dom.js";
+import { stepLabel } from "./dom.js";
 
 export const SECTIONS = {
   group(tables, run, row) {
     const table = tables[run];
     const group = table.groups[table.groupOf[row]];
-    return [{ run, title: place(group), rows: range(group), step: group.step }];
+    return [{ run, title: stepLabel(group), rows: range(group), step: group.step }];
   },
   versions(tables, run, row) {
     const table = tables[run];
@@ -20,7 +20,7 @@ export const SECTIONS = {
     }
     return groups.map((group) => ({
       run,
-      title: place(group),
+      title: stepLabel(group),
       rows: range(group),
       step: group.step,
     }));
@@ -41,7 +41,7 @@ export const SECTIONS = {
       );
       sections.push({
         run: i,
-        title: `${other.facts.name} · ${place(nearest)}`,
+        title: `${other.facts.name} · ${stepLabel(nearest)}`,
         rows: range(nearest),
         step: nearest.step,
         mine: i === run,
