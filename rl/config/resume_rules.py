@@ -80,11 +80,12 @@ def resume_problems(config: Config, saved: Path) -> Iterator[str]:
             "wrote it, or start a new run"
         )
         return
-    files = [] if config.get("accept_changed_code") else changed_code(RunFolder(saved.parent))
-    if files:
+    folder = RunFolder(saved.parent)
+    accepts = config.get("accept_changed_code") or not folder.num_saved_steps()
+    if files := [] if accepts else changed_code(folder):
         yield (
             f"{', '.join(files)} changed since {saved.parent} was trained: restore the files "
-            f"(copies of code are in {RunFolder(saved.parent).code}), start a new run, or continue "
+            f"(copies of code are in {folder.code}), start a new run, or continue "
             "with the changed files by accept_changed_code=true"
         )
     now, then = dict(leaves(join_schedules(config))), dict(leaves(before))

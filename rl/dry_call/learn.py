@@ -45,9 +45,12 @@ def learn(config: Config) -> Learned:
     facts["divergence_is_linear"] = tensors.check_divergence(report, built["kl.estimator"])
     if "critic.estimator" in built:
         tensors.check_critic(report, built["critic.estimator"], built["critic.loss"])
+    problems, read = examples.read_pools(config["env"])
+    report.problems += problems
+    pools = [pool for pool in read or () if len(pool.examples)]
     with report.calling("advantage", built["advantage"]):
-        advantage = component(config["advantage"])
-        facts |= rewards.check_advantage(report, advantage, config["group_size"])
+        advantage, first = component(config["advantage"]), [pool.examples[0] for pool in pools[:1]]
+        facts |= rewards.check_advantage(report, advantage, config["group_size"], *first)
     count = 5 if facts.get("advantage_by_token") else 1 + facts.get("advantage_by_turn", False)
     with report.calling("batch_credit", built["batch_credit"]):
         facts |= rewards.check_batch_credit(report, component(config["batch_credit"]), count)
@@ -58,9 +61,7 @@ def learn(config: Config) -> Learned:
     sampler = config["sampler"]
     count = config["batch_size"] // config["group_size"]
     examples.check_buffer(report, config["buffer"], count, sampler.get("max_staleness") or 0)
-    problems, read = examples.read_pools(config["env"])
-    report.problems += problems
-    if pools := [pool for pool in read or () if len(pool.examples)]:
+    if pools:
         examples.check_order(report, config["order"], pools)
     examples.check_strategy(report, config["strategy"], config["group_size"], config["env"], pools)
     facts["selects_examples"] = examples.selects_by_rewards(config)

@@ -9,6 +9,7 @@ from typing import Any
 
 from envs.user_code import ROOT, find_location
 from rl.config.build import create_configured
+from rl.config.signatures import did_you_mean
 
 
 class BadResult(ValueError):
@@ -37,6 +38,8 @@ class Report:
             self._add(group, f"{called} {error}", source_of(component))
         except Exception as error:  # noqa: BLE001 user code may raise anything
             what = f"{called} raised {type(error).__name__}: {error}"
+            if isinstance(error, AttributeError) and error.name:
+                what += did_you_mean(error.name, dir(error.obj))
             source = source_of(component)
             file = source and source[0]
             found = find_location(error, file)

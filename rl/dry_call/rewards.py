@@ -9,12 +9,21 @@ import numpy as np
 from envs.episode import Example, StopReason
 from losses.groups import ScoredGroup
 from rl.dry_call.report import BadResult, Report, json_round_trip
-from rl.records import Credit, Group, Rollout, TrainingRow
+from rl.records import Credit, Group, Rollout, TrainingRow, columns_of
 from rl.rollouts.batch_credit import apply_batch_credit
 from rl.rollouts.credit import RewardShaping, scored_group
 from rl.runtime.failure import RunFailed
 
 _EXAMPLE = Example(0, "made up", [{"role": "user", "content": "made up"}])
+
+
+class _MadeUpRewards(dict[str, Any]):
+    """Named rewards in which every name that an environment may use has the same value."""
+
+    def __missing__(self, name: str) -> Any:
+        if not self:
+            raise KeyError(name)
+        return self["reward"]
 
 
 def made_up_rollout(
@@ -23,34 +32,38 @@ def made_up_rollout(
     """Return a rollout with one prompt token. `turns`: numbers of completion tokens by turn."""
     numbers = np.repeat(np.arange(len(turns), dtype=np.int32), turns)
     completion = np.ones(len(numbers), np.int32)
-    row = TrainingRow(
-        token_ids=np.concatenate([[0], completion]).astype(np.int32),
-        completion_mask=np.concatenate([[False], completion > 0]),
-        rollout_logprobs=np.concatenate([[0.0], -completion]).astype(np.float32),
-        token_versions=np.concatenate([[-1], 0 * completion]).astype(np.int32),
-        turns=np.concatenate([[-1], numbers]).astype(np.int32),
-    )
+    columns = columns_of(TrainingRow).items()
+    values: dict[str, Any] = {name: np.full(1 + len(numbers), c.fill) for name, c in columns}
+    values |= {
+        "token_ids": [0, *completion],
+        "completion_mask": [False, *(completion > 0)],
+        "rollout_logprobs": [0.0, *-completion],
+        "token_versions": [-1, *0 * completion],
+        "turns": [-1, *numbers],
+    }
+    row = TrainingRow(**{name: np.asarray(values[name], c.dtype) for name, c in columns})
     return Rollout(
         rows=(row,) if len(numbers) else (),
         messages=[{"role": "user", "content": "made up"}],
         reward=reward,
-        rewards={} if reward is None else {"reward": reward},
+        rewards=_MadeUpRewards() if reward is None else _MadeUpRewards(reward=reward),
         stop_reason=StopReason.MAX_TOKENS if cut_off else StopReason.STOP,
         turns=len(turns),
         generation_time=0.0,
         turn_limit=turn_limit,
+        turn_rewards=_MadeUpRewards(reward=(0.0,) * len(turns)),
     )
 
 
-def check_advantage(report: Report, advantage: Any, group_size: int) -> dict[str, bool]:
+def check_advantage(
+    report: Report, advantage: Any, group_size: int, example: Example = _EXAMPLE
+) -> dict[str, bool]:
     """Call an advantage on made-up groups. Return the facts advantage_* (rl/config/learned.py)."""
 
     def new_group(rewards: Sequence[float | None]) -> ScoredGroup:
         turns = [(2, 3, 4)[: i % 3 + 1] for i in range(len(rewards))]
         rollouts = [made_up_rollout(r, *t) for r, t in zip(rewards, turns, strict=True)]
-        return scored_group(
-            _EXAMPLE, rollouts, [Credit(reward) for reward in rewards], {"reward": 1.0}
-        )
+        return scored_group(example, rollouts, [Credit(r) for r in rewards], {"reward": 1.0})
 
     # Begin with 1.0. With group_size=1, a reward 0 would equal its advantage by accident.
     ordinary: list[float | None] = [(1.0, 0.0, 0.5)[i % 3] for i in range(group_size)]

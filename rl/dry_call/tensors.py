@@ -18,6 +18,7 @@ from losses.tokens import TokenLoss, Tokens
 from rl.config.build import component
 from rl.config.facts import fact
 from rl.dry_call.report import BadResult, Report, unwrap
+from rl.records import MicroBatch, columns_of
 
 INPUT = "eight made-up tokens"
 NUM_TOKENS, NUM_SEQUENCES = 8, 3
@@ -85,6 +86,8 @@ def made_up_tokens(*, has_old: bool, change: float = 0.0) -> tuple[Tokens, list[
         "ref_candidate_logprobs": add_noise(candidates).sort(descending=True).values,
         "kl_from_uniform": torch.linspace(2.0, 0.5, NUM_TOKENS),
     }
+    added = columns_of(MicroBatch).keys() & Tokens.__dataclass_fields__.keys() - fields.keys()
+    fields |= {name: torch.zeros(NUM_TOKENS) for name in added}
     if has_old:
         fields["old_logprobs"] = add_noise(logprobs)
     used: set[str] = set()

@@ -62,7 +62,7 @@ function about(token, step) {
       ),
   );
   const behind = token.version === null ? 0 : step - token.version;
-  const metrics = Object.entries(token.metrics).filter(([, value]) => value);
+  const metrics = Object.entries(token.metrics);
   const parts = [title];
   if (!token.sampled) parts.push(h("p", {}, "given, not sampled: no gradient"));
   else parts.push(h("dl", {}, rows));
@@ -72,7 +72,7 @@ function about(token, step) {
         "p",
         { class: "flags" },
         metrics
-          .map(([name, value]) => (value === 1 ? name : `${name} ${number(value)}`))
+          .map(([name, value]) => `${name} ${number(value)}`)
           .join(" · "),
       ),
     );

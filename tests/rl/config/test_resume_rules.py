@@ -121,9 +121,10 @@ def test_a_resume_with_changed_user_code_is_refused_unless_it_is_accepted(
     data.write_text("before\n")
     copy_code(RunFolder(folder), [str(mine)], [str(tmp_path / "*.jsonl")])
     again = changed(config, {"resume": True})
-    check(again)
     mine.write_text("after\n")
     data.write_text("after!\n")
+    check(again)  # no step is in a checkpoint, so the changed code computes all steps
+    (folder / "checkpoints" / "step_000001").mkdir(parents=True)
     assert only_problem(again) == (
         f"mine.py, data.jsonl changed since {folder} was trained: restore the files "
         f"(copies of code are in {folder}/code), start a new run, or continue "

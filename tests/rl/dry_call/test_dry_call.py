@@ -178,7 +178,7 @@ def test_a_function_whose_file_asks_for_whole_groups_may_compare_sequences(own):
         (SUMS.replace("(1)", "()"), "has statistics() that return a Tensor of shape []: return"),
         ("return 3.0", "has statistics() that return float 3.0: return finite sums over the"),
         (SUMS + " / 0 * 0", "has statistics() that return a Tensor of shape [2]: return finite"),
-        ("return tokens.entropy", "AttributeError: 'Tokens' object has no attribute 'entropy'"),
+        ("return tokens.entropy", "no attribute 'entropy': did you mean entropies?"),
     ],
 )
 def test_statistics_that_are_no_sums_over_tokens_are_refused(body, said, own):
@@ -445,6 +445,10 @@ def by_token(group): return [[r or 0.0] * n for r, n in zip(group.rewards, group
 def reads_text(group):
     assert group.example and all(r.messages and r.turns for r in group.rollouts)
     return [0.0 if named is None else 1.0 for named in group.named_rewards]
+def reads_names(group):
+    assert group.example.info["answer"]
+    pairs = zip(group.rollouts, group.named_rewards)
+    return [sum(r.turn_rewards["found"]) + named["exact"] if named else 0.0 for r, named in pairs]
 class Stateful:
     def __init__(self): self.count = 0
     def __call__(self, group):
@@ -455,7 +459,7 @@ class Stateful:
 """
 
 
-@pytest.mark.parametrize("name", ["by_turn", "by_token", "reads_text", "Stateful"])
+@pytest.mark.parametrize("name", ["by_turn", "by_token", "reads_text", "reads_names", "Stateful"])
 def test_the_unit_of_an_advantage_is_found_by_calling_it(name, own):
     facts = learn(own("advantage", ADVANTAGES, name))
     assert facts.advantage_by_turn == (name == "by_turn")
