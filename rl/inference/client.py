@@ -141,7 +141,7 @@ class VLLMClient(AbstractAsyncContextManager["VLLMClient"]):
             raise AttemptFailed(why, retryable=False, unanswered=True) from error
         except aiohttp.ClientError as error:
             raise AttemptFailed(
-                f"vLLM cannot be reached at {address} ({error!r})", unanswered=True
+                f"vLLM cannot be reached at {address} ({error})", unanswered=True
             ) from error
         except asyncio.CancelledError as error:
             task = asyncio.current_task()

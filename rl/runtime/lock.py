@@ -78,9 +78,9 @@ def locked(run_folder: RunFolder, delete_on: type[Exception] | tuple[()] = ()) -
 
 
 def _unwritable_error(run_folder: RunFolder, error: OSError) -> FolderUnusable:
-    remedy = "free disk space, or " if error.errno in FULL else ""
+    remedy = "free disk space" if error.errno in FULL else "make the folder writable"
     return FolderUnusable(
-        f"{run_folder} cannot be written ({error.strerror}): {remedy}choose another output_dir"
+        f"{run_folder} cannot be written ({error.strerror}): {remedy}, or choose another output_dir"
     )
 
 

@@ -207,7 +207,8 @@ class Children:
             raise RunFailed(f"{name} {cause}")
         process = self._children.get(name)
         end = process.tail() if process else last_lines(log)
-        raise RunFailed(with_remedies(f"{name} {cause}. The end of {log}:\n{end}"))
+        excerpt = f".\nThe end of {log}:\n{end}" if end else ""
+        raise RunFailed(with_remedies(f"{name} {cause}{excerpt}"))
 
 
 def _device_environment(place: Place, *, shared: bool) -> dict[str, str]:

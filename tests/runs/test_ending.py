@@ -118,7 +118,7 @@ def test_a_second_crash_within_ten_steps_ends_the_run_with_its_log_and_a_checkpo
     assert result.status == 1
     message = result.screen.rpartition("the run failed")[2]
     assert "inference ended with status -9" in message
-    assert "for the 2nd time within 10 steps. The end of " in message
+    assert "for the 2nd time within 10 steps.\nThe end of " in message
     assert "has fingerprint" in message  # the last lines of the log
     assert one.folder.num_saved_steps() == steps_done(read_metrics(one.folder)) > done
     assert launching.wait_for(lambda: not alive(groups), 5), alive(groups)

@@ -172,7 +172,9 @@ function choose() {
     table.source = state.source;
     table.filter(state);
     const groups = table.matching();
-    const first = groups.find((group) => table.recorded(group)) ?? groups[0];
+    const recorded = groups.filter((group) => table.recorded(group));
+    // If all rewards of a group are equal, its tokens have no advantage and no gradient.
+    const first = recorded.find((group) => table.differs(group)) ?? recorded[0] ?? groups[0];
     if (first) state.open = table.address(first.start);
   }
 }

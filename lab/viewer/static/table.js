@@ -120,6 +120,11 @@ export class Table {
     });
   }
 
+  // Return true if the rewards of a group differ.
+  differs(group) {
+    return new Set(this.columns.reward.slice(group.start, group.end)).size > 1;
+  }
+
   // Return true if a group has a token record.
   recorded(group) {
     return this.columns.push.slice(group.start, group.end).some((push) => push !== null);
