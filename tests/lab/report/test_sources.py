@@ -4,9 +4,12 @@ import fcntl
 import json
 from dataclasses import replace
 
+import pytest
+
 from lab.report.arms import arms_of
 from lab.report.comparison import compare
 from lab.report.evaluations import read_evaluation
+from lab.report.run import COPIED_SEED
 from lab.report.sources import read_sources
 from rl.runtime.folder import RunFolder
 from tests.support.finished_runs import NUM_QUESTIONS, made_arm, made_run, made_sweep
@@ -106,6 +109,24 @@ def test_runs_with_the_name_of_their_loss_are_separate_arms(tmp_path):
     assert differing == {"loss._target_", "max_steps"}  # no value that contains the run's name
 
 
+@pytest.mark.parametrize(
+    ("key", "setting"),
+    [
+        ("optim.schedule", ("optim", "schedule", "{}")),
+        ("env", ("env", "path", "openai/{}")),
+        ("experiment", ("strategy", "at", "{}")),
+    ],
+)
+def test_runs_that_are_named_after_the_value_that_they_vary_are_separate_arms(
+    tmp_path, key, setting
+):
+    group, option, value = setting
+    for name in ("constant", "linear"):
+        settings = {group: {option: value.format(name)}, "choice": None}
+        made_run(tmp_path / name, f"{key}={name}", **settings)
+    assert [arm.name for arm in arms_of(read(tmp_path))] == ["constant", "linear"]
+
+
 def test_a_run_says_whether_its_examples_were_chosen_by_rewards_and_when_its_sweep_got_it(tmp_path):
     learned = ({"selects_examples": False}, {"selects_examples": True})
     folders = [made_run(tmp_path / str(i), seed=i, learned=one) for i, one in enumerate(learned)]
@@ -123,7 +144,17 @@ def test_a_nested_seed_that_the_user_sets_makes_arms(tmp_path):
         made_run(tmp_path / f"data{seed}", given, seed=0, env=env, choice=None)
     arms = arms_of(read(tmp_path))
     assert [arm.name for arm in arms] == ["seed=1", "seed=2"]
-    assert "env.seed" not in arms[0].runs[0].config  # it interpolates ${seed}
+    assert arms[0].runs[0].config["env.seed"] == COPIED_SEED
+
+
+def test_files_of_one_group_that_differ_in_a_nested_seed_are_arms_of_all_seeds(tmp_path):
+    """The seeds of the data are 1 and 2, which are also seeds of runs."""
+    for data in (1, 2):
+        for seed in range(3):
+            env = {"seed": data, "order": {"seed": seed}}
+            made_run(tmp_path / f"{data}-{seed}", f"env=d{data}", seed=seed, env=env, choice=None)
+    arms = arms_of(read(tmp_path))
+    assert [(arm.name, len(arm.runs)) for arm in arms] == [("d1", 3), ("d2", 3)]
 
 
 def test_only_what_no_policy_can_change_identifies_a_question(tmp_path):
