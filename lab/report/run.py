@@ -136,7 +136,9 @@ def read_run(
         seed=settings.get("seed", seed),
         # If the folder is missing and there is no error, the folder was deleted after the run.
         has_begun=folder.path.is_dir() or error is None,
-        cause=_make_readable(_end_cause(folder, rows, error, max_steps, settings.get("stop_when"))),
+        cause=_make_readable(
+            _end_cause(folder, rows, error, max_steps, versions, settings.get("stop_when"))
+        ),
         num_steps=num_steps,
         max_steps=max_steps,
         seconds=float(seconds[-1]),
@@ -182,7 +184,12 @@ def _without_run_keys(
 
 
 def _end_cause(
-    folder: RunFolder, rows: Sequence[Row], error: str | None, max_steps: int, stop_when: Any
+    folder: RunFolder,
+    rows: Sequence[Row],
+    error: str | None,
+    max_steps: int,
+    versions: Sequence[int],
+    stop_when: Any,
 ) -> str:
     if not folder.path.is_dir():
         return error or f"{folder} does not exist"
@@ -195,10 +202,12 @@ def _end_cause(
     with suppress(OSError, ValueError, KeyError, TypeError):
         if failure := first_failure(folder):
             return f"{failure['part']}: {failure['message']}".splitlines()[0]
-    if error is not None or not rows:
-        return error or "no step was done"
-    is_cut_short = num_steps < max_steps and not is_fulfilled(stop_when, rows)
-    return f"stopped after {progress}" if is_cut_short else ""
+    # A run evaluates its last version after its last step, unless it never evaluates.
+    is_cut_short = num_steps < max_steps or bool(versions and versions[-1] < max_steps)
+    if rows and (not is_cut_short or is_fulfilled(stop_when, rows)):
+        return ""  # even if a sweep's job failed, because its run may be resumed outside the sweep
+    unevaluated = ", before its evaluation" * (num_steps >= max_steps)
+    return error or (f"stopped after {progress}{unevaluated}" if rows else "no step was done")
 
 
 def _sums_before(rows: Sequence[Row], name: str) -> Floats:

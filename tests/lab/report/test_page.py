@@ -105,7 +105,7 @@ def test_the_options_and_else_the_first_sweep_determine_the_comparison(tmp_path,
     monkeypatch.setattr("lab.report.command.show", lambda *given: shown.append(given) or True)
     folders = []
     for name, effect in (("bare", None), ("first", 0.25), ("second", 0.5)):
-        runs = [made_run(tmp_path / f"{name}-{x}", x, evaluations={9: [0.5]}) for x in "ab"]
+        runs = [made_run(tmp_path / f"{name}-{x}", x, evaluations={20: [0.5]}) for x in "ab"]
         # A folder whose name contains "=" is no option.
         folders.append(made_sweep(tmp_path / f"x={name}", runs, "" if name == "bare" else name))
         if effect:

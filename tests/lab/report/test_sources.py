@@ -23,6 +23,7 @@ def test_unfinished_runs_have_a_cause(tmp_path):
     made_run(tmp_path / "runs" / "reached", steps=7, max_steps=20, stop_when="step > 5")
     for name, steps in (("stopped", 7), ("going", 8), ("failed", 3)):
         made_run(tmp_path / "runs" / name, "loss=cispo", steps=steps, max_steps=20)
+    made_run(tmp_path / "runs" / "unevaluated", "loss=ppo", evaluations={10: [0.5]})
     failed = RunFolder(tmp_path / "runs" / "failed")
     failed.failures.mkdir()
     report = {"part": "inference", "time": 1.0, "message": "vLLM \udc80is\x07 gone\nand more"}
@@ -36,6 +37,7 @@ def test_unfinished_runs_have_a_cause(tmp_path):
     assert {run.name: run.cause for run in runs} == {
         "reached": "",
         "stopped": "stopped after step 7 of 20",
+        "unevaluated": "stopped after step 20 of 20, before its evaluation",
         "going": "still going: step 8 of 20",
         "failed": "inference: vLLM ?is gone",
         "loss=ppo seed=0": "no such model",
@@ -59,6 +61,14 @@ def test_a_job_that_failed_before_its_folder_existed_is_not_lost_and_keeps_its_s
     assert not any("not ended" in note for note in comparison.notes)
     repeated = replace(grpo.runs[0], seed=8)
     assert not replace(grpo, runs=(*grpo.runs, repeated)).ended_early
+
+
+def test_a_run_that_was_resumed_outside_its_sweep_is_finished_and_its_other_jobs_are_lost(tmp_path):
+    folders = [made_run(tmp_path / str(s), seed=s, steps=9 + s, max_steps=10) for s in (0, 1)]
+    sweep = made_sweep(tmp_path / "sweep", folders)
+    for path in (sweep / "jobs").iterdir():
+        path.write_text(json.dumps(json.loads(path.read_text()) | {"error": "vLLM is gone"}))
+    assert [run.cause for run in read(sweep)] == ["vLLM is gone", ""]
 
 
 def test_runs_that_were_moved_together_with_their_sweep_are_found(tmp_path):
