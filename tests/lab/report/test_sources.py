@@ -181,3 +181,17 @@ def test_only_what_no_policy_can_change_identifies_a_question(tmp_path):
         digests.append(question.digest)
     assert len(set(digests[:3])) == 1
     assert len(set(digests[2:])) == 3
+
+
+def test_a_rollout_that_failed_before_its_first_turn_does_not_rename_its_question(tmp_path):
+    """An environment that controls its conversation had not yet written its own prompt."""
+    folder, questions = RunFolder(tmp_path), []
+    for version, texts in enumerate((["find a", "a", "find a"], ["a", "find a", "a"])):
+        talks = [[{"role": "user", "content": text}] for text in texts]
+        lines = [
+            {"messages": t, "reward": 1.0 if len(t[0]["content"]) > 1 else None} for t in talks
+        ]
+        folder.evaluation_of(version).write_text("\n".join(map(json.dumps, lines)))
+        questions += read_evaluation(folder, version).rewards
+    assert len(questions) == 2
+    assert len(set(questions)) == 1
