@@ -208,13 +208,16 @@ class SweepStart(Callback):
         rerun = rerun_command(sys.orig_argv, folder)
         self._jobs = jobs_of(config)  # computed now, because Hydra's parser is gone at exit
         numbers = [] if card else record_jobs(sweep, self._jobs)
+        before = sweep.read_info()
+        # Keep the rule of an earlier start with until=decided, because its decisions were seen.
+        rule = {key: before[key] for key in ("smallest_effect", "baseline") if key in before}
         info = {
-            "question": sweep.read_info().get("question") or question_of(config),
+            "question": before.get("question") or question_of(config),
             "command": rerun,
             "started": time.time(),  # time of the latest start or resume
             # Numbers of this start's jobs, or [] if the sweeper chooses jobs by earlier results.
             "jobs": [] if until else numbers,
-            **({"smallest_effect": until.smallest_effect} if until else {}),
+            **({"smallest_effect": until.smallest_effect} if until else rule),
             "slots": [asdict(slot) for slot in slots],
             "process": {"host": socket.gethostname(), "pid": os.getpid()},
             "run_command": command_of(sys.orig_argv, sys.argv, config.hydra.overrides.hydra),

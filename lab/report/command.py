@@ -83,10 +83,11 @@ def report(
     """Compare the runs in `paths`. Print and write the result. Return whether it was written."""
     sources = read_sources(paths, num_judged)
     arms, question, notes = arms_of(sources.runs), sources.question, sources.notes
+    labels = {" ".join(run.overrides): arm.label for arm in arms for run in arm.finished}
     try:
         comparison = compare(
             arms,
-            baseline=baseline,
+            baseline=baseline or (sources.baseline and labels.get(sources.baseline, "")),
             question=question,
             smallest_effect=float(smallest_effect or sources.smallest_effect or 0),
             num_judged=num_judged,

@@ -16,6 +16,7 @@ class Sources:
     runs: list[Run]
     question: str  # the question of the first sweep that has a question
     command: str  # the command that started the first sweep
+    baseline: str  # the overrides of the first arm of the first sweep with until=decided, or ""
     smallest_effect: str  # until.smallest_effect of the first sweep that has it, or ""
     notes: list[str]  # unreadable files, folders without runs, a sweep's progress (until=decided)
 
@@ -23,7 +24,8 @@ class Sources:
 def read_sources(paths: Sequence[Path], num_judged: int = 1) -> Sources:
     runs: dict[Any, Run] = {}  # key: resolved run folder, or a number if the job has none
     notes: list[str] = []
-    texts = dict.fromkeys(("question", "command", "smallest_effect", "progress"), "")
+    keys = ("question", "command", "baseline", "smallest_effect", "progress")
+    texts = dict.fromkeys(keys, "")
     for path in paths:
         sweep, found = SweepFolder(path), runs_at(path)
         if sweep.jobs.is_dir():

@@ -19,13 +19,14 @@ from hydra.core.utils import JobStatus
 from lab.report.arms import arms_of
 from lab.report.command import report
 from lab.report.comparison import Comparison, NoBaseline, NothingToCompare, compare
+from lab.report.run import RUN_KEYS
 from lab.report.sequential import State
 from lab.report.sources import read_sources
 from lab.report.statistics import ERROR, OPEN, Interval, Spread
 from lab.sweeps.job import is_done
 from lab.sweeps.sweeper import ChoosingSweeper, parse_jobs
 from rl.runtime.sweep_folder import JobRecord, SweepFolder, identity, labels
-from rl.runtime.text import say
+from rl.runtime.text import key_of, say
 from rl.terminal.panel import format_time
 
 ASSUMED_SD = 0.02  # assumed standard deviation of scores between seeds (in the default run: 0.018)
@@ -39,6 +40,7 @@ class UntilDecided(ChoosingSweeper):
         sweep, arms = self.folder, parse_jobs(arguments)
         size = self.max_batch_size or len(sweep.read_info()["slots"]) or len(arms)
         size = 1 if isinstance(self.launcher, BasicLauncher) else size
+        baseline = " ".join(sorted(item for item in arms[0] if key_of(item) not in RUN_KEYS))
         returns, tried = [], set()
         while True:
             state = Progress(sweep, arms, size, **self.config.until)
@@ -46,7 +48,7 @@ class UntilDecided(ChoosingSweeper):
             has_no_score = state.done_by_arm[0] and not state.comparison  # as on demonstrations
             is_over = state.is_time_spent or len(failed) >= MOST_FAILURES or has_no_score
             batch = [] if is_over else list(islice(state.next_jobs(tried), size))
-            sweep.write_info(sweep.read_info() | {"progress": state.text()})
+            sweep.write_info(sweep.read_info() | {"progress": state.text(), "baseline": baseline})
             if not batch:
                 break
             if state.comparison:  # the report also prints `state.text()`

@@ -154,6 +154,7 @@ def test_a_launch_has_as_many_jobs_as_run_in_parallel_and_none_follows_three_fai
     assert [len(jobs) for jobs in launched] == sizes
     assert len({identity(job) for jobs in launched for job in jobs}) == sum(sizes)
     assert sweep.read_info()["progress"].startswith("0 of 2 arms decided; open: ")
+    assert sweep.read_info()["baseline"] == "rate=0.5"
 
 
 def test_a_sweep_plays_until_all_arms_are_decided_and_then_nothing(app):
@@ -174,6 +175,9 @@ def test_a_sweep_plays_until_all_arms_are_decided_and_then_nothing(app):
     status, output = app.run(*JOBS)
     assert (status, app.calls()) == (0, []), output
     assert done in output
+    status, output = app.run("--multirun", "rate=0.7,0.5", "seed=0", JOBS[2], JOBS[-1])
+    again = json.loads((app.folder / "outputs" / "x" / "report.json").read_text())
+    assert (status, again["arms"]) == (0, report["arms"]), output  # by the same rule
 
 
 def test_an_arm_without_scores_gets_no_more_seeds_and_other_recorded_arms_do_not_matter(sweep):
