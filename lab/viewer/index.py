@@ -78,7 +78,8 @@ class RunIndex:
         except OSError as error:
             rows, is_complete = [], True
             broken = [f"{file.path.name} cannot be read: {error.strerror}"]
-        before = [row for row in self.rows if row.path == file.path]
+        # A new file has no earlier rows. A search for them would take quadratic time.
+        before = [r for r in self.rows if r.path == file.path] if file.path in self.files else []
         if rows[: len(before)] != before:
             raise _FileRewritten
         self.rows += rows[len(before) :]

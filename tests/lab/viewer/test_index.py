@@ -50,6 +50,19 @@ def test_every_rollout_has_a_row_and_every_row_finds_its_line(run):
     assert [line["id"] for line in lines[:4]] == [f"000000.{k}" for k in range(4)]
 
 
+def test_a_new_file_is_read_without_a_search_through_the_rows_of_other_files(run):
+    index, searches = RunIndex(RunFolder(run)), []
+
+    class Counted(list):
+        def __iter__(self):
+            searches.append(len(self))
+            return super().__iter__()
+
+    index.rows = Counted()
+    index.refresh()
+    assert (len(index.rows) > 0, searches) == (True, [])
+
+
 def test_replayed_rollouts_and_demonstrations_are_not_new(run):
     path = run / "rollouts" / "step_000002.jsonl"
     text = path.read_text().replace('"id": "000006.0"', '"id": "000006.0@2"')
