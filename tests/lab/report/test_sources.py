@@ -71,6 +71,13 @@ def test_a_run_that_was_resumed_outside_its_sweep_is_finished_and_its_other_jobs
     assert [run.cause for run in read(sweep)] == ["vLLM is gone", ""]
 
 
+def test_evaluations_and_prompt_searches_beside_runs_are_not_runs_that_ended_early(tmp_path):
+    made_run(tmp_path / "run")
+    made_run(tmp_path / "evaluate", steps=0, max_steps=1)
+    RunFolder(tmp_path / "evaluate").evaluated.write_text("")
+    assert [run.name for run in read(tmp_path)] == ["run"]
+
+
 def test_runs_that_were_moved_together_with_their_sweep_are_found(tmp_path):
     folders = made_arm(tmp_path / "lab" / "outputs", "loss=grpo", seeds=2)
     made_sweep(tmp_path / "lab" / "sweeps" / "x", folders)
