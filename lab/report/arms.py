@@ -61,18 +61,15 @@ def is_same_arm(one: Run, other: Run) -> bool:
     """
     if not one.config or not other.config:
         return one.overrides == other.overrides
-    shared = one.config.keys() & other.config.keys()
-    either = one.config.keys() | other.config.keys()
+    a, b = one.config, other.config
+    shared, either = a.keys() & b.keys(), a.keys() | b.keys()
     if shared != either:
         if one.commit == other.commit or one.overrides != other.overrides:
             return False
         # Runs differ if `critic` is a value in one run and has keys like `critic.loss` in another.
         if {key[:end] for key in either for end in range(len(key)) if key[end] == "."} & either:
             return False
-    return all(
-        one.config[key] == other.config[key] or _value(one, key) == _value(other, key)
-        for key in shared
-    )
+    return all(a[k] == b[k] or _value(one, k) == _value(other, k) for k in shared)
 
 
 def _value(run: Run, key: str) -> Any:

@@ -136,9 +136,7 @@ def read_run(
         seed=settings.get("seed", seed),
         # If the folder is missing and there is no error, the folder was deleted after the run.
         has_begun=folder.path.is_dir() or error is None,
-        cause=_make_readable(
-            _end_cause(folder, rows, error, max_steps, versions, settings.get("stop_when"))
-        ),
+        cause=_make_readable(_end_cause(folder, rows, error, max_steps, settings.get("stop_when"))),
         num_steps=num_steps,
         max_steps=max_steps,
         seconds=float(seconds[-1]),
@@ -167,9 +165,7 @@ def _without_run_keys(
     # match whole words, so that a run named grpo keeps the value losses.grpo.grpo. If an override
     # has the run's name, as in `run_name=gsm8k env=gsm8k`, keep what it may have set.
     name = re.compile(rf"(?<![\w.]){re.escape(run_name)}(?![\w.])")
-    texts = {
-        key for key, value in settings.items() if isinstance(value, str) and name.search(value)
-    }
+    texts = {k for k, v in settings.items() if isinstance(v, str) and name.search(v)}
     named = tuple({key_of(item) for item in overrides if name.search(item)} - RUN_KEYS)
     overridden = set(map(key_of, overrides))
     seeds = {key for key in settings if key.endswith(".seed")} - overridden
@@ -184,12 +180,7 @@ def _without_run_keys(
 
 
 def _end_cause(
-    folder: RunFolder,
-    rows: Sequence[Row],
-    error: str | None,
-    max_steps: int,
-    versions: Sequence[int],
-    stop_when: Any,
+    folder: RunFolder, rows: Sequence[Row], error: str | None, max_steps: int, stop_when: Any
 ) -> str:
     if not folder.path.is_dir():
         return error or f"{folder} does not exist"
@@ -203,7 +194,8 @@ def _end_cause(
         if failure := first_failure(folder):
             return f"{failure['part']}: {failure['message']}".splitlines()[0]
     # A run evaluates its last version after its last step, unless it never evaluates.
-    is_cut_short = num_steps < max_steps or bool(versions and versions[-1] < max_steps)
+    last_version = max(evaluated_versions(folder), default=max_steps)
+    is_cut_short = min(num_steps, last_version) < max_steps
     if rows and (not is_cut_short or is_fulfilled(stop_when, rows)):
         return ""  # even if a sweep's job failed, because its run may be resumed outside the sweep
     unevaluated = ", before its evaluation" * (num_steps >= max_steps)

@@ -72,7 +72,7 @@ def page(chosen: Sequence[tuple[RunIndex, str, Sequence[int]]], note: str = "") 
 
 
 def write_page(run_folder: RunFolder, path: Path, note: str) -> None:
-    """Write a page with up to MOST_ROLLOUTS rollouts of a run, or nothing if no whole group fits."""
+    """Write a page with the first groups of a run, up to MOST_ROLLOUTS rollouts, if one fits."""
     index = RunIndex(run_folder)
     index.refresh()
     numbers = list(range(len(index.rows)))
