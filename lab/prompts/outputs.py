@@ -52,8 +52,7 @@ class Candidate:
 def compared_means(candidates: Sequence[Candidate]) -> list[float]:
     """Return the mean score of each candidate on the examples that the first candidate scored.
 
-    If another candidate has no score for such an example, the first candidate's score counts.
-    Otherwise a prompt that makes the rollouts of hard examples fail would have the highest mean.
+    Where another candidate has no score, the first one's counts, so that failures gain nothing.
     """
     pairs = (zip(one.scores, candidates[0].scores, strict=True) for one in candidates)
     return [average([b if a is None else a for a, b in both if b is not None]) for both in pairs]

@@ -28,8 +28,7 @@ class CardSweeper(ChoosingSweeper):
         # A job of the first row that reached its max_time waits. Its score may change the rate.
         is_waiting = any(one.state == WAITING for _, one in self.folder.claim_all(first_row))
         if rate is not None and not is_waiting:
-            at_rate = [[*job, f"{RATE}={rate}"] for job in others]
-            returns += self.launch(at_rate, len(first_row))
+            returns += self.launch([[*job, f"{RATE}={rate}"] for job in others], len(first_row))
         for one in returns:
             _ = one.return_value  # this property raises the error of a failed job
         return returns

@@ -31,8 +31,7 @@ def choose_examples(env: Environment, split: Split, num_examples: int) -> list[E
         chosen += [pool.examples[i] for i in order[:count]]
     (name, number), count = Counter((one.env, one.id) for one in chosen).most_common(1)[0]
     if split == "eval" and count > 1:  # a report would count them as one question
-        problem = f"{count} eval examples of the environment {name!r} have the id {number}"
-        raise ValueError(f"{problem}: give each example its own id")
+        raise ValueError(f"{count} examples of {name!r} have the id {number}: give each its own id")
     return chosen
 
 

@@ -95,7 +95,7 @@ def test_only_the_chosen_examples_of_a_split_are_made():
     ("chosen", "problem"),
     [
         ([], "the environment 'scripted' has no eval examples"),
-        (examples("mine", 1) * 3, "3 eval examples of the environment 'mine' have the id 0"),
+        (examples("mine", 1) * 3, "3 examples of 'mine' have the id 0: give each its own id"),
     ],
 )
 def test_an_environment_with_no_or_repeated_held_out_examples_is_refused_by_name(chosen, problem):
