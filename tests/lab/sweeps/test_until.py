@@ -102,8 +102,9 @@ def test_jobs_at_the_same_time_count_once(sweep):
         record.started, record.ended = 1000.0 + span[0], 1000.0 + span[1]
         sweep.write(number, record)
     assert Progress(sweep, ARMS, 3, 0.1).timings == (40.0, 90.0)
-    record.state = "failed"  # its 30 s are spent, too
-    sweep.write(number, record)
+    number, failed = sweep.claim([*ARMS[0], "seed=3"])
+    failed.state = "failed"  # its 30 s are spent, too
+    sweep.write(number, failed)
     assert Progress(sweep, ARMS, 3, 0.1).timings == (pytest.approx(130 / 3), 90.0)
 
 
