@@ -8,7 +8,6 @@ metadata.json           the configuration and the summary
 
 import hashlib
 import json
-import math
 import shlex
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -50,9 +49,18 @@ class Candidate:
         return average([score for score in self.scores if score is not None])
 
 
+def compared_means(candidates: Sequence[Candidate]) -> list[float]:
+    """Return the mean score of each candidate on the examples that the first candidate scored.
+
+    Where another candidate has no score, the first one's counts, so that failures gain nothing.
+    """
+    pairs = (zip(one.scores, candidates[0].scores, strict=True) for one in candidates)
+    return [average([b if a is None else a for a, b in both if b is not None]) for both in pairs]
+
+
 def index_of_best(candidates: Sequence[Candidate]) -> int:
-    """Return the index of the candidate with the highest mean score (in a tie: the oldest)."""
-    means = [-math.inf if math.isnan(one.mean) else one.mean for one in candidates]
+    """Return the index of the candidate with the highest compared mean (in a tie: the oldest)."""
+    means = compared_means(candidates)
     return means.index(max(means))
 
 

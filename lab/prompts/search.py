@@ -21,7 +21,7 @@ from gepa.proposer.base import CandidateProposal
 from envs.episode import Example
 from envs.messages import without_reasoning
 from lab.prompts.describe import Attempt, Task, describe_rollout
-from lab.prompts.outputs import Candidate, prompt_fingerprint
+from lab.prompts.outputs import Candidate, compared_means, index_of_best, prompt_fingerprint
 from lab.prompts.settings import PromptOptimization
 from rl.evaluation.play import eval_line, play
 from rl.evaluation.summary import PlayedExample, average
@@ -164,7 +164,7 @@ class Search:
         return [attempts[index] for index in range(len(tasks))]
 
     def _is_over(self, gepa_state: GEPAState) -> bool:
-        settings, best = self.settings, max(candidate.mean for candidate in self.candidates)
+        settings, best = self.settings, max(compared_means(self.candidates))
         if settings.perfect_score is not None and best >= settings.perfect_score:
             self.ended_by = f"the validation reached perfect_score={settings.perfect_score:g}"
         elif settings.num_rounds is not None and gepa_state.i + 1 >= settings.num_rounds:
@@ -178,8 +178,8 @@ class Search:
         new = Candidate(prompt, list(event["parent_ids"]), *self._validated)
         self.candidates.append(new)
         self.save(self.candidates)
-        best, start = max(c.mean for c in self.candidates), self.candidates[0].mean
-        better = ", the best so far" if number and event["is_best_program"] else ""
+        best, start = max(compared_means(self.candidates)), self.candidates[0].mean
+        better = ", the best so far" if index_of_best(self.candidates) == number > 0 else ""
         name, calls = f"candidate {number}" if number else "start", self.progress.done
         self.progress.advance(
             text=f"best {best:.3f} (start {start:.3f}), {number + 1} candidates",

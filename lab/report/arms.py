@@ -2,8 +2,9 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
-from lab.report.run import Run
+from lab.report.run import COPIED_SEED, Run
 from rl.runtime.text import printable
 
 _MAX_KEYS = 3  # maximum number of settings added to the overrides in an arm's label
@@ -60,13 +61,19 @@ def is_same_arm(one: Run, other: Run) -> bool:
     """
     if not one.config or not other.config:
         return one.overrides == other.overrides
-    if one.commit == other.commit or one.overrides != other.overrides:
-        return one.config == other.config
-    shared = one.config.keys() & other.config.keys()
-    either = one.config.keys() | other.config.keys()
-    # Runs differ if `critic` is a value in one run and has keys like `critic.loss` in the other.
-    groups = {key[:end] for key in either for end in range(len(key)) if key[end] == "."}
-    return not groups & either and all(one.config[key] == other.config[key] for key in shared)
+    a, b = one.config, other.config
+    shared, either = a.keys() & b.keys(), a.keys() | b.keys()
+    if shared != either:
+        if one.commit == other.commit or one.overrides != other.overrides:
+            return False
+        # Runs differ if `critic` is a value in one run and has keys like `critic.loss` in another.
+        if {key[:end] for key in either for end in range(len(key)) if key[end] == "."} & either:
+            return False
+    return all(a[k] == b[k] or _value(one, k) == _value(other, k) for k in shared)
+
+
+def _value(run: Run, key: str) -> Any:
+    return run.seed if run.config[key] == COPIED_SEED else run.config[key]
 
 
 def _distinguishing_overrides(firsts: Sequence[Run]) -> list[list[str]]:

@@ -80,7 +80,9 @@ def read_evaluation(folder: RunFolder, version: int) -> Evaluation:
             num_broken += 1
             continue
         key = (printable(str(rollout.env)), printable(str(rollout.example)))
-        asked.setdefault(key, rollout.messages)
+        # A rollout that failed before its first turn lacks what an environment's own prompts say.
+        if all(reward is None for reward in rewards[key]):
+            asked[key] = rollout.messages
         rewards[key].append(rollout.reward)
     by_question = {Question(*key, _digest(text)): rewards[key] for key, text in asked.items()}
     return Evaluation(by_question, num_broken)

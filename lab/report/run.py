@@ -1,7 +1,7 @@
 """Read one run for a report: how it ended, its settings, curves, and scores by question."""
 
 import re
-from collections.abc import Container, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -22,6 +22,7 @@ from rl.runtime.sweep_folder import NOT_STARTED
 from rl.runtime.text import START_KEYS, key_of, leaves, printable
 
 RUN_KEYS = START_KEYS | {"seed", "output_dir"}  # keys that may differ between runs of an arm
+COPIED_SEED = "${seed}"  # in Run.config, the value of a nested seed that equals the run's seed
 _STILL_GOING = "still going"
 _LONGEST_TEXT = 300  # longer names, overrides and causes of failure are cut to this length
 
@@ -122,8 +123,7 @@ def read_run(
         )
     rows, record, saved = read_metrics(folder), read_record(folder), folder.read_yaml(folder.config)
     settings = dict(leaves(saved, of_lists=False)) if saved else {}
-    overridden = {key_of(item) for item in overrides}
-    config, num_steps = _without_run_keys(settings, folder.name, overridden), steps_done(rows)
+    config, num_steps = _without_run_keys(settings, folder.name, overrides), steps_done(rows)
     max_steps = config.get("max_steps")
     max_steps = max_steps if isinstance(max_steps, int) else num_steps + 1
     versions = evaluated_versions(folder)
@@ -159,19 +159,23 @@ def _make_readable(text: str) -> str:
 
 
 def _without_run_keys(
-    settings: dict[str, Any], run_name: str, overridden: Container[str]
+    settings: dict[str, Any], run_name: str, overrides: Sequence[str]
 ) -> dict[str, Any]:
     # Values with the run's name, such as paths, differ between the runs of an arm. Remove them, but
-    # match whole words, so that a run named grpo keeps the value losses.grpo.grpo.
+    # match whole words, so that a run named grpo keeps the value losses.grpo.grpo. If an override
+    # has the run's name, as in `run_name=gsm8k env=gsm8k`, keep what it may have set.
     name = re.compile(rf"(?<![\w.]){re.escape(run_name)}(?![\w.])")
+    texts = {k for k, v in settings.items() if isinstance(v, str) and name.search(v)}
+    named = tuple({key_of(item) for item in overrides if name.search(item)} - RUN_KEYS)
+    overridden = set(map(key_of, overrides))
+    seeds = {key for key in settings if key.endswith(".seed")} - overridden
     return {
-        key: value
+        key: COPIED_SEED if key in seeds and value == settings.get("seed") else value
         for key, value in settings.items()
-        # Remove nested keys such as env.seed, which copy ${seed} unless the user overrode them.
         if key not in RUN_KEYS
-        and (key.rpartition(".")[2] not in RUN_KEYS or key in overridden)
+        and (key.rpartition(".")[2] not in RUN_KEYS or key in overridden | seeds)
         and key.partition(".")[0] not in ("format", "learned")  # users do not set these keys
-        and not (isinstance(value, str) and name.search(value))
+        and (key not in texts or key.startswith(named) or (named and value == run_name))
     }
 
 
@@ -189,10 +193,13 @@ def _end_cause(
     with suppress(OSError, ValueError, KeyError, TypeError):
         if failure := first_failure(folder):
             return f"{failure['part']}: {failure['message']}".splitlines()[0]
-    if error is not None or not rows:
-        return error or "no step was done"
-    is_cut_short = num_steps < max_steps and not is_fulfilled(stop_when, rows)
-    return f"stopped after {progress}" if is_cut_short else ""
+    # A run evaluates its last version after its last step, unless it never evaluates.
+    last_version = max(evaluated_versions(folder), default=max_steps)
+    is_cut_short = min(num_steps, last_version) < max_steps
+    if rows and (not is_cut_short or is_fulfilled(stop_when, rows)):
+        return ""  # even if a sweep's job failed, because its run may be resumed outside the sweep
+    unevaluated = ", before its evaluation" * (num_steps >= max_steps)
+    return error or (f"stopped after {progress}{unevaluated}" if rows else "no step was done")
 
 
 def _sums_before(rows: Sequence[Row], name: str) -> Floats:

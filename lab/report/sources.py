@@ -37,7 +37,8 @@ def read_sources(paths: Sequence[Path], num_judged: int = 1) -> Sources:
             notes.append(f"{path} holds neither a sweep (jobs/) nor a run.")
         for run in found:
             key = run.folder.path.resolve() if run.folder else len(runs)
-            if key not in runs:
+            trains = not (run.folder and run.folder.evaluated.exists())
+            if key not in runs and trains:
                 one = read_run(run.folder, run.overrides, run.error, num_judged)
                 runs[key] = replace(one, grown=run.grown)
     notes += filter(None, [texts.pop("progress")])

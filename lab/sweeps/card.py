@@ -8,7 +8,7 @@ from lab.report.card import LADDER_ROW, VARIED, Card, card_of, read_cards, read_
 from lab.report.run import RUN_KEYS
 from lab.sweeps.sweeper import ChoosingSweeper, Jobs, parse_jobs
 from rl.config.shipped import SHIPPED
-from rl.runtime.sweep_folder import DONE, SweepFolder, identity
+from rl.runtime.sweep_folder import DONE, WAITING, SweepFolder, identity
 from rl.runtime.text import key_of, say
 from rl.terminal.panel import format_time
 
@@ -23,12 +23,12 @@ class CardSweeper(ChoosingSweeper):
         jobs = parse_jobs(arguments)
         first_row, others = split_jobs(jobs, self.config.card.ladder)
         say(remaining_work(self.folder, [*first_row, *others]))
-        returns = self._launch_or_raise(first_row, 0)
-        rate = f"{RATE}={card_of_ended_jobs('', self.folder, jobs).rate}"
-        return returns + self._launch_or_raise([[*job, rate] for job in others], len(first_row))
-
-    def _launch_or_raise(self, jobs: Jobs, first_number: int) -> list[Any]:
-        returns = self.launch(jobs, first_number)
+        returns = self.launch(first_row, 0)
+        rate = card_of_ended_jobs("", self.folder, jobs).rate
+        # A job of the first row that reached its max_time waits. Its score may change the rate.
+        is_waiting = any(one.state == WAITING for _, one in self.folder.claim_all(first_row))
+        if rate is not None and not is_waiting:
+            returns += self.launch([[*job, f"{RATE}={rate}"] for job in others], len(first_row))
         for one in returns:
             _ = one.return_value  # this property raises the error of a failed job
         return returns

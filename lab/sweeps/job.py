@@ -43,7 +43,7 @@ def run_job(
     """Run a job unless it is finished. Return its result, which a sweeper such as Optuna maximises.
 
     A new run is named `<run_name>-<number of the job>`. `start` starts or resumes the run. If
-    `start` raises SystemExit in a launcher's worker process, this function raises RunFailed.
+    `start` raises SystemExit, other than Stopped, this function raises RunFailed.
     """
     number, record = sweep.claim(overrides)
     record.run_name = name = record.run_name or f"{run_name}-{number}"
@@ -72,8 +72,8 @@ def run_job(
             record.state, record.error = WAITING if is_resumable else FAILED, _message_of(error)
             if not in_sweeps_process and isinstance(error, Stopped):
                 stopped = error
-            elif not in_sweeps_process and isinstance(error, SystemExit):
-                # SystemExit would end the worker process, and the launcher would lose other jobs.
+            elif isinstance(error, SystemExit) and not isinstance(error, Stopped):
+                # SystemExit would end this process, and the other jobs would not run.
                 raise RunFailed(record.error) from error
             else:
                 raise

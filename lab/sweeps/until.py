@@ -129,12 +129,15 @@ class Progress:
 
     @cached_property
     def timings(self) -> tuple[float, float]:
-        """Return the mean seconds of the done jobs, and the seconds in which at least one ran."""
-        times = sorted((r.started or 0.0, r.ended or 0.0) for r in self.done_jobs.values())
+        """Return the mean seconds of the done jobs, and the seconds in which any job ran."""
+        records = self.sweep.records().values()
         ran, until = 0.0, 0.0
-        for started, ended in times:
+        for started, ended in sorted(
+            (r.started, r.ended) for r in records if r.started and r.ended
+        ):
             ran, until = ran + max(ended - max(started, until), 0.0), max(ended, until)
-        return fmean(ended - started for started, ended in times) if times else 0.0, ran
+        done = [(r.ended or 0.0) - (r.started or 0.0) for r in self.done_jobs.values()]
+        return fmean(done) if done else 0.0, ran
 
     @property
     def is_time_spent(self) -> bool:

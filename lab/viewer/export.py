@@ -72,7 +72,7 @@ def page(chosen: Sequence[tuple[RunIndex, str, Sequence[int]]], note: str = "") 
 
 
 def write_page(run_folder: RunFolder, path: Path, note: str) -> None:
-    """Write a page with the first groups of a run, up to MOST_ROLLOUTS rollouts."""
+    """Write a page with the first groups of a run, up to MOST_ROLLOUTS rollouts, if one fits."""
     index = RunIndex(run_folder)
     index.refresh()
     numbers = list(range(len(index.rows)))
@@ -80,7 +80,8 @@ def write_page(run_folder: RunFolder, path: Path, note: str) -> None:
         cut = _group_of(index.rows[MOST_ROLLOUTS])
         numbers = [n for n in numbers[:MOST_ROLLOUTS] if _group_of(index.rows[n]) != cut]
         note += f" (the first {len(numbers):,} rollouts)"
-    path.write_text(page([(index, run_folder.name, numbers)], note), encoding="utf-8")
+    if numbers:
+        path.write_text(page([(index, run_folder.name, numbers)], note), encoding="utf-8")
 
 
 def _group_of(row: Row) -> tuple[str, int, int]:

@@ -22,7 +22,6 @@ from rl.runtime.folder import RunFolder, step_of
 from rl.runtime.given_files import regular_file
 
 _FULL_COLOUR_QUANTILE = 0.98  # tokens above this quantile of |gradient| get the full colour
-_GRADIENT = ("grad", "slope")  # column names in new and in older runs
 
 
 class _FileRewritten(Exception):
@@ -78,7 +77,8 @@ class RunIndex:
         except OSError as error:
             rows, is_complete = [], True
             broken = [f"{file.path.name} cannot be read: {error.strerror}"]
-        before = [row for row in self.rows if row.path == file.path]
+        # A new file has no earlier rows. A search for them would take quadratic time.
+        before = [r for r in self.rows if r.path == file.path] if file.path in self.files else []
         if rows[: len(before)] != before:
             raise _FileRewritten
         self.rows += rows[len(before) :]
@@ -128,9 +128,9 @@ def gradient_sums(paths: Iterable[Path]) -> tuple[dict[str, float], float | None
     sizes = [np.empty(0)]
     for path in paths:
         file = parquet.ParquetFile(path)
-        for name in set(_GRADIENT) & set(file.schema_arrow.names):
-            columns = file.read(columns=["id", name], use_threads=False)
-            for identity, gradients in zip(columns["id"], columns[name], strict=True):
+        if "grad" in file.schema_arrow.names:
+            columns = file.read(columns=["id", "grad"], use_threads=False)
+            for identity, gradients in zip(columns["id"], columns["grad"], strict=True):
                 size = np.abs(gradients.values.drop_null().to_numpy().astype(np.float64))
                 sums[identity.as_py()] += float(size.sum())
                 sizes.append(size)

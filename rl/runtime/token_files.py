@@ -26,7 +26,6 @@ log = logging.getLogger(__name__)
 
 # These columns are written with a byte-stream split, because their values rarely repeat.
 _CONTINUOUS = {"mu", "pi", "old", "ref", "entropy", "loss", "grad", "candidate_grad"}
-_RENAMED = {"slope": "grad", "candidate_slope": "candidate_grad"}  # old column name -> new name
 
 
 @dataclass(frozen=True, eq=False)
@@ -137,7 +136,7 @@ def _read_lines(run_folder: RunFolder, path: Path, id: str | None) -> list[dict[
             mine = [one == id for one in table["id"].to_pylist()]
             table = table.filter(pa.array(mine, pa.bool_()))
         columns = {
-            _RENAMED.get(name, name): table[name].to_pylist()
+            name: table[name].to_pylist()
             if name in ("id", "row", "update")
             else [np.asarray(values.values) for values in table[name]]
             for name in map(str, table.column_names)

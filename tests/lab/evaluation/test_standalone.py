@@ -101,6 +101,13 @@ def test_a_page_contains_the_first_groups_of_a_large_evaluation(tmp_path, monkey
     )  # fmt: skip
 
 
+def test_a_group_that_exceeds_the_limit_of_a_page_is_written_without_a_page(tmp_path, monkeypatch):
+    monkeypatch.setattr("lab.viewer.export.MOST_ROLLOUTS", 1)
+    with pytest.raises(FileNotFoundError, match=r"rollouts\.html"):
+        written(tmp_path, played(rollout(1.0), rollout(0.0)))
+    assert len((tmp_path / "rollouts.jsonl").read_text().splitlines()) == 2
+
+
 def test_in_a_notebook_which_has_an_event_loop_a_coroutine_is_run_to_its_end():
     result = [played(rollout(1.0))]
 

@@ -43,7 +43,13 @@ def test_the_gain_is_the_mean_difference_of_what_both_scored_with_its_standard_e
 def test_a_prompt_that_is_no_better_replaces_none():
     assert outputs.index_of_best(candidates([0.5, 0.5], [1.0, 0.0])) == 0
     assert outputs.index_of_best(candidates([0.5, 0.5], [1.0, 0.5], [0.5, 1.0])) == 1
-    assert outputs.index_of_best(candidates([None, None], [0.0, None], [None, None])) == 1
+
+
+def test_a_prompt_gains_nothing_from_rollouts_that_fail():
+    found = candidates([1.0, 1.0, 0.0, None], [1.0, None, None, 1.0], [1.0, 0.5, 1.0, 0.0])
+    assert outputs.compared_means(found) == pytest.approx([2 / 3, 2 / 3, 2.5 / 3])
+    assert outputs.index_of_best(found) == 2
+    assert outputs.index_of_best(found[:2]) == 0
 
 
 def test_the_frontier_names_who_is_best_at_each_example_and_leaves_out_what_nobody_scored(tmp_path):

@@ -11,6 +11,7 @@ from envs.episode import Example
 from envs.messages import assistant, tool_call, user
 from envs.protocol import Environment
 from lab.prompts.describe import Attempt, check_columns, describe_rollout, starting_prompt
+from lab.prompts.outputs import Candidate
 from lab.prompts.search import COMPONENT, Search, SearchEnded
 from rl.runtime.folder import RunFolder
 from rl.terminal.progress import Progress
@@ -98,11 +99,19 @@ def test_the_best_prompt_is_not_the_newest(capsys):
         for number, score in enumerate((0.25, 0.75, 0.5)):
             search._validated = number, [score]
             event = {"candidate": {COMPONENT: "p"}, "candidate_idx": number, "parent_ids": [0]}
-            search.on_valset_evaluated({**event, "is_best_program": number == 1})
+            search.on_valset_evaluated(event)
         progress.advance(90)
     assert "best 0.750 (start 0.250), 3 candidates" in capsys.readouterr().out
     search.settings = SimpleNamespace(perfect_score=0.75)
     assert search._is_over(None)
+
+
+def test_a_prompt_whose_hard_examples_fail_does_not_reach_the_perfect_score():
+    search = searching()
+    search.candidates = [Candidate("p", [], 0, scores) for scores in ([1.0, 0.0], [1.0, None])]
+    search.settings = SimpleNamespace(perfect_score=1.0, num_rounds=1)
+    assert search._is_over(SimpleNamespace(i=0))
+    assert search.ended_by == "num_rounds=1"
 
 
 def test_only_unusable_answers_in_a_row_end_the_search_and_a_late_one_at_once(tmp_path):

@@ -105,18 +105,19 @@ def test_the_options_and_else_the_first_sweep_determine_the_comparison(tmp_path,
     monkeypatch.setattr("lab.report.command.show", lambda *given: shown.append(given) or True)
     folders = []
     for name, effect in (("bare", None), ("first", 0.25), ("second", 0.5)):
-        runs = [made_run(tmp_path / f"{name}-{x}", x, evaluations={9: [0.5]}) for x in "ab"]
+        runs = [made_run(tmp_path / f"{name}-{x}", x, evaluations={20: [0.5]}) for x in "ab"]
         # A folder whose name contains "=" is no option.
         folders.append(made_sweep(tmp_path / f"x={name}", runs, "" if name == "bare" else name))
         if effect:
             info = json.loads((folders[-1] / "sweep.json").read_text())
-            (folders[-1] / "sweep.json").write_text(json.dumps(info | {"smallest_effect": effect}))
+            rule = {"smallest_effect": effect, "baseline": "b" if name == "first" else "a"}
+            (folders[-1] / "sweep.json").write_text(json.dumps(info | rule))
     words = [str(folder) for folder in folders]
-    for more, effect in ([], 0.25), (["until.smallest_effect=1e-2", "baseline=b"], 0.01):
+    for more, effect in ([], 0.25), (["until.smallest_effect=1e-2", "baseline=a"], 0.01):
         assert main([*words, *more]) == 0
         comparison, page, command = shown.pop()
         assert (comparison.smallest_effect, comparison.question) == (effect, "first")
-        assert comparison.baseline.arm.name == ("b" if more else "a")
+        assert comparison.baseline.arm.name == ("a" if more else "b")
         assert (page, command) == (folders[0] / "report.html", "python train.py --multirun "
                                    "hydra.sweep.dir=x")  # fmt: skip
 

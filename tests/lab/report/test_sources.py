@@ -4,9 +4,12 @@ import fcntl
 import json
 from dataclasses import replace
 
+import pytest
+
 from lab.report.arms import arms_of
 from lab.report.comparison import compare
 from lab.report.evaluations import read_evaluation
+from lab.report.run import COPIED_SEED
 from lab.report.sources import read_sources
 from rl.runtime.folder import RunFolder
 from tests.support.finished_runs import NUM_QUESTIONS, made_arm, made_run, made_sweep
@@ -20,6 +23,7 @@ def test_unfinished_runs_have_a_cause(tmp_path):
     made_run(tmp_path / "runs" / "reached", steps=7, max_steps=20, stop_when="step > 5")
     for name, steps in (("stopped", 7), ("going", 8), ("failed", 3)):
         made_run(tmp_path / "runs" / name, "loss=cispo", steps=steps, max_steps=20)
+    made_run(tmp_path / "runs" / "unevaluated", "loss=ppo", evaluations={10: [0.5]})
     failed = RunFolder(tmp_path / "runs" / "failed")
     failed.failures.mkdir()
     report = {"part": "inference", "time": 1.0, "message": "vLLM \udc80is\x07 gone\nand more"}
@@ -33,6 +37,7 @@ def test_unfinished_runs_have_a_cause(tmp_path):
     assert {run.name: run.cause for run in runs} == {
         "reached": "",
         "stopped": "stopped after step 7 of 20",
+        "unevaluated": "stopped after step 20 of 20, before its evaluation",
         "going": "still going: step 8 of 20",
         "failed": "inference: vLLM ?is gone",
         "loss=ppo seed=0": "no such model",
@@ -56,6 +61,21 @@ def test_a_job_that_failed_before_its_folder_existed_is_not_lost_and_keeps_its_s
     assert not any("not ended" in note for note in comparison.notes)
     repeated = replace(grpo.runs[0], seed=8)
     assert not replace(grpo, runs=(*grpo.runs, repeated)).ended_early
+
+
+def test_a_run_that_was_resumed_outside_its_sweep_is_finished_and_its_other_jobs_are_lost(tmp_path):
+    folders = [made_run(tmp_path / str(s), seed=s, steps=9 + s, max_steps=10) for s in (0, 1)]
+    sweep = made_sweep(tmp_path / "sweep", folders)
+    for path in (sweep / "jobs").iterdir():
+        path.write_text(json.dumps(json.loads(path.read_text()) | {"error": "vLLM is gone"}))
+    assert [run.cause for run in read(sweep)] == ["vLLM is gone", ""]
+
+
+def test_evaluations_and_prompt_searches_beside_runs_are_not_runs_that_ended_early(tmp_path):
+    made_run(tmp_path / "run")
+    made_run(tmp_path / "evaluate", steps=0, max_steps=1)
+    RunFolder(tmp_path / "evaluate").evaluated.write_text("")
+    assert [run.name for run in read(tmp_path)] == ["run"]
 
 
 def test_runs_that_were_moved_together_with_their_sweep_are_found(tmp_path):
@@ -106,6 +126,24 @@ def test_runs_with_the_name_of_their_loss_are_separate_arms(tmp_path):
     assert differing == {"loss._target_", "max_steps"}  # no value that contains the run's name
 
 
+@pytest.mark.parametrize(
+    ("key", "setting"),
+    [
+        ("optim.schedule", ("optim", "schedule", "{}")),
+        ("env", ("env", "path", "openai/{}")),
+        ("experiment", ("strategy", "at", "{}")),
+    ],
+)
+def test_runs_that_are_named_after_the_value_that_they_vary_are_separate_arms(
+    tmp_path, key, setting
+):
+    group, option, value = setting
+    for name in ("constant", "linear"):
+        settings = {group: {option: value.format(name)}, "choice": None}
+        made_run(tmp_path / name, f"{key}={name}", **settings)
+    assert [arm.name for arm in arms_of(read(tmp_path))] == ["constant", "linear"]
+
+
 def test_a_run_says_whether_its_examples_were_chosen_by_rewards_and_when_its_sweep_got_it(tmp_path):
     learned = ({"selects_examples": False}, {"selects_examples": True})
     folders = [made_run(tmp_path / str(i), seed=i, learned=one) for i, one in enumerate(learned)]
@@ -123,7 +161,17 @@ def test_a_nested_seed_that_the_user_sets_makes_arms(tmp_path):
         made_run(tmp_path / f"data{seed}", given, seed=0, env=env, choice=None)
     arms = arms_of(read(tmp_path))
     assert [arm.name for arm in arms] == ["seed=1", "seed=2"]
-    assert "env.seed" not in arms[0].runs[0].config  # it interpolates ${seed}
+    assert arms[0].runs[0].config["env.seed"] == COPIED_SEED
+
+
+def test_files_of_one_group_that_differ_in_a_nested_seed_are_arms_of_all_seeds(tmp_path):
+    """The seeds of the data are 1 and 2, which are also seeds of runs."""
+    for data in (1, 2):
+        for seed in range(3):
+            env = {"seed": data, "order": {"seed": seed}}
+            made_run(tmp_path / f"{data}-{seed}", f"env=d{data}", seed=seed, env=env, choice=None)
+    arms = arms_of(read(tmp_path))
+    assert [(arm.name, len(arm.runs)) for arm in arms] == [("d1", 3), ("d2", 3)]
 
 
 def test_only_what_no_policy_can_change_identifies_a_question(tmp_path):
@@ -140,3 +188,17 @@ def test_only_what_no_policy_can_change_identifies_a_question(tmp_path):
         digests.append(question.digest)
     assert len(set(digests[:3])) == 1
     assert len(set(digests[2:])) == 3
+
+
+def test_a_rollout_that_failed_before_its_first_turn_does_not_rename_its_question(tmp_path):
+    """An environment that controls its conversation had not yet written its own prompt."""
+    folder, questions = RunFolder(tmp_path), []
+    for version, texts in enumerate((["find a", "a", "find a"], ["a", "find a", "a"])):
+        talks = [[{"role": "user", "content": text}] for text in texts]
+        lines = [
+            {"messages": t, "reward": 1.0 if len(t[0]["content"]) > 1 else None} for t in talks
+        ]
+        folder.evaluation_of(version).write_text("\n".join(map(json.dumps, lines)))
+        questions += read_evaluation(folder, version).rewards
+    assert len(questions) == 2
+    assert len(set(questions)) == 1

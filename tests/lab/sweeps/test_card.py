@@ -4,17 +4,20 @@ import json
 import re
 import subprocess
 import sys
+from contextlib import nullcontext
 from itertools import product
 from pathlib import Path
+from types import SimpleNamespace
 
 import msgspec
 import pytest
+from hydra.core.utils import JobReturn, JobStatus
 
 from lab.report.card import Card, Cell, card_of, read_cards, read_rows, write_page
 from lab.sweeps import card as cards
 from lab.sweeps.card import RATE, ROWS, STORED, split_jobs
 from rl.runtime.folder import RunFolder
-from rl.runtime.sweep_folder import SweepFolder
+from rl.runtime.sweep_folder import SWEEP_VARIABLE, SweepFolder
 from tests.support.composing import REPO, check_all, composed
 from tests.support.golden import golden
 from tests.support.outcomes import without
@@ -122,6 +125,34 @@ def test_rows_play_the_ladder_first_and_no_level_that_a_row_lacks(sweep, tmp_pat
     assert cards.remaining_work(sweep, [*ladder, *others]) == work
     given, _ = split_jobs([[*jobs[0], f"{RATE}=0.01"]], [1e-4])
     assert given == [["seed=0", "loss=mine", "row=basic", "card.level=easy", f"{RATE}=0.01"]]
+
+
+@pytest.mark.parametrize(
+    ("state", "starts_others"), [("failed", True), ("waiting", False), ("done", True)]
+)
+def test_a_rate_that_fails_does_not_block_the_other_rows(
+    state, starts_others, tmp_path, monkeypatch
+):
+    """One of two learning rates ends in `state`; the other one scores more."""
+    sweep, launched = SweepFolder(tmp_path), []
+    sweep.write_info({})
+
+    def launch(given, initial_job_idx):
+        launched.append([one[-1] for one in given])
+        for one, score in zip(given, (0.4, 0.5), strict=False):
+            play(sweep, one, 0.3, score, state if score == 0.4 and initial_job_idx == 0 else "done")
+        status = JobStatus.FAILED if state != "done" else JobStatus.COMPLETED
+        return [JobReturn(status=status, _return_value=KeyError("the rate"))]
+
+    monkeypatch.setenv(SWEEP_VARIABLE, str(tmp_path))
+    monkeypatch.setattr(cards, "parse_jobs", lambda _: jobs_of("staleness", "basic"))
+    sweeper = object.__new__(cards.CardSweeper)
+    sweeper.config = SimpleNamespace(card=SimpleNamespace(ladder=[1e-4, 5e-4]))
+    sweeper.launcher = SimpleNamespace(launch=launch)
+    with pytest.raises(KeyError) if state != "done" else nullcontext():
+        sweeper.sweep([])
+    ladder, others = [f"{RATE}=0.0001", f"{RATE}=0.0005"], [f"{RATE}=0.0005"] * 2
+    assert launched == ([ladder, others] if starts_others else [ladder])
 
 
 @pytest.mark.parametrize("row", ROW_NAMES)

@@ -102,6 +102,10 @@ def test_jobs_at_the_same_time_count_once(sweep):
         record.started, record.ended = 1000.0 + span[0], 1000.0 + span[1]
         sweep.write(number, record)
     assert Progress(sweep, ARMS, 3, 0.1).timings == (40.0, 90.0)
+    number, failed = sweep.claim([*ARMS[0], "seed=3"])
+    failed.state = "failed"  # its 30 s are spent, too
+    sweep.write(number, failed)
+    assert Progress(sweep, ARMS, 3, 0.1).timings == (pytest.approx(130 / 3), 90.0)
 
 
 def test_an_arm_that_seeds_cannot_decide_gets_its_lost_runs_alone(sweep):
@@ -154,6 +158,7 @@ def test_a_launch_has_as_many_jobs_as_run_in_parallel_and_none_follows_three_fai
     assert [len(jobs) for jobs in launched] == sizes
     assert len({identity(job) for jobs in launched for job in jobs}) == sum(sizes)
     assert sweep.read_info()["progress"].startswith("0 of 2 arms decided; open: ")
+    assert sweep.read_info()["baseline"] == "rate=0.5"
 
 
 def test_a_sweep_plays_until_all_arms_are_decided_and_then_nothing(app):
@@ -174,6 +179,9 @@ def test_a_sweep_plays_until_all_arms_are_decided_and_then_nothing(app):
     status, output = app.run(*JOBS)
     assert (status, app.calls()) == (0, []), output
     assert done in output
+    status, output = app.run("--multirun", "rate=0.7,0.5", "seed=0", JOBS[2], JOBS[-1])
+    again = json.loads((app.folder / "outputs" / "x" / "report.json").read_text())
+    assert (status, again["arms"]) == (0, report["arms"]), output  # by the same rule
 
 
 def test_an_arm_without_scores_gets_no_more_seeds_and_other_recorded_arms_do_not_matter(sweep):

@@ -91,10 +91,17 @@ def test_only_the_chosen_examples_of_a_split_are_made():
     assert len(lazy.made) == 3
 
 
-def test_an_environment_without_held_out_examples_is_refused_by_name():
-    empty = type("Empty", (ScriptedEnv,), {"examples": lambda self, split: []})()
-    with pytest.raises(ValueError, match="the environment 'scripted' has no eval examples"):
-        choose_examples(empty, "eval", 3)
+@pytest.mark.parametrize(
+    ("chosen", "problem"),
+    [
+        ([], "the environment 'scripted' has no eval examples"),
+        (examples("mine", 1) * 3, "3 examples of 'mine' have the id 0: give each its own id"),
+    ],
+)
+def test_an_environment_with_no_or_repeated_held_out_examples_is_refused_by_name(chosen, problem):
+    env = type("Broken", (ScriptedEnv,), {"examples": lambda self, split: chosen})()
+    with pytest.raises(ValueError, match=problem):
+        choose_examples(env, "eval", 3)
 
 
 @pytest.mark.parametrize(("max_concurrent", "expected"), [(4, 2.0), (3, 4.0), (1, 4.0)])

@@ -79,14 +79,6 @@ def test_the_rows_of_twelve_ranks_are_joined(folder):
     assert gradients == [[rank] * 3 for rank in range(12)]
 
 
-def test_gradients_of_older_files_are_read_under_the_new_name(folder):
-    write_sampled(folder, ("000001.0", 0))
-    write_trained(folder, 0, ("000001.0", 0), slope=[7, 8, 9], candidate_slope=[1, 2, 3])
-    (row,) = read_rows(folder, 7)
-    assert row.trained.keys() == {"grad", "candidate_grad"}
-    np.testing.assert_array_equal(row.columns["grad"], [np.nan, 7, 8, np.nan, 9])
-
-
 def test_files_that_are_damaged_or_do_not_belong_together_are_refused_by_name(folder):
     write_sampled(folder, ("000001.0", 0))
     write_trained(folder, 0, ("000001.0", 0), grad=[1, 2], length=2)
