@@ -33,8 +33,10 @@ def headline(comparison: Comparison) -> str:
         effect = f"within {comparison.smallest_effect:g}"
         clauses.append(f"{_join_names(equal)} {_is_or_are(equal)} equal to {name} {effect}")
     if undecided:
-        yet = " yet" if comparison.smallest_effect else ""
-        clauses.append(f"{_join_names(undecided)} cannot be distinguished from {name}{yet}")
+        names, yet = _join_names(undecided), " yet" if comparison.smallest_effect else ""
+        has_seeds = any(result.visible_difference >= 0 for result in undecided)  # False for NaN
+        unclear = f"{names} cannot be distinguished from {name}{yet}"
+        clauses.append(unclear if has_seeds else f"no decision about {names}")
     text = f"{'; '.join(clauses)}."
     if len(text) <= _MOST_CHARACTERS:
         return text

@@ -52,9 +52,9 @@ def test_every_shipped_loss_repeats_its_recorded_gradient(loss, tmp_path):
     ("changed", "words", "problem"),
     [
         ("", ["loss=jsd_topk"], r"compares distributions .*: add step=true"),
-        ("reward.normalise_each=true", [], "the run's critic, KL penalty or normalised"),
-        ("loss=ppo", [], "the run's critic, KL penalty or normalised"),
-        ("kl.place=reward kl.beta=0.1", [], "the run's critic, KL penalty or normalised"),
+        ("reward.normalise_each=true", [], "compute new advantages from a critic"),
+        ("loss=ppo", [], "compute new advantages from a critic"),
+        ("kl.place=reward kl.beta=0.1", [], "compute new advantages from a critic"),
         ("", ["loss=reinforce_pp"], "cannot apply batch_credit to new advantages"),
     ],
     ids=["distributions", "normalised rewards", "critic", "penalty in the reward", "batch credit"],
