@@ -52,10 +52,10 @@ def test_every_shipped_loss_repeats_its_recorded_gradient(loss, tmp_path):
     ("changed", "words", "problem"),
     [
         ("", ["loss=jsd_topk"], r"compares distributions .*: add step=true"),
-        ("reward.normalise_each=true", [], "the run's critic, KL penalty or normalised"),
-        ("loss=ppo", [], "the run's critic, KL penalty or normalised"),
-        ("kl.place=reward kl.beta=0.1", [], "the run's critic, KL penalty or normalised"),
-        ("", ["loss=reinforce_pp"], "cannot apply batch_credit to new advantages"),
+        ("reward.normalise_each=true", [], "from a critic, a KL penalty in the reward or normalised"),
+        ("loss=ppo", [], "from a critic, a KL penalty in the reward or normalised"),
+        ("kl.place=reward kl.beta=0.1", [], "from a critic, a KL penalty in the reward or normalised"),
+        ("", ["loss=reinforce_pp"], "cannot compute batch_credit from new advantages"),
     ],
     ids=["distributions", "normalised rewards", "critic", "penalty in the reward", "batch credit"],
 )

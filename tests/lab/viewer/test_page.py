@@ -214,11 +214,11 @@ def test_every_colour_colours_tokens_and_names_its_meaning(browser, address):
         assert coloured(page) == 0
         for key, meaning in {
             "1": "better or worse than its group",
-            "2": "how much more probable than when it was sampled",
+            "2": "how much more probable the token is than when",
             "3": "how uncertain the policy was",
             "4": "how old the weights were",
-            "5": "trainer against server",
-            "6": "what training did with it",
+            "5": "difference between the trainer's and the server's logprob",
+            "6": "how training moved the token's probability",
         }.items():
             page.keyboard.press(key)
             expect(page.locator(".legend")).to_contain_text(meaning)
