@@ -20,7 +20,7 @@ export const COLOURS = [
     reads: "ratio",
     ends: ["0.6", "1.7"],
     scale: ["cold", "warm"],
-    means: "how much more probable the token is than when it was sampled",
+    means: "how much more probable than before (pi / anchor)",
     paint: (token) => both(Math.log(token.ratio), 0.5, "warm", "cold"),
   },
   {

@@ -214,7 +214,7 @@ def test_every_colour_colours_tokens_and_names_its_meaning(browser, address):
         assert coloured(page) == 0
         for key, meaning in {
             "1": "better or worse than its group",
-            "2": "how much more probable the token is than when",
+            "2": "how much more probable than before (pi / anchor)",
             "3": "how uncertain the policy was",
             "4": "how old the weights were",
             "5": "difference between the trainer's and the server's logprob",
