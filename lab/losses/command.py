@@ -163,7 +163,7 @@ def _describe_batches(batches: Sequence[RecordedBatch], grad: Tensor) -> str:
     # Every update of a step counts the same untrained rows, so count them once per step.
     untrained = sum({batch.step: batch.num_untrained for batch in batches}.values())
     left = f" {untrained} recorded rows were not trained and are left out." if untrained else ""
-    error = f"{gap / peak:.1g} of the largest gradient" if peak else f"{gap:.1g} (all were 0)"
+    error = f"{gap / peak:.1g} of the largest gradient" if peak else f"{gap:.1g} (all are 0)"
     return (
         f"{len(grad)} tokens of {len(batches)} updates, steps {batches[0].step} to "
         f"{batches[-1].step}.{left} Recomputed and recorded gradients differ by up to {error}."

@@ -101,7 +101,7 @@ def _row_as_json(
 
 
 def _as_json_numbers(values: np.ndarray, mask: np.ndarray) -> list[float | None]:
-    """Return values with six digits. Values outside the mask, NaN and infinity become None."""
+    """Round to six significant digits. Values outside the mask, NaN and infinity become None."""
     return [
         float(f"{x:.6g}") if m and math.isfinite(x) else None
         for x, m in zip(values.tolist(), mask, strict=True)

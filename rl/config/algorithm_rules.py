@@ -1,7 +1,7 @@
 """Check that the chosen components of an algorithm can be combined.
 
 Each function of ALGORITHM_RULES yields one message per problem. The functions read constants of
-components (facts.py) and facts from calls (learned.py), so they also check custom components.
+components (facts.py) and facts from dry calls (learned.py), so they also check custom components.
 """
 
 from collections.abc import Callable, Iterator
