@@ -22,7 +22,7 @@ from rl.runtime.folder import RunFolder, step_of
 from rl.runtime.given_files import regular_file
 
 _FULL_COLOUR_QUANTILE = 0.98  # tokens above this quantile of |gradient| get the full colour
-_GRADIENT = ("grad", "slope")  # name of the gradient's column in new runs, and in older runs
+_GRADIENT = ("grad", "slope")  # column names in new and in older runs
 
 
 class _FileRewritten(Exception):
