@@ -1,4 +1,4 @@
-"""Add the configuration, the sweeps, the shipped policy and the entry points to the wheel."""
+"""Add conf/, sweeps/, models/, the entry points and the other files named below to the wheel."""
 
 from pathlib import Path
 from shutil import copytree, ignore_patterns, rmtree

@@ -8,7 +8,7 @@ from rl.supervisor.supervise import supervise
 
 
 def main(job: Job) -> float | None:
-    """Train the policy. Return the mean reward of the last steps, which a sweeper maximises."""
+    """Train the policy. Return the mean reward of the last ten steps, for a sweeper to maximise."""
     return supervise(job.config, overrides=job.overrides, command=job.command, compose=compose)
 
 

@@ -55,7 +55,7 @@ def checks(host: Host) -> Iterator[tuple[str, str, str]]:
     for name, folder in (("disk", Path.cwd()), ("cache", cache_folder().absolute())):
         existing = next(path for path in (folder, *folder.parents) if path.exists())
         free = shutil.disk_usage(existing).free
-        advice = f"only {free / GIB:.1f} GiB are free in {folder}: models may not fit"
+        advice = f"only {free / GIB:.1f} GiB are free in {folder}: free 5 GiB for models"
         yield name, f"{free / GIB:.0f} GiB are free", advice if free < _MIN_FREE_SPACE else ""
     command = [sys.executable, "-c", _CONFINE]
     done = subprocess.run(command, capture_output=True, text=True, check=False)

@@ -110,7 +110,7 @@ def _translate_key(key: str, value: Any, rows: _RowOfKey) -> tuple[list[str], st
     """Return the overrides for a TOML key, and a note for the user ("" if there is none)."""
     name = str(value).rpartition("/")[2]
     if key.endswith("env.id") and (CONF / "env" / f"{name}.yaml").exists():
-        return [f"env={name}"], f"our own env; for the package, write env=verifiers env.id={value}"
+        return [f"env={name}"], f"offbyone's {name}; for the package: env=verifiers env.id={value}"
     if key.startswith("inference.args.") and key not in rows:
         return [f"+{key}={_as_hydra_value(value)}"], ""
     if key not in rows:

@@ -55,7 +55,7 @@ def _learning_rate_note(run: Run, sizes: Shape | None) -> str:
     low, high = _USUAL_RATES[sizes.parameters < 1e8, lora]
     advice = "" if low <= rate <= high else " (docs/troubleshooting.md, instability)"
     size = f"{sizes.parameters / 1e6:,.1f} M parameters"
-    trained = f"LoRA beside {size}" if lora else f"all of {size}"
+    trained = f"LoRA on a model of {size}" if lora else f"all of {size}"
     return f"\nlearning rate: {rate:g}; usual for {trained}: {low:g} to {high:g}{advice}"
 
 

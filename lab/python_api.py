@@ -133,7 +133,7 @@ def compose(overrides: Sequence[str] = (), config_name: str = "train") -> Config
 def train(config: Config | Sequence[str]) -> Run:
     """Train until the run ends, and return its results. `config` may be a list of overrides.
 
-    Raise ConfigError for an unusable configuration, RunFailed if an error or max_time ends the run.
+    Raise ConfigError or FolderUnusable before the first step, RunFailed after an error or max_time.
     """
     chosen = config if isinstance(config, Config) else compose(config)
     if chosen.values.get("until"):

@@ -121,6 +121,6 @@ async def _take_newest_turn(state: vf.State) -> list[dict[str, Any]] | None:
 def _stop_reason(state: vf.State) -> StopReason:
     if state.get("timed_out"):
         return StopReason.TIMEOUT
-    # verifiers' token limit counts all turns, so reaching it is CONTEXT, not MAX_TOKENS of a turn.
+    # verifiers' token limit counts all turns, but MAX_TOKENS means one turn, so return CONTEXT.
     is_full = state.get("stop_condition") == "max_total_completion_tokens_reached"
     return StopReason.CONTEXT if is_full or state.get("prompt_too_long") else StopReason.STOP

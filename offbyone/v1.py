@@ -91,7 +91,7 @@ class ExportedHarness(vf.Harness[vf.HarnessConfig]):
         mcp_urls: dict[str, str],  # noqa: ARG002
         data: vf.TaskData,  # noqa: ARG002 (the episode contains the prompt)
     ) -> ProgramResult:
-        """Play the episode. Return status 0, also for a full context, or 1 and an error text."""
+        """Play the episode. Return status 0 (also if the context is full), or 1 with the error."""
         played: PlayedEpisode = trace.state.played
         specs = played.env.tool_specs or []
         tools = [{"type": "function", "function": spec} for spec in specs]

@@ -64,7 +64,7 @@ def exit_if_package_is_hidden() -> None:
         folders = [Path(folder) for folder in getattr(module, "__path__", [module.__file__])]
         if root / name not in folders:
             sys.exit(
-                f"{folders[0]} hides the package {name} of offbyone: rename it, "
+                f"{folders[0]} hides the package {name} of offbyone: rename this file or folder, "
                 "or start offbyone from another folder"
             )
 

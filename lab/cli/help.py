@@ -33,7 +33,7 @@ def explained_keys(*, _root_: DictConfig) -> str:
 
 
 def _comments(folders: list[Path], name: str) -> dict[str, str]:
-    """Return {dotted key: comment above it} of a file and of the group's files that it inherits."""
+    """Return {dotted key: comment above the key} of a file and of the files that it inherits."""
     path = next((p for p in (f / f"{name}.yaml" for f in folders) if p.is_file()), None)
     if path is None:
         return {}

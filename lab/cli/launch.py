@@ -1,8 +1,8 @@
 """Compose the configuration of a program with Hydra, call the program, and print its errors.
 
-The program gets a plain dict, never a DictConfig. Expected errors are printed without a traceback.
+The program gets a Job, whose `config` is a plain dict. Expected errors are printed in a few lines.
 HYDRA_FULL_ERROR=1 shows the tracebacks of Hydra's errors. Exit status: 2 for a wrong configuration,
-1 for a failed run, 130 for Ctrl-C.
+1 for a failed run, 130 for an interrupted run that saved no new checkpoint.
 """
 
 import os
@@ -55,7 +55,7 @@ OmegaConf.register_new_resolver("at_most_positions", _at_most_positions, replace
 _SEARCH_PATH = "hydra.searchpath="
 _NOT_OF_A_RUN = ("card", "claim")  # keys of report cards and claims, which runs do not have
 FAILED, BAD_CONFIG, INTERRUPTED = 1, 2, EXIT_UNSAVED
-# Overrides of Hydra's own keys that matter only to a sweep begin with one of these.
+# Overrides of Hydra's own keys that only a sweep uses begin with one of these prefixes.
 _SWEEP_KEYS = ("hydra.mode=", "hydra.sweep", "hydra/sweeper=", "hydra.launcher.", "hydra/launcher=")
 
 
@@ -130,7 +130,7 @@ def as_hydra_task(function: Callable[[Job], float | None]) -> Callable[[DictConf
             return function(job)
 
         if sweep is None:
-            # Append the job number, because jobs that start in the same second share a run_name.
+            # Append the job number, because jobs of the same second would share a run_name.
             has_name = in_sweep and "run_name" in config
             name = {"run_name": f"{config.run_name}-{chosen.job.num}"} if has_name else {}
             return _start_and_print_errors(lambda: start_job(name), in_sweep)

@@ -56,7 +56,7 @@ Settings = dict[str, Any]
 
 class SweepCheck(Callback):
     def on_multirun_start(self, config: DictConfig, **kwargs: Any) -> None:  # noqa: ARG002
-        """Check all jobs. If there are problems, print each with its number of jobs, and exit."""
+        """Check all jobs. If jobs have problems, print each with its number of jobs, and exit."""
         jobs = jobs_of(config)
         before = _earlier_runs(config)
         alike: dict[Any, list[list[str]]] = defaultdict(list)  # overrides without the seed -> jobs
@@ -171,7 +171,7 @@ def use_card(config: DictConfig) -> None:
     if other := sorted(varied - {"row", "card.level", "seed"}):
         names = ", ".join(other)
         raise ConfigError(
-            [f"a report card takes one value each of {names}: start one card per value"]
+            [f"a report card takes only one value of {names}: start one card for each value"]
         )
     from lab.sweeps.card import CardSweeper  # slow import, which other sweeps skip
 

@@ -110,7 +110,7 @@ def _evaluation_problems(config: Config) -> Iterator[str]:
     elif inference and (number := inference.get("replicas") or 1) > 1:
         yield f"inference.replicas={number}, but only train.py starts several: set it to null"
     if path is not None and not (Path(path).expanduser() / ADAPTER).is_file():
-        yield f"adapter_path={path} contains no {ADAPTER}: set it to the folder of a LoRA adapter"
+        yield f"adapter_path={path} contains no {ADAPTER}: name the folder of a LoRA adapter"
 
 
 POLICY_RULES: tuple[Rule, ...] = (

@@ -41,7 +41,7 @@ _LONGEST_EXPECTED = 500  # maximum number of characters of the right answer in r
 
 
 def evaluate(config: dict[str, Any], *, overrides: list[str]) -> float:
-    """Run an evaluation, and return the mean reward. Raise ConfigError or RunFailed."""
+    """Evaluate. Return the mean reward, or raise ConfigError, FolderUnusable or RunFailed."""
     evaluation = prepare_settings(config, check_evaluation)
     console = Console()
     env: Environment = build(evaluation.env)()

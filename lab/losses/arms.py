@@ -65,7 +65,7 @@ class Arm:
         if not self._is_unchanged("advantage"):
             if not Learned.of(self.run).batch_credit_is_neutral:
                 raise ValueError(
-                    f"{self.name}: a comparison cannot apply batch_credit to new advantages: "
+                    f"{self.name}: a comparison cannot compute batch_credit from new advantages: "
                     f"keep the run's advantage, {self.base.advantage['_target_']}"
                 )
             is_penalised = build(self.base.kl)().place == "reward" and self.base.kl["beta"]
@@ -98,7 +98,7 @@ class Arm:
     def gradient(self, batch: RecordedBatch, beta: float) -> tuple[float, Tensor]:
         """Return the objective of the recorded tokens, and its gradient [N] with respect to log pi.
 
-        `beta`: the recorded weight of the KL penalty. An arm with another `kl` uses its own.
+        `beta`: the recorded weight of the KL penalty. An arm with another `kl` uses its own weight.
         """
         kl = build(self.run.kl)()
         if self.run.kl["beta"] and batch.tokens.ref_logprobs is None:
@@ -112,7 +112,7 @@ class Arm:
         objective = replace(objective, **schedules.options("", batch.step))
         objective = schedules.at(batch.step, objective, token_loss="loss", correction="correction")
         if hasattr(loss, "statistics"):
-            statistics = loss.statistics(tokens).double()  # `tokens` are those of all ranks
+            statistics = loss.statistics(tokens).double()  # `tokens` has the tokens of all ranks
             objective = replace(objective, token_loss=partial(loss, statistics=statistics))
         logprobs = tokens.logprobs.clone().requires_grad_()
         if not self._is_unchanged("kl"):
@@ -135,8 +135,8 @@ def arms_of(folder: RunFolder, words: Sequence[str], has_model: bool = False) ->
         raise explain_hydra_error(error, list(words)) from error
     except TypeError as error:
         raise ValueError(
-            f"{folder} is a run of an older version, without options that losses now read: train "
-            "it again, or use the version that wrote it"
+            f"{folder} is a run of an older version and lacks options that losses now read: train "
+            "the run again, or compare with the older version"
         ) from error
     for override in parsed:
         key = override.get_key_element().lstrip("+~").split("@")[0].split(".")[0]

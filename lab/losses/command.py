@@ -136,10 +136,10 @@ def _print_steps(
     is_limited = num_returned_tokens(base.sampler) > 0
     if not found or penalised or is_sharded or is_limited:
         raise ValueError(
-            f"{folder}: step=true needs a run without critic, KL penalty in the reward, ZeRO over "
-            "several ranks and sampler.top_k, and a checkpoint whose next two steps were recorded: "
-            "train with record=all trainer.checkpoint_every=10 max_steps=22 trainer.ranks=1 "
-            "kl.place=loss sampler.top_k=-1"
+            f"{folder}: step=true needs a checkpoint whose next two steps were recorded, of a run "
+            "without a critic, a KL penalty in the reward, sampler.top_k or ZeRO over several "
+            "ranks: train with record=all trainer.checkpoint_every=10 max_steps=22 trainer.ranks=1 "
+            "critic=none kl.place=loss sampler.top_k=-1"
         )
     table = Table(*COLUMNS, box=None, pad_edge=False)
     for row in take_steps(folder, arms, found[-1]):
@@ -163,10 +163,10 @@ def _describe_batches(batches: Sequence[RecordedBatch], grad: Tensor) -> str:
     # Every update of a step counts the same untrained rows, so count them once per step.
     untrained = sum({batch.step: batch.num_untrained for batch in batches}.values())
     left = f" {untrained} recorded rows were not trained and are left out." if untrained else ""
-    error = f"an error of {gap / peak:.1g} of the largest" if peak else f"{gap:.1g} (all are 0)"
+    error = f"{gap / peak:.1g} of the largest gradient" if peak else f"{gap:.1g} (all are 0)"
     return (
         f"{len(grad)} tokens of {len(batches)} updates, steps {batches[0].step} to "
-        f"{batches[-1].step}.{left} The run's loss repeats the recorded gradients up to {error}."
+        f"{batches[-1].step}.{left} Recomputed and recorded gradients differ by up to {error}."
     )
 
 

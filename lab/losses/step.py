@@ -2,7 +2,7 @@
 
     checkpoint k, recorded batch k -> updates of one arm -> logprobs of the answers of step k + 1
 
-No arm trains on these answers. Replayed ones are left out, because they may come from batch k.
+No arm trains on these answers. Replayed answers are left out, because they may be in batch k.
 """
 
 import os

@@ -1,4 +1,4 @@
-"""Describe rollouts to the reflection model, which writes new prompts in a prompt search."""
+"""Describe rollouts for the reflection model, which writes new prompts in a prompt search."""
 
 import json
 from collections.abc import Mapping, Sequence

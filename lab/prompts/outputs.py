@@ -29,7 +29,7 @@ from rl.runtime.text import key_of
 PROMPT = "system_prompt.txt"
 # The printed commands repeat only overrides of these keys. Only evaluate.py has adapter_path.
 _POLICY_KEYS = ("env", "model", "sampler", "max_seq_len", "inference", "client", "adapter_path")
-_EVALUATION_FACTOR = 10  # the printed evaluate.py command has num_val times as many examples
+_EVALUATION_FACTOR = 10  # the printed evaluate.py command sets num_examples=10 * num_val
 
 
 def prompt_fingerprint(prompt: str) -> str:

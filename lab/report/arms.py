@@ -57,7 +57,7 @@ def arms_of(runs: Sequence[Run]) -> list[Arm]:
 def is_same_arm(one: Run, other: Run) -> bool:
     """Return whether two runs differ only in the seed.
 
-    If commits differ and overrides are equal, compare shared settings: commits may add settings.
+    If commits differ but overrides are equal, ignore settings that only one of the commits has.
     """
     if not one.config or not other.config:
         return one.overrides == other.overrides

@@ -94,7 +94,7 @@ def card_of(
 ) -> Card:
     """Return a card called `name` of the jobs that are done or failed.
 
-    Leave out a job if its overrides, apart from those of VARIED and RUN_KEYS, are not `common`.
+    Ignore overrides of VARIED and RUN_KEYS. Leave out a job whose other overrides are not `common`.
     """
     runs: dict[tuple[str, str, float], list[tuple[float, float, float, bool]]] = defaultdict(list)
     commits: dict[str, None] = {}

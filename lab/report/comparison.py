@@ -32,7 +32,7 @@ class ArmResult(ScoredArm):
 
     score: st.Interval
     difference: st.Interval  # difference to the baseline's score
-    p_value: float  # adjusted for arms and looks (statistics.py); NaN in sequential decisions
+    p_value: float  # adjusted for the numbers of arms and looks; NaN in sequential decisions
     decision: str  # BETTER, WORSE, OPEN, BASELINE, or for example "equal within 0.03"
     undecided_if: str  # assumption about missing data that would change the decision, or ""
     chance_better: float

@@ -17,7 +17,7 @@ def conclusion(comparison: Comparison) -> str:
 
 
 def headline(comparison: Comparison) -> str:
-    """Return which arms are better, worse, equal or undecided; if too long, only their numbers."""
+    """Name the better, worse, equal and undecided arms, or count them if the text is too long."""
     baseline = comparison.baseline
     if not comparison.others:
         return f"{baseline.arm.name} scores {baseline.score:.3f}."

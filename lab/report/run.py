@@ -66,7 +66,7 @@ class Run:
     tokens: float = 0.0
     held_out: Curve = NO_CURVE  # mean score of each evaluation
     training: Curve = NO_CURVE  # mean reward of each batch
-    # Policy version -> evaluation, oldest first. Only the last evaluations, which are averaged.
+    # Policy version -> evaluation, oldest first. Contains only the last `num_judged` evaluations.
     evaluations: dict[int, Evaluation] = field(default_factory=dict)
     commit: str = ""
     started_from: str = ""  # run and step of the initial weights, "" if no run trained them

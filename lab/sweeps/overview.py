@@ -131,11 +131,11 @@ def _print_changes(sweep: SweepFolder, states: dict[int, str], end: Event) -> No
 
 
 def print_end(sweep: SweepFolder, command: str) -> None:
-    """Print how many jobs are unfinished, and `command`, which resumes them; or that none is."""
+    """Print that all jobs are finished, or how many are not and the `command` that resumes them."""
     jobs = read_jobs(sweep)
     left, failed = len(jobs.records) - jobs.num_by_state[DONE], jobs.num_by_state[FAILED]
     if left:
         why = f" ({failed} failed)" if failed else ""
         say(f"{left} of {len(jobs.records)} jobs are not done{why}; to resume them:\n  {command}")
-    elif sweep.read_info().get("jobs"):  # the other sweepers may not have recorded all jobs yet
+    elif sweep.read_info().get("jobs"):  # a ChoosingSweeper may not have recorded all jobs
         say(f"all {len(jobs.records)} jobs are finished")

@@ -1,4 +1,4 @@
-"""Parse the jobs of a sweep; the base class of sweepers that choose jobs by earlier results."""
+"""Parse a sweep's jobs, and define the base class of sweepers that choose jobs by results."""
 
 from typing import Any
 

@@ -1,7 +1,7 @@
 """Add seeds to the arms of a sweep until each arm is decided (until=decided).
 
 An arm is decided if it is better than, worse than or equal to the first arm (docs/sweeps.md), else
-open. Each launch runs the next seeds of the first arm and of the open arms. A sweep that is resumed
+it is open. Each launch runs the next seeds of the first arm and of the open arms. A resumed sweep
 computes the decisions again from its finished runs.
 """
 
@@ -45,7 +45,7 @@ class UntilDecided(ChoosingSweeper):
         while True:
             state = Progress(sweep, arms, size, **self.config.until)
             failed = [one for one in returns if one.status == JobStatus.FAILED]
-            has_no_score = state.done_by_arm[0] and not state.comparison  # as on demonstrations
+            has_no_score = state.done_by_arm[0] and not state.comparison  # true for demonstrations
             is_over = state.is_time_spent or len(failed) >= MOST_FAILURES or has_no_score
             batch = [] if is_over else list(islice(state.next_jobs(tried), size))
             sweep.write_info(sweep.read_info() | {"progress": state.text(), "baseline": baseline})

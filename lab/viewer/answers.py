@@ -48,7 +48,7 @@ def table(index: RunIndex, start: int = 0, generation: int = 0) -> dict[str, Any
 def run_summary(index: RunIndex) -> dict[str, Any]:
     going = False
     try:
-        ensure_free(index.run_folder, patience_s=0)  # do not retry: the page asks every second
+        ensure_free(index.run_folder, patience_s=0)  # no retry, because the page asks every second
     except FolderInUse:
         going = True
     broken = [line for path in sorted(index.broken) for line in index.broken[path]]

@@ -41,7 +41,7 @@ def tokens_of(
     """Return {rows, why} for JSON. `why` says why data are missing, or is "".
 
     A row occurs once per update of its batch. `identity`: rollout id. `read`: maps a step to its
-    rows by rollout id. `used`: its value in the rollout file. `options`: numbers of the loss.
+    rows by rollout id. `used`: field of the rollout's line. `options`: the loss's numeric options.
     """
     if not identity or not run_folder.tokens_of(step, "rollouts").is_file():
         return {"rows": [], "why": NO_RECORD}

@@ -1,7 +1,7 @@
 """Check that the chosen components of an algorithm can be combined.
 
-Each function of ALGORITHM_RULES yields one message per problem. It reads constants in components
-(facts.py) and facts from calls with made-up values (learned.py), so custom components are checked.
+Each function of ALGORITHM_RULES yields one message per problem. The functions read constants of
+components (facts.py) and facts from dry calls (learned.py), so they also check custom components.
 """
 
 from collections.abc import Callable, Iterator
@@ -106,7 +106,7 @@ def correction_problems(config: Config, learned: Learned) -> Iterator[str]:
 
 def negative_reward_problems(config: Config, learned: Learned) -> Iterator[str]:
     truncation, advantage = config["truncation"]["_target_"], config["advantage"]["_target_"]
-    # With normalise_each, penalties lower advantages instead of rewards (rl/rollouts/credit.py).
+    # With normalise_each, these penalties lower advantages, not rewards (rl/rollouts/credit.py).
     on_rewards = not value_of(config, "reward.normalise_each")
     lowers_rewards = {
         truncation: on_rewards and learned.truncation_lowers_rewards,

@@ -1,4 +1,4 @@
-"""Convert YAML values by msgspec to the annotated types of options, such as 5 to 5.0 for a float.
+"""Convert YAML values to the annotated types of options with msgspec: 5 becomes 5.0 for a float.
 
 The following annotations are supported:
 
@@ -7,7 +7,7 @@ The following annotations are supported:
     a class, a Callable[...]                 a nested node with its own `_target_`
 
 This module evaluates the source text of an annotation without importing its file. A name that
-cannot be resolved counts as Any, so only the function that receives the value can check it.
+cannot be resolved counts as Any, so only the function that receives a value can check the value.
 """
 
 import ast
@@ -25,7 +25,7 @@ import msgspec
 from rl.config.signatures import Module, Option, did_you_mean, find_definition
 
 Node = dict[str, Any]
-"""A mapping with `_target_`. An option annotated with `Node` or a class requires one."""
+"""A mapping with `_target_`. An option annotated with `Node` or a class requires such a mapping."""
 
 NodeHandler = Callable[[Node, str], Any]
 """A function that checks or builds a nested node, given the node and its path."""

@@ -18,7 +18,7 @@ def build(node: Mapping[str, Any]) -> partial[Any]:
 
     Nested nodes are built first. The caller adds positional arguments. If some options are
     parameters of the class's method `configure`, the returned callable creates an instance and
-    calls its `configure` with these options.
+    calls its `configure` with these options. Raise ValueError for a wrong option or failed import.
     """
     target = str(node["_target_"])
     known = options_of(target)

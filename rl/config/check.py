@@ -106,7 +106,7 @@ def _node_problems(node: Mapping[str, Any], path: str) -> Iterator[str]:
 
 
 def _typed_node_problems(config: Mapping[str, Any], schema: type[Settings]) -> Iterator[str]:
-    """Yield a problem per node that lacks a key that rl/ reads, or gives it a wrong type."""
+    """Yield a problem per node in which a key that rl/ reads is missing or has a wrong type."""
     for key, kind in schema.TYPED.items():
         try:
             _ = config[key] and kind.of(config[key])

@@ -11,10 +11,10 @@ _FIELDS = {"url", "model", "api_key_variable"}
 
 
 def with_endpoints(config: dict[str, Any]) -> dict[str, Any]:
-    """Return the configuration with URLs in place of the names of endpoints.
+    """Return the configuration with URLs instead of names. Raise ConfigError for an unknown name.
 
-    The value of a key `url` or `base_url` is a name if it lacks "://" and its mapping has the key
-    `model`. The endpoint also sets `api_key_variable`, and `model` if the mapping gives no model.
+    In a mapping with the key `model`, a `url` or `base_url` without "://" is the name of an
+    endpoint. The endpoint also sets `api_key_variable`, and sets `model` if the mapping gives none.
     """
     if not FILE.is_file():
         return config

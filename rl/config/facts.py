@@ -33,7 +33,7 @@ def is_external(inference: Config | None) -> bool:
 
 
 def needs_reference(config: Config) -> bool:
-    """Return whether the run uses a reference: for a KL penalty, or as a teacher."""
+    """Return whether the run uses a reference model, for a KL penalty or as a teacher."""
     node = config["reference"]
     kind = node["_target_"]
     is_teacher = not fact(kind, "is_policy", False) or node.get("sees_hint", False)

@@ -11,7 +11,7 @@ from rl.runtime.folder import RunFolder, step_of
 
 
 def initial_checkpoint(config: Mapping[str, Any]) -> Path | None:
-    """Return the checkpoint that `init_from` names, or None. Raise ValueError if it is unusable."""
+    """Return the checkpoint of `init_from`, None if it is null; raise ValueError if unusable."""
     if (name := config.get("init_from")) is None:
         return None
     path, colon, step = name.rpartition(":")

@@ -1,4 +1,4 @@
-"""Check that some options are below others. Refuse DeepSpeed and vLLM keys that other options set.
+"""Check lower and upper bounds. Refuse keys of DeepSpeed and vLLM that other options set.
 
 The constant ORDERED = ("clip_low", "clip_high") in the file of a function, or in a class, means
 that the value of clip_low must be below the value of clip_high.
@@ -9,7 +9,7 @@ from typing import Any
 
 from rl.config.facts import Config, fact
 
-# With these values, vLLM does not modify the policy's distribution (apart from temperature).
+# With these values, only the temperature modifies the distribution from which vLLM samples.
 NEUTRAL_SAMPLING = {
     "top_p": 1.0,
     "top_k": -1,
@@ -18,7 +18,7 @@ NEUTRAL_SAMPLING = {
     "presence_penalty": 0.0,
     "frequency_penalty": 0.0,
 }
-# vLLM can return the tokens from which it samples if these options, and no others, limit them:
+# vLLM can return the tokens from which it samples if only these of the options above are set:
 LIMITING_SAMPLING = ("top_p", "top_k", "min_p")
 MAX_TOP_K = 128  # largest sampler.top_k with which vLLM returns the likely tokens
 

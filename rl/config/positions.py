@@ -1,4 +1,4 @@
-"""Find a model's number of positions and an adapter's base model, and explain how to merge them."""
+"""Find a model's number of positions. Find an adapter's base model, and say how to merge both."""
 
 import shlex
 from contextlib import suppress
@@ -25,7 +25,7 @@ def base_model_of(path: Any) -> str | None:
 
 
 def merge_advice(folder: Path, key: str) -> str:
-    """Return the message that refuses an adapter, with the command that merges it."""
+    """Return an error message with the command that merges the adapter into its base model."""
     command = shlex.join(["python", "-c", _MERGE, str(folder), "merged"])
     return f"{folder} contains only an adapter: run `{command}`, then use {key}=merged"
 

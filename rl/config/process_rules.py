@@ -15,7 +15,7 @@ def zero_stage_problems(config: Config) -> Iterator[str]:
         optimizer = value_of(config, f"{key}._target_")
         if optimizer and fact(optimizer, "whole_matrices", False) and stage:
             yield (
-                f"{optimizer} orthogonalises whole matrices, and ZeRO stage {stage} gives an "
+                f"{optimizer} orthogonalises whole matrices, but ZeRO stage {stage} gives the "
                 f"optimizer flattened pieces of them: use deepspeed=zero0, or {group}=adamw"
             )
     # Below stage 3, DeepSpeed sums offloaded gradients in bfloat16 and skips all steps after a NaN.

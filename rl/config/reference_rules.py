@@ -76,8 +76,8 @@ def each_reference_problems(config: Config, learned: Learned) -> Iterator[str]:
             )
         if fact(kind, "only_temperature_1", False) and num_returned_tokens(config["sampler"]):
             yield (
-                f"{path}=endpoint returns logprobs among all tokens, but with sampler.top_k="
-                f"{config['sampler']['top_k']} the trainer needs logprobs among those that vLLM "
+                f"{path}=endpoint normalises logprobs over all tokens, but with sampler.top_k="
+                f"{config['sampler']['top_k']} the trainer needs them over the tokens that vLLM "
                 f"kept: use {key}=model, or accept a bias with sampler.allow_biased_ratio=true"
             )
         if is_hinted and is_imitator(config["sampler"]["_target_"]):

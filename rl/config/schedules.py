@@ -38,7 +38,7 @@ def schedule_nodes(value: Any, path: str = "") -> Iterator[tuple[str, Config]]:
 
 
 def with_values(config: Config, changes: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a copy of `config` with the values of `changes`. Their keys have at most one dot."""
+    """Return a copy of `config` with `changes`, a mapping {key with at most one dot: value}."""
     result = dict(config)
     for key, value in changes.items():
         group, _, name = key.partition(".")
@@ -74,7 +74,7 @@ def _steps(config: Config) -> range:
 
 
 def configs_at_extremes(config: Config) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Yield ("at step k: ", config at k) per minimum and maximum; ("", config) if no schedule."""
+    """Yield ("at step k: ", config at k) for each schedule's extremes; ("", config) if none."""
     config = split_schedules(config)
     schedules = Schedules.of(config)
     functions = schedules.functions.values()
@@ -106,7 +106,7 @@ class Schedules:
         return {name: value for (parent, _, name), value in pairs if parent == group}
 
     def apply(self, component: Any, group: str, step: int) -> Any:
-        """Return `component` (copied if partial) with `group`'s scheduled options at `step`."""
+        """Set the scheduled options of `group` at `step`. Return `component`, or a new partial."""
         options = self.options(group, step)
         if isinstance(component, partial):
             return partial(component, **options) if options else component
@@ -120,7 +120,7 @@ class Schedules:
         return component
 
     def at(self, step: int, record: Any, **groups: str) -> Any:
-        """Return a copy of the dataclass `record`, with the scheduled options of `step` applied.
+        """Return a copy of the dataclass `record` with the values of the schedules at `step`.
 
         `groups`: field -> config group of its value, for example token_loss="loss".
         """

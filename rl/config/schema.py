@@ -167,7 +167,7 @@ class Run(Settings):
 
 
 def seconds_of(duration: float | str) -> float:
-    """Convert a duration such as 3h30m, 1d12h, 45s, or 45 (a number of seconds) to seconds."""
+    """Return the seconds of a duration (1d12h, 3h30m, 45s or 45). Raise ValueError if invalid."""
     text = str(duration).replace(" ", "")
     is_number = re.fullmatch(r"\d+(\.\d+)?", text)
     numbers = _DURATION.fullmatch(f"{text}s" if is_number else text)

@@ -69,7 +69,7 @@ def make_cache_folder(folder: Path) -> None:
 
 
 def fetch_references(run: Run) -> list[Path]:
-    """Download reference models and return their folders. Raise ConfigError if one is unusable."""
+    """Return the folders of reference models, downloaded if necessary, or raise ConfigError."""
     if not needs_reference(run.plain()):
         return []
     with as_config_error():

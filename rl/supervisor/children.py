@@ -142,7 +142,7 @@ class Children:
                     if begun:
                         if self._stop_and_save(tick) and asked:
                             return  # no error, because the signal to stop also ended vLLM
-                        self._raise_reported_failure("trainer")  # a rank's error comes first
+                        self._raise_reported_failure("trainer")  # report a rank's error first
                     self._raise_failure_with_log(*fatal)
             # A rank may end with status 0 before the other ranks. Any other early end is an error.
             for name, status in ended.items():

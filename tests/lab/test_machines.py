@@ -83,7 +83,7 @@ def test_the_plan_of_this_machine_starts_nothing(plan, tmp_path, monkeypatch):
 
 def test_the_usual_learning_rates_are_shown(plan):
     chosen = ["model=qwen3-4b-instruct", "adapter=lora", "optim.learning_rate=1e-3"]
-    said = "0.001; usual for LoRA beside 4,022.3 M parameters: 1e-05 to 0.0001 (docs/troublesh"
+    said = "0.001; usual for LoRA on a model of 4,022.3 M parameters: 1e-05 to 0.0001 (docs/troub"
     assert said in plan(*chosen, gpus=8, gpu_gib=640, host_gib=2048)
 
 

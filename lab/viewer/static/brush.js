@@ -1,5 +1,5 @@
-// Choose a range of a picture by dragging, or one value by a click. A click on the chosen value ends
-// the choice.
+// Choose a range of a picture by dragging, or one value by a click. A click on the chosen value, or a
+// double click, removes the choice.
 
 export function brushed(element, { place, chosen, choose }) {
   let began = null;

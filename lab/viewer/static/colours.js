@@ -6,13 +6,13 @@ const both = (value, size, up = "up", down = "down") =>
   value === 0 ? null : tint(value > 0 ? up : down, 0.12 + (0.88 * Math.abs(value)) / size);
 
 export const COLOURS = [
-  { name: "plain", means: "as it was said" },
+  { name: "plain", means: "the text without colours" },
   {
     name: "advantage",
     reads: "advantage",
     ends: ["−", "+"],
     scale: ["down", "up"],
-    means: "better or worse than its group",
+    means: "whether the rollout is better or worse than its group",
     paint: (token, scales) => both(token.advantage, scales.advantage),
   },
   {
@@ -36,7 +36,7 @@ export const COLOURS = [
     reads: "version",
     ends: ["this step’s", "4 behind"],
     scale: ["", "age"],
-    means: "how old the weights were that sampled it",
+    means: "how old the weights were that sampled the token",
     paint: (token, scales) => tint("age", 0.1 + (scales.step - token.version) / 4),
   },
   {
@@ -44,7 +44,7 @@ export const COLOURS = [
     reads: "mismatch",
     ends: ["0", "0.2 nats"],
     scale: ["", "down"],
-    means: "trainer against server, before the update",
+    means: "difference between the trainer's and the server's logprob, before the update",
     paint: (token) => tint("down", Math.abs(token.mismatch) / 0.2),
   },
   {
@@ -52,8 +52,8 @@ export const COLOURS = [
     reads: "grad",
     ends: ["pushed down", "pushed up"],
     scale: ["down", "up"],
-    means: "what training did with it; hatched: clipped or dropped",
-    // The objective falls along its negative gradient: a negative gradient makes the token more probable.
+    means: "how training moved the token's probability; hatched: clipped or dropped",
+    // A training step goes against the gradient, so a negative gradient makes the token more probable.
     // The square root makes weak gradients visible, because a long rollout has many of them.
     paint: (token, scales) =>
       both(-Math.sign(token.grad) * Math.sqrt(Math.abs(token.grad) / scales.grad), 1),

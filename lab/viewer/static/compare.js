@@ -22,7 +22,7 @@ export function compare({ data, tables, open }) {
   const tabs = h("div", { class: "tabs", role: "tablist" });
   const body = h("div", { class: "answers" });
   const element = h("div", { class: "compare" }, tabs, body);
-  let turn = 0; // number of the latest call, because earlier calls must not draw
+  let turn = 0; // number of the latest call of `show`; an earlier call draws nothing
 
   async function show(run, row) {
     const mine = ++turn;

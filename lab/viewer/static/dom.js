@@ -30,7 +30,7 @@ export function number(value, digits = 3) {
   if (Number.isInteger(value)) return value.toLocaleString("en");
   const size = Math.abs(value);
   if (size !== 0 && (size < 0.001 || size >= 1e5)) return value.toExponential(1);
-  // A value below the last digit would be shown as 0.
+  // With `digits` decimal places, a value below the last place would be shown as 0.
   const shown =
     size < 10 ** -digits
       ? { maximumSignificantDigits: 2 }

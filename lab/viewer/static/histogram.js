@@ -1,5 +1,5 @@
-// One histogram: grey bars count all rollouts, blue bars those that pass every other filter. Dragging
-// sets its filter.
+// One histogram: grey bars count all rollouts, blue bars those that pass all other filters. Dragging
+// sets the filter of the histogram.
 
 import { h, number, svg } from "./dom.js";
 import { brushed } from "./brush.js";
@@ -14,7 +14,7 @@ export function histogram(name, label, hint) {
     chosen = h("b");
   const clear = h(
     "button",
-    { class: "clear", title: "end this filter", onclick: () => setRange(name, null) },
+    { class: "clear", title: "remove this filter", onclick: () => setRange(name, null) },
     "×",
   );
   const element = h(
@@ -52,7 +52,7 @@ export function histogram(name, label, hint) {
     // The square root keeps a bar of few rollouts visible beside a bar of thousands.
     const height = (value) => (value ? Math.max(1.5, BAR_HEIGHT * Math.sqrt(value / most)) : 0);
     picture.setAttribute("viewBox", `0 0 ${count} ${BAR_HEIGHT}`);
-    const wide = Math.min(0.84, 0.1 + count / 10); // narrower bars if there are few
+    const wide = Math.min(0.84, 0.1 + count / 10); // bars are narrower if there are few of them
     for (let i = 0; i < count; i++) {
       const start = bins.low + i * bins.width;
       const inside = !range || (start + bins.width > range[0] && start <= range[1]);

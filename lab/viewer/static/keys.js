@@ -12,7 +12,7 @@ const HELP = [
   ["g  v  r", "compare: group, versions, other runs"],
   ["f", "fold and unfold calls, answers, instructions"],
   ["/", "search"],
-  ["e", "export what passes the filters as one file"],
+  ["e", "export the questions that pass the filters as one file"],
   ["Esc", "leave the search"],
   ["?", "show or hide this list"],
 ];

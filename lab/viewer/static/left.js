@@ -8,11 +8,11 @@ import { set, state } from "./state.js";
 
 const HISTOGRAMS = [
   ["reward", "reward", "reward of the environment"],
-  ["advantage", "advantage", "better or worse than the group; a mean where each turn has one"],
+  ["advantage", "advantage", "better or worse than the group; mean if each turn has an advantage"],
   ["length", "tokens", "tokens that the policy sampled"],
   ["turns", "turns", "turns of the policy"],
-  ["staleness", "staleness", "number of versions that the oldest token was behind"],
-  ["push", "Σ |grad|", "how hard it moved the policy: the sum of its tokens' |grad|"],
+  ["staleness", "staleness", "number of versions by which the oldest token was behind"],
+  ["push", "Σ |grad|", "how much the rollout moved the policy: the sum of |grad| over its tokens"],
 ];
 const SOURCES = [
   ["training", "Training"],
@@ -26,8 +26,8 @@ export function left({ open, search }) {
   const box = h("input", {
     type: "search",
     id: "search",
-    placeholder: "Search what was said",
-    "aria-label": "Search what was said",
+    placeholder: "Search the messages",
+    "aria-label": "Search the messages",
     autocomplete: "off",
     spellcheck: "false",
   });
@@ -144,7 +144,7 @@ export function left({ open, search }) {
   function drawCount(table) {
     const filters = numFilters();
     const clear = filters
-      ? h("button", { class: "clear-all", onclick: clearAll }, `end ${plural(filters, "filter")}`)
+      ? h("button", { class: "clear-all", onclick: clearAll }, `remove ${plural(filters, "filter")}`)
       : null;
     count.replaceChildren(
       h("span", {}, plural(questions.size(), "question")),
@@ -159,8 +159,8 @@ export function left({ open, search }) {
   function why(table, filters) {
     if (!table.size) {
       return table.facts?.going
-        ? "No rollouts yet: the first step has not been written. They will appear automatically."
-        : "This run has no rollouts: it ended before its first step. Its logs/ say why.";
+        ? "No rollouts yet: the first step has not been written. Rollouts will appear automatically."
+        : "This run has no rollouts: it ended before its first step. The files in its folder logs/ say why.";
     }
     const here = table.groups.some((group) => group.source === state.source);
     if (!here && state.source === "evaluation")

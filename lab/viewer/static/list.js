@@ -6,7 +6,7 @@ import { rewardStyle } from "./colours.js";
 
 const ROW = 54,
   SPARE = 8;
-const RECORDED = "its tokens are recorded: colours 2 to 6, raw tokens";
+const RECORDED = "the tokens of this group are recorded (colours 2 to 6, raw tokens)";
 
 export function list({ open }) {
   const room = h("div", { class: "room" });

@@ -162,7 +162,7 @@ async function ask() {
 }
 
 // Make default choices if the address has none: training rollouts if there are any, and the first
-// rollout that passes the filters, if possible with recorded tokens.
+// question with a rollout that passes the filters, if possible one with recorded tokens.
 function choose() {
   const table = tables[run()];
   const sources = new Set(table.columns.source ?? []);

@@ -80,7 +80,7 @@ function asText(value) {
       : JSON.stringify(value, null, 1);
 }
 
-// Return all text after the question.
+// Return the text of all messages from the policy's first message on.
 export function answerText(line) {
   const from = line.messages.findIndex((message) => message?.role === "assistant");
   if (from < 0) return "";

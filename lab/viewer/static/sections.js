@@ -27,7 +27,7 @@ export const SECTIONS = {
   },
   runs(tables, run, row) {
     if (tables.length < 2)
-      return "Only one run is open. To see the same question in others, name their folders too: python view.py outputs/one outputs/other";
+      return "Only one run is open. To see the same question in other runs, name their folders too: python view.py outputs/one outputs/other";
     const table = tables[run];
     const here = table.groups[table.groupOf[row]];
     const sections = [];

@@ -1,4 +1,4 @@
-// The state of the page is in the address after "#", so that a link or the back button restores it.
+// The state of the page is in the address after "#", so that a link or the back button restores the state.
 //
 //     #run=name&source=training&step=120..120&reward=0..0.5&open=training.120.961.3&colour=6
 

@@ -27,8 +27,8 @@ export class Table {
     this.found = null; // rows that the text search found
   }
 
-  // Return the first row to request. The record of a step is written after its rollouts, so rows of
-  // the last two steps without a push are requested again.
+  // Return the first row to request. The token record of a step is written after its rollouts, so rows
+  // of the last two steps whose `push` (sum of |gradient|) is unknown are requested again.
   next() {
     const { source, step, used, push } = this.columns;
     let last = 0,
@@ -94,7 +94,7 @@ export class Table {
     this.groupOf[row] = this.groups.length - 1;
   }
 
-  // Apply all filters to every row, or only one of them.
+  // Update the bits of all filters in every row, or only the bit of the filter `only`.
   filter(state, only = null) {
     for (const name of only ? [only] : Object.keys(BITS))
       this.#setBit(name, passes(this, state, name));
@@ -205,7 +205,7 @@ export class Table {
     const [source, step, group, place] = address.split(".");
     for (const g of this.groups) {
       if (g.source !== source || `${g.step}` !== step || `${g.group}` !== group) continue;
-      // A question that is sampled again later is another group, which continues the places.
+      // If a question is sampled again later, its rows form another group, whose places continue the numbering.
       const row = g.start + Number(place) - this.columns.place[g.start];
       if (row >= g.start && row < g.end) return row;
     }

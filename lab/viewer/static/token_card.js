@@ -81,7 +81,7 @@ function about(token, step) {
       h(
         "p",
         {},
-        `Its version is ${behind} behind, so the mismatch includes what training changed since.`,
+        `Its version is ${behind} behind, so the mismatch includes the policy's change since then.`,
       ),
     );
   if (token.reason) parts.push(h("p", { class: "reason" }, `No gradient: ${token.reason}.`));

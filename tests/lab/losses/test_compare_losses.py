@@ -52,10 +52,10 @@ def test_every_shipped_loss_repeats_its_recorded_gradient(loss, tmp_path):
     ("changed", "words", "problem"),
     [
         ("", ["loss=jsd_topk"], r"compares distributions .*: add step=true"),
-        ("reward.normalise_each=true", [], "compute new advantages from a critic"),
-        ("loss=ppo", [], "compute new advantages from a critic"),
-        ("kl.place=reward kl.beta=0.1", [], "compute new advantages from a critic"),
-        ("", ["loss=reinforce_pp"], "cannot apply batch_credit to new advantages"),
+        ("reward.normalise_each=true", [], "from a critic, a KL penalty in the reward or"),
+        ("loss=ppo", [], "from a critic, a KL penalty in the reward or"),
+        ("kl.place=reward kl.beta=0.1", [], "from a critic, a KL penalty in the reward or"),
+        ("", ["loss=reinforce_pp"], "cannot compute batch_credit from new advantages"),
     ],
     ids=["distributions", "normalised rewards", "critic", "penalty in the reward", "batch credit"],
 )

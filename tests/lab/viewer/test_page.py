@@ -217,8 +217,8 @@ def test_every_colour_colours_tokens_and_names_its_meaning(browser, address):
             "2": "how much more probable than before (pi / anchor)",
             "3": "how uncertain the policy was",
             "4": "how old the weights were",
-            "5": "trainer against server",
-            "6": "what training did with it",
+            "5": "difference between the trainer's and the server's logprob",
+            "6": "how training moved the token's probability",
         }.items():
             page.keyboard.press(key)
             expect(page.locator(".legend")).to_contain_text(meaning)
