@@ -273,7 +273,8 @@ def test_a_sweep_whose_settings_changed_is_refused(tmp_path):
         copy = tmp_path / name / "code" / "step_000000" / "losses" / "ppo_clip.py"
         copy.parent.mkdir(parents=True)
         copy.write_text("the loss as it was\n")
-        (tmp_path / name / "checkpoints" / "step_000001").mkdir(parents=True)
+        if loss == "grpo":
+            (tmp_path / name / "checkpoints" / "step_000001").mkdir(parents=True)
     again = ["--multirun", "loss=grpo,cispo", "seed=0,1,2", f"hydra.sweep.dir={sweep}"]
     result = train(*again, output_dir=tmp_path)
     assert result.returncode == 2
