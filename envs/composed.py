@@ -70,8 +70,8 @@ class Composed(Environment):
         self._rewards = {key: binder.reward(key, reward) for key, reward in functions.items()}
         if (max_turns > 1) != bool(self.toolbox.specs):
             raise ValueError(
-                f"max_turns={max_turns} with {len(tools) or 'no'} tools, but an episode continues "
-                "only after a tool call: set max_turns=1 without tools, at least 2 with tools"
+                f"max_turns={max_turns} does not suit {len(tools) or 'no'} tools: an episode "
+                "continues only after a tool call, so set 1 without tools, or at least 2 with tools"
             )
 
     def check_machine(self) -> None:

@@ -127,7 +127,7 @@ def _translate_key(key: str, value: Any, rows: _RowOfKey) -> tuple[list[str], st
             (fixed if "=" in item[1] else named).append(item[1])
             at = item.end()
     if value is False and fixed and not is_condition_met:
-        return [], ""  # the table gives overrides for the value true only
+        return [], ""  # the overrides in this key's row are for true only
     if len(named) == len(keys):
         named = [named[keys.index(key)]]
     chosen = [*fixed, *(f"{option}={_as_hydra_value(value)}" for option in named[:1])]

@@ -87,7 +87,9 @@ def _print_comparison(
     if not count.isdecimal():
         raise ValueError(f"tokens={count}: give the number of tokens to print")
     if (is_step := options.get("step", "false")) not in ("true", "false"):
-        raise ValueError(f"step={is_step}: write step=true, or steps={is_step} to choose steps")
+        raise ValueError(
+            f"step={is_step}: write step=true or false, or steps=40..60 to choose steps"
+        )
     if is_step == "true":
         return _print_steps(folder, words, steps, console)
     arms = arms_of(folder, words)

@@ -133,7 +133,9 @@ def save_engine(engine: Any, folder: Path, *, partly_frozen: bool) -> None:
 def load_engine(engine: Any, folder: Path) -> None:
     """Load the engine's state. Raise ValueError if files are missing or damaged. Collective."""
     if not engine._get_all_ckpt_names(str(folder), _TAG):  # DeepSpeed's error is empty
-        raise ValueError(f"{folder} lacks DeepSpeed's files: restore them, or delete it")
+        raise ValueError(
+            f"{folder} lacks DeepSpeed's files: restore them, or delete the checkpoint"
+        )
     engine.load_checkpoint(str(folder), tag=_TAG)
 
 

@@ -68,7 +68,7 @@ def enable_gradient_checkpointing(model: PreTrainedModel) -> None:
 
 
 def compile_layers(model: PreTrainedModel, backend: str = "inductor") -> None:
-    """Compile each decoder layer for inputs of any shape. Raise ValueError if there is no layer."""
+    """Compile the decoder layers for inputs of any shape. Raise ValueError if there is none."""
     layers = [one for one in model.modules() if isinstance(one, GradientCheckpointingLayer)]
     if not layers:
         kind = type(model).__name__

@@ -43,7 +43,7 @@ class Shape:
         return 2 * self.layers * self.key * bytes_of(dtype) * max_seq_len
 
     def cache_gib(self, max_seq_len: int, dtype: str) -> int:
-        """Return the GiB (rounded up) of vLLM's smallest key-value cache, which fits one row."""
+        """Return the whole GiB of vLLM's key-value cache that hold one row, at least 1."""
         return max(math.ceil(self.row_cache_bytes(max_seq_len, dtype) / GIB), 1)
 
     def linear_layers(self) -> dict[str, tuple[int, int]]:

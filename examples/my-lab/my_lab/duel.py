@@ -55,7 +55,7 @@ class Duel(Environment):
             points[solver] += right / max(len(word), len(answer))
 
     async def score(self, episode: Episode) -> dict[str, float]:
-        """Return the reward of the role `episode.role`."""
+        """Return the rewards, by name, of the role `episode.role`."""
         points = episode.memory["points"]
         (other,) = {*ROLES} - {episode.role}
         margin = points[episode.role] - points[other]

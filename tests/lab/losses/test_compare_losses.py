@@ -136,7 +136,7 @@ def test_the_table_of_tokens_has_the_tokens_of_all_updates_in_order(tmp_path):
         (["loss=gspo", "steps=7"], "steps=7: choose from the recorded steps 5 to 5"),
         (["loss=gspo", "steps=1..4"], "steps=1..4: choose from the recorded steps 5 to 5"),
         (["loss=gspo", "steps=x"], "steps=x: give a step or a range"),
-        (["loss=gspo", "step=5"], "step=5: write step=true, or steps=5 to choose steps"),
+        (["loss=gspo", "step=5"], "step=5: write step=true or false, or steps=40..60"),
         (["loss.clip_hihg=3"], "there is no key loss.clip_hihg: did you mean loss.clip_high?"),
         (["tokens=-1"], "tokens=-1: give the number of tokens"),
         (["steps"], "steps cannot be read: write key=value"),

@@ -63,7 +63,7 @@ def test_a_checkpoint_without_a_trained_weight_is_refused(setup, mode):
     torch.save(state, path)
     with pytest.raises(RuntimeError, match=re.escape(name)):
         policy.load(folder)
-    with pytest.raises(ValueError, match="lacks DeepSpeed's files: restore them, or delete it"):
+    with pytest.raises(ValueError, match="lacks DeepSpeed's files: restore them, or delete the"):
         policy.load(setup.new_folder())
 
 
