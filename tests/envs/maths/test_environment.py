@@ -19,7 +19,7 @@ from envs.maths.word_problems import WordProblems
 from envs.messages import assistant, tool_call, user
 from envs.sandbox.sandbox import Limits
 from tests.support.sandboxes import OPTIONS as LIMITS
-from tests.support.sandboxes import interpreters, settled
+from tests.support.sandboxes import close, interpreters, settled
 
 GRADER = Grader(workers=1, cpu_seconds=5, memory_mb=1024, allow_without_landlock=False)
 KINDS = ["product", "sum", "power", "binomial"]
@@ -33,7 +33,7 @@ SANDBOX = Limits(**{**LIMITS, "call_timeout": 60.0, "cpu_seconds": 1, "max_outpu
 @pytest.fixture(autouse=True, scope="module")
 def _processes_end():
     yield
-    GRADER.close()
+    close(GRADER)
 
 
 def make(**changes):
