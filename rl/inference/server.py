@@ -238,4 +238,4 @@ def run_vllm(
 
 
 def only_replica(run_folder: RunFolder) -> Replica:
-    return Replica("inference", Address(path=run_folder.private.vllm_socket))
+    return Replica("inference", Address(path=run_folder.private.vllm_socket_of("inference")))
