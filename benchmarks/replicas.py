@@ -31,7 +31,7 @@ from rl.inference.router import Router
 from rl.inference.routes import VLLMRoutes, wait_until_healthy
 from rl.inference.server import ServedPolicy, vllm_command
 from rl.model.tokenizer import load_renderer
-from rl.runtime.child import Child, Reaper
+from rl.runtime.child import Child, Reaper, Start
 from rl.runtime.devices import raise_file_limit
 from rl.runtime.folder import RunFolder
 from rl.runtime.network import Address
@@ -57,7 +57,7 @@ def served(folder: RunFolder, number: int) -> Iterator[list[Replica]]:
             replica = Replica(name, Address(folder.private.vllm_socket_of(name)))
             command, env = vllm_command(server, folder, replica, policy)
             log = folder.log_of(name)
-            stack.enter_context(Child(name, command, log=log, reaper=reaper, env=env))
+            stack.enter_context(Child(Start(name, command, log, env), reaper))
             wait_until_healthy(replica, START_S)
             with VLLMRoutes(replica, timeout=START_S) as vllm:
                 vllm.set_version(0)

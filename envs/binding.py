@@ -29,10 +29,6 @@ Reward = Callable[[Episode], Any]
 _MEMORY = "objects"  # key of Episode.memory for the `per_episode` objects
 
 
-class UserCodeError(RuntimeError):
-    """An error in the code of a tool or reward. The message names the function and the line."""
-
-
 class Objects:
     """The named objects that tools and rewards receive as arguments."""
 
@@ -152,10 +148,11 @@ class Binder:
 
 @contextmanager
 def _wrap_errors(owner: str, function: Function) -> Iterator[None]:
+    """Convert an error to a RuntimeError whose message names the function and the line."""
     try:
         yield
     except ToolError:
         raise
     except Exception as error:  # User code may raise any exception.
         location = format_location(error, function.__module__)
-        raise UserCodeError(f"{owner}: {type(error).__name__}: {error}{location}") from error
+        raise RuntimeError(f"{owner}: {type(error).__name__}: {error}{location}") from error

@@ -96,10 +96,7 @@ class Composed(Environment):
         """
         examples = self.examples("train")
         if self.tools or self.holds_conversation or "answer" not in examples[0].info:
-            return super().demonstrations(rng)
-        return self._with_answers(examples, rng)
-
-    def _with_answers(self, examples: Sequence[Example], rng: Random) -> Iterator[list[Message]]:
+            yield from super().demonstrations(rng)
         while True:
             example = examples[rng.randrange(len(examples))]
             answer = example.info["answer"]

@@ -59,7 +59,6 @@ class Judge(ChatEndpoint):
             limit = "set it above 0, or to null if the judge says yes or no"
             raise ValueError(f"max_score={self.max_score}: {limit}")
         check_at_least(1, max_concurrent=self.max_concurrent)
-        check_at_least(0, max_retries=self.max_retries)
 
     @cached_property
     def _http_client(self) -> HttpClient:

@@ -12,8 +12,6 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from envs.messages import Message
-
 _MAX_STOPS = 4  # maximum number of stop texts that the OpenAI API accepts
 _LIMITS = ("max_tokens", "stop", "rollout_timeout")
 
@@ -46,17 +44,6 @@ def read_system_prompt(text_or_path: str) -> str:
             f"system_prompt={text_or_path} is not a readable file ({type(error).__name__}): "
             "correct the path. If the value is the prompt itself, end it with a full stop"
         ) from error
-
-
-def with_system_prompt(messages: Sequence[Message], text: str | None) -> list[Message]:
-    """Return the messages with `text` as their system message.
-
-    If `text` is empty, return them without a system message. If it is None, return them unchanged.
-    """
-    if text is None:
-        return list(messages)
-    others = messages[1:] if messages and messages[0].get("role") == "system" else messages
-    return [*([{"role": "system", "content": text}] if text else []), *others]
 
 
 def parse_stops(stop: Sequence[str], key: str) -> tuple[str, ...]:

@@ -18,7 +18,7 @@ from typing import Any, Protocol
 
 from envs.episode import Episode, Example, Split
 from envs.messages import Message
-from envs.options import check_at_least, read_system_prompt, with_system_prompt
+from envs.options import check_at_least, read_system_prompt
 from envs.stateful import Stateful
 from envs.tools import Function, Toolbox
 
@@ -135,8 +135,15 @@ class Environment(Stateful):
                 setattr(self, name, value)
 
     def add_system_prompt(self, messages: Sequence[Message]) -> list[Message]:
-        """Return an example's messages with `system_prompt`, if set, as the system message."""
-        return with_system_prompt(messages, self.system_prompt)
+        """Return an example's messages with `system_prompt` as the system message.
+
+        If `system_prompt` is empty, return them without one. If it is None, return them unchanged.
+        """
+        if self.system_prompt is None:
+            return list(messages)
+        others = messages[1:] if messages and messages[0].get("role") == "system" else messages
+        own = [{"role": "system", "content": self.system_prompt}] if self.system_prompt else []
+        return [*own, *others]
 
     def check_machine(self) -> None:
         """Raise ValueError if this machine cannot run the environment, or its data cannot be read.

@@ -6,11 +6,12 @@ The examples are distinct random words of a-z, drawn with fixed seeds. The run's
 their order. Eval words depend only on the lengths and on num_eval, and never occur in training.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from random import Random
 from string import ascii_lowercase
+from typing import ClassVar
 
 from envs.episode import Episode, Example, Split
 from envs.messages import Message, assistant, user
@@ -18,7 +19,6 @@ from envs.options import check_at_least, check_range
 from envs.protocol import Environment, check_weights
 from envs.rewards import final_text
 
-REWARDS = ("exact", "similarity")
 BASE = len(ascii_lowercase)
 _MAX_NUMBERED_LENGTH = 13  # for longer words range(26**length) is too long for Python's len()
 
@@ -28,6 +28,7 @@ class ReverseText(Environment):
     """The environment reverse-text. Word lengths are equally common if enough short words exist."""
 
     name = "reverse-text"
+    REWARDS: ClassVar[Sequence[str]] = ("exact", "similarity")  # names that `score` returns
 
     min_length: int
     max_length: int
@@ -45,7 +46,7 @@ class ReverseText(Environment):
                 f"only {capacity} words have {self.min_length} to {self.max_length} letters, but "
                 f"num_train + num_eval = {needed}: raise max_length, or lower num_train or num_eval"
             )
-        check_weights(self.reward_weights, REWARDS)
+        check_weights(self.reward_weights, self.REWARDS)
 
     def examples(self, split: Split) -> list[Example]:
         words = self._eval_words if split == "eval" else self._train_words

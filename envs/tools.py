@@ -64,9 +64,9 @@ class Tool:
         self._wants_episode = EPISODE in parameters
         described = parse_docstring(inspect.getdoc(function) or "")
         notes = {p.arg_name: p.description for p in described.params if p.description}
-        hints = self._hints = typing.get_type_hints(function, include_extras=True)
+        self._hints = typing.get_type_hints(function, include_extras=True)
         fields = [
-            self._struct_field(parameter, hints, notes)
+            self._struct_field(parameter, notes)
             for parameter in parameters.values()
             if parameter.name != EPISODE
         ]
@@ -82,21 +82,19 @@ class Tool:
             "parameters": self._schema(),
         }
 
-    def _struct_field(
-        self, parameter: inspect.Parameter, hints: dict[str, Any], notes: dict[str, str]
-    ) -> tuple[Any, ...]:
+    def _struct_field(self, parameter: inspect.Parameter, notes: dict[str, str]) -> tuple[Any, ...]:
         name = parameter.name
         if parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD):
             raise ValueError(
                 f"the tool {self.name} has the parameter {str(parameter).partition(':')[0]}: use a "
                 "list or named parameters, because the policy passes every argument by its name"
             )
-        if name not in hints:
+        if name not in self._hints:
             raise ValueError(
                 f"the tool {self.name} has a parameter {name!r} without a type: "
                 "annotate it, because the policy reads the types"
             )
-        kind = hints[name]
+        kind = self._hints[name]
         if name in notes:
             kind = Annotated[kind, msgspec.Meta(description=notes[name])]
         if parameter.default is parameter.empty:

@@ -9,13 +9,11 @@ from random import Random
 
 from envs.episode import Episode, Example, Split
 from envs.messages import Message, assistant, user
-from envs.protocol import check_weights
 from envs.reverse_text import ReverseText
 
 _LONGEST = 32  # if answers have this many characters on average, the reward `length` is 1
 # Reward name -> probability that the reward is 1 minus `exact` instead of `exact`.
 _FLIPS = {"flipped_10": 0.1, "flipped_30": 0.3}
-_REWARDS = ("exact", "copied", "length", *_FLIPS)
 
 
 @dataclass(kw_only=True, eq=False)
@@ -23,6 +21,7 @@ class Trials(ReverseText):
     """Reverse-text with four more options, which sweeps/report_card.yaml explains."""
 
     name = "trials"
+    REWARDS = ("exact", "copied", "length", *_FLIPS)
 
     turns: int
     copied: float
@@ -30,10 +29,9 @@ class Trials(ReverseText):
     copy_tasks: float
 
     def __post_init__(self) -> None:
-        weights, self.reward_weights = self.reward_weights, {}
-        super().__post_init__()
+        weights = self.reward_weights
         self.reward_weights = {name: weight for name, weight in weights.items() if weight}
-        check_weights(self.reward_weights, _REWARDS)
+        super().__post_init__()
         self.max_turns = self.turns
 
     def examples(self, split: Split) -> list[Example]:

@@ -1,7 +1,6 @@
 """Read questions from a data set of envs/datasets.py, such as a local file or GSM8K on the hub.
 
 An answer in GSM8K's form (worked steps, then `#### 18`) is split into solution and answer.
-Training questions that also occur in the eval split are removed.
 """
 
 import re
@@ -26,17 +25,11 @@ class DataQuestions(QuestionSource):
 
     @cached_property
     def _questions_by_split(self) -> dict[Split, list[Question]]:
-        held_out, train = (
-            [question_of(example) for example in self._dataset.examples(split, env="")]
-            for split in ("eval", "train")
-        )
-        texts = {question.text for question in held_out}
-        kept = [question for question in train if question.text not in texts]
-        if not kept or not held_out:
-            path = getattr(self._dataset, "path", "the data set")
-            split, change = ("eval", "raise num_eval") if kept else ("train", "lower num_eval")
-            raise ValueError(f"{path} has no question for the split {split}: {change} or add rows")
-        return {"train": kept, "eval": held_out}
+        splits: tuple[Split, ...] = ("train", "eval")
+        return {
+            split: [question_of(example) for example in self._dataset.examples(split, env="")]
+            for split in splits
+        }
 
 
 def question_of(example: Example) -> Question:

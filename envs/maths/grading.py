@@ -131,7 +131,3 @@ class Grader:
             finally:
                 self._idle.append(sandbox)
         return {"True": True, "False": False}.get(output.strip())
-
-    def close(self) -> None:
-        for sandbox in self._idle:
-            sandbox.close()

@@ -63,8 +63,7 @@ def made_up_corpus(rng: Random) -> tuple[list[Page], list[Question]]:
     for kind, table in TABLES.items():
         real = _read_table(f"{table}.csv")
         columns = {name: [row[name] for row in real if row[name]] for name in real[0]}
-        rows = [_invented_row(kind, columns, rng) for _ in range(NUM_INVENTED_ROWS)]
-        tables[kind] = rows
+        tables[kind] = [_invented_row(kind, columns, rng) for _ in range(NUM_INVENTED_ROWS)]
     pairs = [(kind, row) for kind, rows in tables.items() for row in rows]
     names = Counter(name for kind, row in pairs for name in _identifiers(kind, row))
     # Drop rows with a repeated identifier: titles must differ, and a question has one answer.

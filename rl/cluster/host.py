@@ -4,11 +4,12 @@ A host is a machine on which the supervisor starts processes. If a host cannot b
 its processes count as ended. LocalHost and RayHost implement the interface Host.
 """
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
+from rl.runtime.child import Start
 from rl.runtime.failure import RunFailed
 
 
@@ -27,18 +28,6 @@ class Process(Protocol):
     def tail(self) -> str: ...  # the last lines of the log, and the error if the host is lost
     def kill(self) -> None: ...  # end the process and its children; `returncode` stays readable
     def end(self) -> None: ...  # like kill, but `returncode` may become None; may be called twice
-
-
-@dataclass(frozen=True)
-class Start:
-    """The arguments of `Host.start`. rl/runtime/child.py explains the last two fields."""
-
-    name: str
-    command: Sequence[str]
-    log: Path
-    env: Mapping[str, str] = field(default_factory=dict)
-    ends_on_term: bool = True  # whether the signal TERM ends the process
-    in_terminal: bool = False  # whether the process uses the supervisor's terminal
 
 
 class Host(Protocol):

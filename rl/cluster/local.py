@@ -4,8 +4,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import ClassVar
 
-from rl.cluster.host import Demand, HostLost, Hosts, Start
-from rl.runtime.child import Child, Reaper, end_together
+from rl.cluster.host import Demand, HostLost, Hosts
+from rl.runtime.child import Child, Reaper, Start, end_together
 from rl.runtime.devices import visible_gpus
 from rl.runtime.folder import RunFolder
 from rl.runtime.network import free_port
@@ -20,7 +20,7 @@ class LocalHost:
         self.children: list[Child] = []  # in the order in which they started
 
     def start(self, start: Start) -> Child:
-        child = Child(**vars(start), reaper=self._reaper)
+        child = Child(start, self._reaper)
         self.children.append(child)
         child.start()
         return child

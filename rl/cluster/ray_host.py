@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from rl.cluster.bundles import Bundle
-from rl.cluster.host import HostLost, Start
-from rl.runtime.child import last_lines
+from rl.cluster.host import HostLost
+from rl.runtime.child import Start, last_lines
 from rl.runtime.failure import RunFailed, message_of
 
 _LOST = -signal.SIGKILL  # the exit status of every process on a lost host

@@ -12,9 +12,8 @@ from dataclasses import replace
 from hashlib import sha256
 from pathlib import Path
 
-from rl.cluster.host import Start
 from rl.cluster.local import LocalHost
-from rl.runtime.child import Reaper
+from rl.runtime.child import Reaper, Start
 from rl.runtime.network import free_port, own_address
 
 _NEW_FILE_TIMEOUT_S = 10.0  # maximum wait until a network file system shows a new file

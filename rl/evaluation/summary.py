@@ -88,7 +88,6 @@ def _summary(played: Sequence[PlayedExample], threshold: float) -> Summary:
     compared = [[r for r in rewards if r is not None] for rewards in of_role.values()]
     most = max(map(len, of_role.values()), default=0)
     means: dict[str, Any] = rollout_means(rollouts)
-    del means["errors"]  # `Summary.metrics` computes this share
     return Summary(
         num_examples=len(played),
         num_rollouts=len(rollouts),
@@ -117,7 +116,6 @@ def rollout_means(rollouts: Sequence[Rollout]) -> dict[str, float]:
         "max_length": max(lengths, default=0),
         "turns": average([rollout.turns for rollout in rollouts]),
         "truncated": average([rollout.stop_reason.truncated for rollout in rollouts]),
-        "errors": average([bool(rollout.error) for rollout in rollouts]),
         "tool_calls": average([rollout.tool_calls for rollout in rollouts]),
         "tool_errors": average([rollout.tool_errors for rollout in rollouts]),
     }

@@ -72,8 +72,11 @@ class VLLMClient(AbstractAsyncContextManager["VLLMClient"]):
     @contextmanager
     def group(self) -> Iterator["GroupClient"]:
         """Yield a client that sends all requests of a group of rollouts to one replica."""
-        with self._router.group() as group:
+        group = RequestGroup(self._router)
+        try:
             yield GroupClient(self, group)
+        finally:
+            group.release_route()
 
     async def request(
         self,

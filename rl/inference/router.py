@@ -9,8 +9,7 @@ the replica that sampled the first turns has most of the next prompt in its pref
 """
 
 import asyncio
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
 from envs.deadline import WAITING
@@ -34,6 +33,8 @@ class Route:
 
 @dataclass(eq=False)
 class RequestGroup:
+    """Chooses one replica for all requests of a group of rollouts."""
+
     router: "Router"
     chosen: Route | None = None
 
@@ -95,15 +96,11 @@ class Router:
         for name, route in list(self._routes.items()):
             if name not in updated or updated[name].incarnation != route.replica.incarnation:
                 self._remove(route)
-        fresh = {
+        self._routes |= {
             name: Route(replica)
             for name, replica in updated.items()
             if name not in self._routes and self._lost.get(name) != replica.incarnation
         }
-        self._routes |= fresh
-        # If all replicas are lost and no supervisor restarts them, use them again.
-        if not self._routes and not self.restarted:
-            self._routes = {name: Route(replica) for name, replica in updated.items()}
         if self._routes:
             self.serving.set()
 
@@ -134,12 +131,3 @@ class Router:
         if self.restarted and self.restarted(replica):
             return True
         return unanswered and refuses_connections(replica)
-
-    @contextmanager
-    def group(self) -> Iterator[RequestGroup]:
-        """Yield an object that chooses one replica for all requests of a group of rollouts."""
-        group = RequestGroup(self)
-        try:
-            yield group
-        finally:
-            group.release_route()

@@ -8,9 +8,7 @@ needs the key in the environment variable that inference.api_key_variable names.
 """
 
 import os
-import subprocess
 import sys
-import tempfile
 from pathlib import Path
 
 from rl.config.schema import Run
@@ -49,25 +47,10 @@ def required_key(run_folder: RunFolder) -> str:
     return key
 
 
-def temporary_folder() -> str:
-    """Return a new private folder, which a shell deletes after this process and its children end.
-
-    A killed vLLM cannot delete its sockets. So the shell reads a pipe that only this process and
-    its children hold open. When the pipe closes, the shell deletes the folder.
-    """
-    folder = tempfile.mkdtemp(prefix="offbyone-vllm-")
-    read, write = os.pipe()
-    os.set_inheritable(write, True)
-    command = ["sh", "-c", 'cat; rm -rf "$0"', folder]
-    subprocess.Popen(command, stdin=read, start_new_session=True, cwd="/")
-    os.close(read)
-    return folder
-
-
 if __name__ == "__main__":
     run_folder, address = RunFolder(Path(sys.argv[1])), address_of(sys.argv[2])
     command, env = server_command(run_folder, address)
-    env["TMPDIR"] = temporary_folder()  # the run's TMPDIR exists only on the supervisor's host
+    del env["TMPDIR"]  # the run's TMPDIR exists only on the supervisor's host
     if not address.path:
         key_file = os.memfd_create("key", 0)  # a file in memory, so the key is on no disk
         os.write(key_file, required_key(run_folder).encode())

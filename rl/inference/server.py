@@ -24,7 +24,7 @@ from rl.inference.replica import Replica
 from rl.inference.routes import VLLMRoutes, wait_until_healthy
 from rl.model.folder import holds_weights, linear_layers
 from rl.model.shape import read_sizes
-from rl.runtime.child import Child, Reaper, describe_exit, last_lines, python_module
+from rl.runtime.child import Child, Reaper, Start, describe_exit, last_lines, python_module
 from rl.runtime.devices import core_of, visible_cpus, visible_gpus
 from rl.runtime.failure import RunFailed, with_remedies
 from rl.runtime.folder import RunFolder
@@ -217,7 +217,7 @@ def run_vllm(
         stack.callback(run_folder.private.clear)
         command, env = vllm_command(server, run_folder, replica, policy)
         reaper, log = stack.enter_context(Reaper()), run_folder.log_of(replica.name)
-        child = Child(replica.name, command, log=log, reaper=reaper, env=env)
+        child = Child(Start(replica.name, command, log, env), reaper)
         stack.enter_context(child)
 
         def check_child() -> None:
@@ -238,4 +238,4 @@ def run_vllm(
 
 
 def only_replica(run_folder: RunFolder) -> Replica:
-    return Replica("inference", Address(path=run_folder.private.vllm_socket))
+    return Replica("inference", Address(path=run_folder.private.vllm_socket_of("inference")))

@@ -35,6 +35,7 @@ def batch_metrics(groups: Sequence[Group], step: int) -> dict[str, float]:
         "train/reward": average(_rewards(rollouts)),
         "train/shaped_reward": average([c.reward for c in credits if c.reward is not None]),
         **{f"rollout/{name}": value for name, value in means.items()},
+        "rollout/errors": average([bool(rollout.error) for rollout in rollouts]),
         "rollout/generation_time": average([rollout.generation_time for rollout in rollouts]),
         "rollout/untrained": average([not credit.trains for credit in credits]),
         "rollout/forks": average([max(len(rollout.rows) - 1, 0) for rollout in rollouts]),

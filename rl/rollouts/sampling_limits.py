@@ -8,14 +8,10 @@ from rl.records import Group
 from rl.runtime.failure import RunFailed
 from rl.wire import NoMoreBatches
 
-# Raise RolloutsFailed after max(this number, groups per batch) groups in a row without a score:
+# Raise RunFailed after max(this number, groups per batch) groups in a row without a score:
 _MAX_UNSCORABLE_GROUPS = 16
 # End sampling if the buffer rejects the groups of this many batches in a row:
 _MAX_REJECTED_BATCHES = 8
-
-
-class RolloutsFailed(RunFailed):
-    """The error raised if no recent rollout has a score. Its message has the most common cause."""
 
 
 @dataclass
@@ -29,12 +25,12 @@ class FailureLimits:
         self._errors: deque[str] = deque(maxlen=window)
 
     def record_group(self, group: Group) -> None:
-        """Record the errors of a group; raise RolloutsFailed if no recent rollout has a score."""
+        """Record the errors of a group; raise RunFailed if no recent rollout has a score."""
         # A rollout with a score has the error "", so one such rollout is enough to continue.
         self._errors.extend(rollout.error for rollout in group.rollouts)
         if len(self._errors) == self._errors.maxlen and all(self._errors):
             (error, count), *_ = Counter(self._errors).most_common(1)
-            raise RolloutsFailed(
+            raise RunFailed(
                 f"none of the last {len(self._errors)} rollouts could be scored. "
                 f"Correct the most frequent error ({count} rollouts): {error}"
             )

@@ -14,6 +14,7 @@ import sys
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Self
@@ -131,36 +132,37 @@ class Reaper:
             self._process.wait(timeout=_GRACE_S + 5)
 
 
+@dataclass(frozen=True)
+class Start:
+    """How to start a process."""
+
+    name: str
+    command: Sequence[str]
+    log: Path
+    env: Mapping[str, str] = field(default_factory=dict)
+    ends_on_term: bool = True  # whether the signal TERM ends the process; if not, `end` sends KILL
+    in_terminal: bool = False  # whether it uses the supervisor's terminal; `log` then stays empty
+
+
 class Child:
     """One child process with its descendants: a process group with a log file."""
 
-    def __init__(
-        self,
-        name: str,
-        command: Sequence[str],
-        *,
-        log: Path,
-        reaper: Reaper,
-        env: Mapping[str, str] | None = None,
-        ends_on_term: bool = True,
-        in_terminal: bool = False,
-    ) -> None:
-        """Unless `ends_on_term`, `end` sends KILL at once. If `in_terminal`, `log` stays empty."""
-        self.ends_on_term, self._in_terminal = ends_on_term, in_terminal
-        self.name, self.command, self.log = name, list(command), log
-        self._reaper, self.env = reaper, dict(env or {})
+    def __init__(self, start: Start, reaper: Reaper) -> None:
+        self.name, self.log = start.name, start.log
+        self._options, self._reaper = start, reaper
         self._process: subprocess.Popen[bytes] | None = None
 
     def start(self) -> None:
         self.log.parent.mkdir(parents=True, exist_ok=True)
         with self.log.open("ab") as log:
-            stdin, output = (None, None) if self._in_terminal else (subprocess.DEVNULL, log)
+            in_terminal = self._options.in_terminal
+            stdin, output = (None, None) if in_terminal else (subprocess.DEVNULL, log)
             self._process = subprocess.Popen(
-                self.command,
+                self._options.command,
                 stdin=stdin,
                 stdout=output,
                 stderr=output,
-                env={**os.environ, **self.env},
+                env={**os.environ, **self._options.env},
                 start_new_session=True,
                 preexec_fn=partial(_die_with_parent, os.getpid()),
             )
@@ -201,6 +203,6 @@ class Child:
 def end_together(children: Sequence[Child]) -> None:
     """End the process groups of all children in parallel."""
     for child in children:
-        if child._process is not None and not child.ends_on_term:
+        if child._process is not None and not child._options.ends_on_term:
             child._process.kill()
     end_groups([child.group for child in children if child.group is not None])

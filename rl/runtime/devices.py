@@ -76,13 +76,9 @@ def _read_numbers(path: Path) -> dict[str, int]:
     return {line[0]: int(line[1]) for line in lines if len(line) > 1 and line[1].isdigit()}
 
 
+@cache
 def gpus_of_driver() -> tuple[Gpu, ...]:
     """Return the GPUs that nvidia-smi lists in this container, or () if nvidia-smi fails."""
-    return _query_gpus(os.environ.get("PATH", ""))
-
-
-@cache
-def _query_gpus(path: str) -> tuple[Gpu, ...]:  # noqa: ARG001 the key of the cache, because tests change PATH
     rows = [row.split(", ") for row in _nvidia_smi(_QUERY, "--format=csv,noheader,nounits")]
     if any(len(row) != 5 for row in rows):
         return ()

@@ -231,9 +231,7 @@ def drop_steps_from(run_folder: RunFolder, step: int) -> None:
     """From `step` on, move rollouts to rollouts.dropped, and delete tokens and evaluations."""
     for path in _files_from(run_folder.rollouts, step):
         # Append to the dropped rollouts, because a step may be dropped more than once.
-        dropped = run_folder.dropped_rollouts / path.name
-        dropped.parent.mkdir(exist_ok=True)
-        with dropped.open("ab") as file:
+        with _create_parent(run_folder.dropped_rollouts / path.name).open("ab") as file:
             file.write(path.read_bytes())
         path.unlink()
     # Delete old results, because the viewer would show them until the run repeats the steps.
@@ -243,6 +241,5 @@ def drop_steps_from(run_folder: RunFolder, step: int) -> None:
 
 def _files_from(folder: Path, step: int) -> list[Path]:
     """Return the folder's files whose number is >= `step`, including incomplete files."""
-    patterns = ("step", ".step", "version", ".version")
-    numbered = [path for pattern in patterns for path in folder.glob(f"{pattern}_[0-9]*")]
+    numbered = [path for path in folder.glob("*") if _NUMBERED.match(path.name)]
     return [path for path in numbered if step_of(path) >= step]

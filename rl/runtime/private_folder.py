@@ -11,28 +11,22 @@ _MAX_SOCKET = 107  # maximum length of a Unix socket's path in bytes, set by the
 _MAX_NAME = len("/tmp/") + 36  # bytes of the longest name of a socket: vLLM's tmp/<UUID>
 
 
-class InsideTarget(Inside):
-    """Like Inside, but the path is in the target of <run>/sockets if <run>/sockets is a link.
-
-    A socket's path must be short, and a path through the link may be too long.
-    """
-
-    def __get__(self, owner: "PrivateFolder", _: type) -> Path:
-        return owner.path.resolve() / self.name
-
-
 class PrivateFolder:
     """The folder <run>/sockets. It links to a temporary folder if sockets need a shorter path."""
 
-    key = InsideTarget("key")  # key of the run's TCP servers; missing without such servers
-    external_key = InsideTarget("external_key")  # key of vLLM servers that the user started
-    rendezvous = InsideTarget("rendezvous")  # the trainer's ranks connect through this file
-    vllm_socket = InsideTarget("vllm.sock")  # socket of the vLLM server `inference`
-    rollouts_socket = InsideTarget("rollouts.sock")
-    temporary = InsideTarget("tmp")
+    key = Inside("key")  # key of the run's TCP servers; missing without such servers
+    external_key = Inside("external_key")  # key of vLLM servers that the user started
+    rendezvous = Inside("rendezvous")  # the trainer's ranks connect through this file
+    rollouts_socket = Inside("rollouts.sock")
+    temporary = Inside("tmp")
 
-    def __init__(self, path: Path) -> None:
-        self.path = path
+    def __init__(self, link: Path) -> None:
+        self._link = link  # a link only if sockets need a shorter path
+
+    @property
+    def path(self) -> Path:
+        """The folder, without the link, through which the paths of sockets may be too long."""
+        return self._link.resolve()
 
     def make(self, *, shared: bool = False) -> None:
         """Create the private folder. Delete the content that an earlier start left.
@@ -42,31 +36,31 @@ class PrivateFolder:
         import tempfile
 
         self.clear()
-        self.path.parent.mkdir(parents=True, exist_ok=True)
-        if shared or len(os.fsencode(self.path.resolve())) + _MAX_NAME <= _MAX_SOCKET:
-            self.path.mkdir(mode=0o700)
+        self._link.parent.mkdir(parents=True, exist_ok=True)
+        if shared or len(os.fsencode(self.path)) + _MAX_NAME <= _MAX_SOCKET:
+            self._link.mkdir(mode=0o700)
         else:
-            self.path.symlink_to(tempfile.mkdtemp(prefix=self._prefix()))
+            self._link.symlink_to(tempfile.mkdtemp(prefix=self._prefix()))
         self.temporary.mkdir(mode=0o700)
 
     def clear(self) -> None:
         """Delete the folder. If the folder is a link, delete the link and the temporary folder."""
         import tempfile
 
-        target = self.path.resolve()
-        remove(self.path)
+        target = self.path
+        remove(self._link)
         # Delete only this run's target, because a copied run folder links to the original's target.
         is_temporary = target.parent == Path(tempfile.gettempdir()).resolve()
         if is_temporary and target.name.startswith(self._prefix()):
             remove(target)
 
     def _prefix(self) -> str:
-        path = os.fsencode(self.path.parent.resolve() / self.path.name)
+        path = os.fsencode(self._link.parent.resolve() / self._link.name)
         return f"offbyone-sockets-{sha256(path).hexdigest()[:8]}-"
 
     def vllm_socket_of(self, process: str) -> Path:
         """Return the socket of a server, such as vllm.sock for the process `inference`."""
-        return self.path.resolve() / f"{process.replace('inference', 'vllm')}.sock"
+        return self.path / f"{process.replace('inference', 'vllm')}.sock"
 
     def make_key(self) -> None:
         """Create a random key, which every TCP server of this run requires."""

@@ -57,16 +57,6 @@ class Status:
             if time.monotonic() - self._written_at >= PROGRESS_INTERVAL_S:
                 self._write(self._current)
 
-    @contextlib.contextmanager
-    def doing(self, doing: str) -> Iterator[None]:
-        """Set a status while the block runs. Restore the previous one, unless the block raised."""
-        before = self._current
-        self.set(doing)
-        yield
-        if before is not None:
-            self._current = before
-            self._write(before)
-
     def _write(self, status: ProcessStatus) -> None:
         # Ignore a full disk, because the process that writes rollouts or metrics reports it.
         with contextlib.suppress(OSError):

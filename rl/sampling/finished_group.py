@@ -78,7 +78,7 @@ class FinishedGroup:
         for rollout, speaker in self.played:
             try:
                 # If `prepare` is another function, the prompt already has a hint, so add none.
-                if speaker.prepare == self.env.add_system_prompt:
+                if speaker.inputs.prepare == self.env.add_system_prompt:
                     await speaker.rows.add_hints(partial(render_hint, episode=speaker.episode))
                 changes: dict[str, Any] = {"rows": speaker.rows.freeze()}
             except (EnvironmentFailed, RequestFailed) as failure:

@@ -175,10 +175,7 @@ class Player:
         episode = Episode(
             start.example, [], number=start.seeds.rollout, policy_version=self.policy_version
         )
-        first = Speaker(
-            *(self.chat, RowBuilder(), episode),
-            *(clock, start.seeds, start.prepare, start.prefix),
-        )
+        first = Speaker(self.chat, RowBuilder(), episode, start)
         scores: list[Scores] = []
         error = ""
         try:

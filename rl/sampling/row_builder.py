@@ -17,10 +17,10 @@ _COLUMNS = columns_of(SampledColumns)
 
 
 class GrowingRow:
-    def __init__(self, prompt: object = None) -> None:
+    def __init__(self, prompt: object = None, prompt_length: int = 0) -> None:
         self.prompt = prompt  # the first prompt of the row, for `RowBuilder.add_hints`
         self.hinted_prompt: list[int] | None = None
-        self.prompt_length = 0  # number of tokens of the prompt with which the row began
+        self.prompt_length = prompt_length  # number of tokens of the row's first prompt
         self.token_ids: list[int] = []  # all tokens of the row so far
         self._parts: dict[str, list[np.ndarray]] = {name: [] for name in _COLUMNS}
         self._kept: list[Sequence[int]] = []  # ids from which vLLM chose each sampled token
@@ -76,8 +76,7 @@ class RowBuilder:
         prompt_ids = completion.prompt_ids
         row = self._rows[-1] if self._rows else None
         if row is None or prompt_ids[: len(row.token_ids)] != row.token_ids:
-            row = GrowingRow(prompt)  # the first row, or a fork
-            row.prompt_length = len(prompt_ids)
+            row = GrowingRow(prompt, len(prompt_ids))  # the first row, or a fork
             self._rows.append(row)
         row.extend(prompt_ids[len(row.token_ids) :])
         if masked := completion.num_masked:

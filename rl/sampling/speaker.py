@@ -8,9 +8,9 @@ chat renders the whole conversation again, which usually begins a new row of tra
 If several roles speak in an episode, each has its own speaker, conversation and rows.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from envs.deadline import WAITING
 from envs.episode import Episode, StopReason
@@ -18,10 +18,9 @@ from envs.messages import Message, parse_json
 from envs.protocol import ContextFull, PolicyTurn
 from rl.inference.completion import Completion
 from rl.sampling.chat import Chat, Prompt, ToolSpecs
-from rl.sampling.clock import Clock
 from rl.sampling.prefix import Prefix, sample_turn
+from rl.sampling.rollout_inputs import RolloutInputs
 from rl.sampling.row_builder import RowBuilder
-from rl.sampling.sampler import RequestSeeds
 
 
 @dataclass
@@ -31,10 +30,7 @@ class Speaker:
     chat: Chat
     rows: RowBuilder
     episode: Episode
-    clock: Clock
-    seeds: RequestSeeds
-    prepare: Callable[[list[Message]], list[Message]]  # adds system prompt and any hint
-    prefix: Prefix | None = None  # tokens with which the first turns must begin
+    inputs: RolloutInputs
     stop_reason: StopReason = StopReason.STOP  # why the newest turn ended
     # (conversation, prompt, completion) of the newest turn; None before the first turn
     _last: tuple[list[Message], Prompt, Completion] | None = None
@@ -58,22 +54,22 @@ class Speaker:
             first = self.episode
             shared = {name: getattr(first, name) for name in ("number", "policy_version", "memory")}
             episode = Episode(first.example, [], **shared, role=role)
-            fields = (self.chat, RowBuilder(), episode, self.clock, self.seeds, self.prepare)
-            self._roles[role] = Speaker(*fields)
+            inputs = replace(self.inputs, prefix=None)
+            self._roles[role] = Speaker(self.chat, RowBuilder(), episode, inputs)
         if (speaker := self._roles[role]) is not self:
             options = {"prefix": prefix, "prefix_trains": prefix_trains}
             return await speaker(messages, tools, role=role, **options)
-        messages = self.prepare(messages)
+        messages = self.inputs.prepare(messages)
         with self._noting_errors():
             prompt = await self._next_prompt(messages, tools)
             if self.chat.max_new_tokens(prompt) <= 0:
                 raise ContextFull("the conversation fills max_seq_len: raise model.max_seq_len")
             # Draw the seed before waiting for a slot: concurrent turns get slots in any order.
-            seed, given, number = self.seeds.next(), self.prefix, self.episode.turns
+            seed, given, number = self.inputs.seeds.next(), self.inputs.prefix, self.episode.turns
             replayed = given.turn(number, prompt) if given else None
             if prefix is not None and not (replayed and replayed.token_ids):
                 given, number = Prefix.of(self.chat, prefix, trains=prefix_trains), 0
-            async with self.clock.hold_slots(self.chat.slots):
+            async with self.inputs.clock.hold_slots(self.chat.slots):
                 completion = await sample_turn(self.chat, prompt, seed, given, number)
         self.rows.add_turn(completion, prompt)
         message = self.chat.message(prompt, completion)
@@ -90,9 +86,9 @@ class Speaker:
     async def logprobs(self, messages: list[Message], text: str, *, after: str = "") -> list[float]:
         """Return the policy's logprobs of a text (envs/protocol.py, Speak.logprobs)."""
         with self._noting_errors():
-            prompt = await self.chat.first_prompt(self.prepare(messages), None)
+            prompt = await self.chat.first_prompt(self.inputs.prepare(messages), None)
             before, scored = self.chat.encode(after), self.chat.encode(text)
-            async with self.clock.hold_slots(self.chat.slots):
+            async with self.inputs.clock.hold_slots(self.chat.slots):
                 token_ids = [*prompt.token_ids, *before, *scored]
                 return (await self.chat.score(token_ids, len(scored)))[0]
 
@@ -102,7 +98,7 @@ class Speaker:
 
         A task of an HTTP server has the context of the episode that started the server.
         """
-        token = WAITING.set(self.clock.pause)
+        token = WAITING.set(self.inputs.clock.pause)
         try:
             yield
         except ContextFull:

@@ -7,7 +7,6 @@ Each line of a file is a JSON object with `messages`, for example a line of a ru
 If `sampler.min_reward` is set, lines with a lower `reward` or without a reward are not used.
 """
 
-import json
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cache
@@ -16,6 +15,7 @@ from pathlib import Path
 from random import Random
 
 from envs.episode import StopReason
+from envs.loading import read_json_lines
 from envs.messages import Message
 from envs.protocol import Environment
 from rl.sampling.demonstrations import ImitationSampler
@@ -59,18 +59,14 @@ def read_conversations(path: str, min_reward: float | None) -> list[tuple[str, l
     """
     conversations: list[tuple[str, list[Message]]] = []
     for name in sorted(glob(str(Path(path).expanduser()))):
-        # splitlines() would also split at U+2028, which a JSON string may contain.
-        for number, line in enumerate(Path(name).read_text(encoding="utf-8").split("\n"), 1):
-            if not line.strip():
-                continue
+        for number, record in read_json_lines(Path(name)):
             try:
-                record = json.loads(line)
                 messages, reward = record["messages"], record.get("reward")
                 env = str(record.get("env") or "")
                 is_good = min_reward is None or (reward is not None and reward >= min_reward)
                 is_answered = bool(messages) and messages[-1].get("role") == "assistant"
                 calls = [c for m in messages for c in m.get("tool_calls") or ()]
-            except (ValueError, KeyError, TypeError, AttributeError) as error:
+            except (KeyError, TypeError, AttributeError) as error:
                 raise ValueError(
                     f"{name}, line {number}: write a JSON object with `messages` ({error!r})"
                 ) from error

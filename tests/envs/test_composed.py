@@ -249,7 +249,7 @@ def test_without_tools_the_answers_are_the_demonstrations(config):
     answers = {**config["dataset"], "prompt": "answer", "answer": None, "num_eval": 0}
     for other in (made(config), made(config, **bare, dataset=answers)):
         with pytest.raises(ValueError, match="'capitals' has no scripted expert"):
-            other.demonstrations(Random(0))
+            next(other.demonstrations(Random(0)))
     with pytest.raises(ValueError, match="row 1 has no value in the column 'reply'"):
         made(config, dataset={**answers, "answer": "reply"}).check_machine()
 

@@ -42,6 +42,12 @@ def settled(expected, seconds=60.0):
     return interpreters() <= expected
 
 
+def close(grader):
+    """End the processes of a grader."""
+    for sandbox in grader._idle:
+        sandbox.close()
+
+
 async def said(box, code):
     """Return the answer, or the error message that the policy gets."""
     try:

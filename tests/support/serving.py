@@ -9,7 +9,7 @@ from pathlib import Path
 import httpx
 
 from rl.inference.server import STARTED_BY_RUN
-from rl.runtime.child import Child, Reaper, last_lines
+from rl.runtime.child import Child, Reaper, Start, last_lines
 from tests.support.launching import wait_for
 
 
@@ -32,6 +32,6 @@ def serving(model: Path, log: Path, **further: str) -> Iterator[str]:
         except httpx.HTTPError:
             return False
 
-    with Reaper() as reaper, Child("them", command, log=log, reaper=reaper, env=env):
+    with Reaper() as reaper, Child(Start("them", command, log, env), reaper):
         assert wait_for(healthy, 300), last_lines(log)
         yield f"http://127.0.0.1:{port}/v1"

@@ -6,7 +6,7 @@ from fractions import Fraction
 import pytest
 
 from envs.maths.grading import Grader, final_answer, normalise, number
-from tests.support.sandboxes import interpreters, settled
+from tests.support.sandboxes import close, interpreters, settled
 
 OPTIONS = {"workers": 1, "cpu_seconds": 3, "memory_mb": 1024, "allow_without_landlock": False}
 
@@ -15,7 +15,7 @@ OPTIONS = {"workers": 1, "cpu_seconds": 3, "memory_mb": 1024, "allow_without_lan
 def grader():
     made = Grader(**OPTIONS)
     yield made
-    made.close()
+    close(made)
 
 
 @pytest.mark.parametrize(
@@ -96,7 +96,7 @@ def test_an_endless_comparison_does_not_affect_others():
         return await asyncio.gather(*(grader.means_same(*pair) for pair in pairs))
 
     assert asyncio.run(judge()) == [None, None, True]
-    grader.close()
+    close(grader)
 
 
 async def test_each_worker_compares_one_answer_at_a_time():
@@ -107,5 +107,5 @@ async def test_each_worker_compares_one_answer_at_a_time():
     same = await asyncio.gather(*(grader.means_same("x + 3", f"{n} + x") for n in range(6)))
     assert same == [n == 3 for n in range(6)]
     assert len(interpreters() - before) == 2
-    grader.close()
+    close(grader)
     assert settled(before)

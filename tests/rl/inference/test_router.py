@@ -2,7 +2,7 @@
 
 import asyncio
 from collections.abc import AsyncIterator, Sequence
-from contextlib import AsyncExitStack, ExitStack, asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -15,7 +15,7 @@ from rl.inference import client as module
 from rl.inference.client import RequestTally, VLLMClient
 from rl.inference.completion import RequestFailed
 from rl.inference.replica import Replica
-from rl.inference.router import Router
+from rl.inference.router import RequestGroup, Router
 from rl.runtime.network import Address
 from rl.sampling.clock import Clock
 from tests.support.engine_faults import Fault, Hang, Status
@@ -47,38 +47,36 @@ def test_a_new_group_goes_to_the_one_with_the_fewest(groups, flying, chosen):
     router = Router.with_replicas(*map(replica, range(3)))
     for route, count, requests in zip(router.routes, groups, flying, strict=True):
         route.num_groups, route.num_pending = count, requests
-    with router.group() as group:
-        assert group.choose_route() is router.routes[chosen]
+    assert RequestGroup(router).choose_route() is router.routes[chosen]
 
 
 def test_a_group_stays_with_its_replica_when_others_become_idle():
     router = Router.with_replicas(replica(0), replica(1))
-    with ExitStack() as stack:
-        groups = [stack.enter_context(router.group()) for _ in range(5)]
-        asked = [group.choose_route().replica.name for group in groups]
-        assert asked == ["inference0", "inference1"] * 2 + ["inference0"]
-        groups[1].release_route()
-        groups[3].release_route()
-        assert [groups[i].choose_route().replica.name for i in (0, 2, 4)] == ["inference0"] * 3
-        assert [route.num_groups for route in router.routes] == [3, 0]
-    assert [route.num_groups for route in router.routes] == [0, 0]
+    groups = [RequestGroup(router) for _ in range(5)]
+    asked = [group.choose_route().replica.name for group in groups]
+    assert asked == ["inference0", "inference1"] * 2 + ["inference0"]
+    groups[1].release_route()
+    groups[3].release_route()
+    assert [groups[i].choose_route().replica.name for i in (0, 2, 4)] == ["inference0"] * 3
+    assert [route.num_groups for route in router.routes] == [3, 0]
 
 
 def test_groups_of_a_lost_replica_choose_again_among_the_others():
     lost = []
     router = Router(lambda one, why: lost.append((one.name, why)))
     router.serve(map(replica, range(3)))
-    with ExitStack() as stack:
-        groups = [stack.enter_context(router.group()) for _ in range(6)]
-        first = groups[0].choose_route()
-        for group in groups:
-            group.choose_route()
-        assert router.lose(first, "it ended")
-        assert router.lose(first, "another request failed, too")
-        assert lost == [("inference0", "it ended")]
-        again = [int(g.choose_route().replica.name[-1]) for g in groups]
-        assert again == [1, 1, 2, 2, 1, 2]
-        assert sorted(route.num_groups for route in router.routes) == [3, 3]
+    groups = [RequestGroup(router) for _ in range(6)]
+    first = groups[0].choose_route()
+    for group in groups:
+        group.choose_route()
+    assert router.lose(first, "it ended")
+    assert router.lose(first, "another request failed, too")
+    assert lost == [("inference0", "it ended")]
+    again = [int(g.choose_route().replica.name[-1]) for g in groups]
+    assert again == [1, 1, 2, 2, 1, 2]
+    assert sorted(route.num_groups for route in router.routes) == [3, 3]
+    for group in groups:
+        group.release_route()
     assert [route.num_groups for route in router.routes] == [0, 0]
 
 
@@ -118,11 +116,6 @@ def test_only_replicas_with_the_newest_weights_get_requests():
     assert numbers(router) == [(0, 1)]
     router.serve([])  # the last weights are asked while no replica has newer ones
     assert numbers(router) == [(0, 1)]
-    # A replica is asked even if it was lost, if it alone has the weights.
-    router = Router.with_replicas(replica(0), replica(1))
-    router.lose(router.routes[0], "")
-    router.serve([replica(0)])
-    assert numbers(router) == [(0, 0)]
 
 
 SLOW = Hang(seconds=60, times=99)
@@ -174,6 +167,15 @@ async def test_unanswered_requests_of_a_dead_replica_move_to_another(tmp_path):
     assert all(answer == expected[0] for group in answers for answer in group)
     assert served.lost == ["inference0"]
     assert (served.tally.num_retried, served.tally.num_failed_in_a_row) == (0, 0)
+
+
+async def test_a_group_releases_its_replica_at_the_end_of_its_block(tmp_path):
+    async with cluster(tmp_path, []) as served, served.client() as client:
+        (route,) = served.router.routes
+        with client.group() as group:
+            await group.tokenize([{"role": "user", "content": "hi"}], None)
+            assert route.num_groups == 1
+        assert route.num_groups == 0
 
 
 async def test_open_requests_move_when_the_router_loses_their_replica(tmp_path):

@@ -6,12 +6,19 @@ import subprocess
 import sys
 import time
 from contextlib import suppress
-from functools import partial
 from pathlib import Path
 
 import pytest
 
-from rl.runtime.child import Child, Reaper, end_groups, group_alive, last_lines, python_module
+from rl.runtime.child import (
+    Child,
+    Reaper,
+    Start,
+    end_groups,
+    group_alive,
+    last_lines,
+    python_module,
+)
 from tests.support.families import Family, alive, wait_until
 from tests.support.launching import ROOT as REPO
 
@@ -30,7 +37,11 @@ def family(tmp_path):
 def make(tmp_path):
     """Return a function that makes children of one reaper, with the log `tmp_path`/log."""
     with Reaper() as reaper:
-        yield partial(Child, "child", log=tmp_path / "log", reaper=reaper)
+
+        def make(command, log=tmp_path / "log", **options):
+            return Child(Start("child", command, log, **options), reaper)
+
+        yield make
 
 
 def test_a_grandchild_that_ignores_term_is_dead_after_the_end(family, make):
@@ -113,9 +124,9 @@ def test_several_groups_share_one_grace_period_which_ends_with_them():
 HOLDER = """
 import sys, time
 from pathlib import Path
-from rl.runtime.child import Child, Reaper
+from rl.runtime.child import Child, Reaper, Start
 with Reaper() as reaper:
-    child = Child("family", sys.argv[2:], log=Path(sys.argv[1]), reaper=reaper)
+    child = Child(Start("family", sys.argv[2:], Path(sys.argv[1])), reaper)
     child.start()
     print(reaper._process.pid, flush=True)
     time.sleep(30)
@@ -150,7 +161,7 @@ def test_a_reaper_that_was_killed_is_replaced_and_knows_all_groups(family, tmp_p
         first = reaper._process
         reaper.ensure_alive()
         assert reaper._process is first
-        child = Child("family", family.command, log=tmp_path / "log", reaper=reaper)
+        child = Child(Start("family", family.command, tmp_path / "log"), reaper)
         child.start()
         first.kill()
         first.wait()

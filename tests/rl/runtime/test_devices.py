@@ -53,8 +53,10 @@ def nvidia_smi(tmp_path, monkeypatch):
         written(folder, query=f"{query}\n", listing=f"{listing}\n", **tool)
         (folder / "nvidia-smi").chmod(0o755)
         monkeypatch.setenv("PATH", str(folder))
+        devices.gpus_of_driver.cache_clear()
 
-    return install
+    yield install
+    devices.gpus_of_driver.cache_clear()
 
 
 def test_the_memory_of_the_smallest_gpu_counts_and_is_unknown_without_an_answer(nvidia_smi):

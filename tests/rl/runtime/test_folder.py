@@ -26,7 +26,7 @@ def test_sockets_can_be_bound_at_any_depth_and_are_deleted_with_temporary_files(
     private, keys = run_folder.private, set()
     for _ in range(2):  # a resumed run finds the sockets of the last, and makes another key
         private.make()
-        for path in (private.vllm_socket, private.rollouts_socket):
+        for path in (private.vllm_socket_of("inference"), private.rollouts_socket):
             with socket.socket(socket.AF_UNIX) as listener:
                 listener.bind(str(path))
             assert (run_folder.path / "sockets" / path.name).is_socket()

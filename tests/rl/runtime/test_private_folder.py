@@ -74,9 +74,9 @@ def test_another_user_cannot_use_the_key_the_sockets_or_the_weights_of_a_run(run
 
     with closing(MemoryFile()) as weights, socket.socket(socket.AF_UNIX) as server:
         weights.write({"w": torch.ones(2)})
-        server.bind(os.fspath(private.vllm_socket))
+        server.bind(os.fspath(private.vllm_socket_of("inference")))
         server.listen()
-        assert connect(private.vllm_socket) == "connected"
+        assert connect(private.vllm_socket_of("inference")) == "connected"
         weights_path = Path(weights.path)  # of this process
         results = as_another_user(
             {
@@ -86,7 +86,7 @@ def test_another_user_cannot_use_the_key_the_sockets_or_the_weights_of_a_run(run
                 "list": lambda: os.listdir(private.path),
                 "list temporary": lambda: os.listdir(private.temporary),
                 "write": lambda: (private.path.resolve() / "key").write_text("mine"),
-                "connect": lambda: connect(private.vllm_socket),
+                "connect": lambda: connect(private.vllm_socket_of("inference")),
                 "weights": weights_path.read_bytes,
                 "environment": lambda: Path(f"/proc/{os.getppid()}/environ").read_bytes(),
             }

@@ -47,18 +47,6 @@ def test_progress_that_came_too_soon_is_written_when_it_is_repeated(on_disk, sta
     assert on_disk().since == since  # progress does not restart the clock of its phase
 
 
-def test_a_block_restores_the_status_before_it_unless_it_raises(on_disk, status):
-    status.set("training step 3")
-    before = on_disk()
-    for doing in ("writing a checkpoint", "a second block"):
-        with status.doing(doing):
-            assert on_disk().doing == doing
-        assert on_disk() == before
-    with pytest.raises(RuntimeError), status.doing("pushing version 4"):
-        raise RuntimeError
-    assert on_disk().doing == "pushing version 4"
-
-
 def test_a_stopwatch_shows_a_phase_and_keeps_its_seconds(on_disk, status):
     watch = Stopwatch(status)
     with watch.phase("push", "pushing version 3"):

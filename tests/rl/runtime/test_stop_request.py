@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-from rl.runtime.child import Child, Reaper
+from rl.runtime.child import Child, Reaper, Start
 from rl.runtime.folder import RunFolder
 from rl.runtime.stop_request import Stopped, StopRequest, stopped_by_signals
 from tests.support.launching import ROOT, wait_for
@@ -42,7 +42,7 @@ def test_a_rank_passes_the_first_signal_on_and_ends_by_the_second(number, tmp_pa
 
 def test_vllm_ignores_a_schedulers_notice_and_ends_on_term(tmp_path):
     with Reaper() as reaper:
-        child = Child("vllm", ["sleep", "60"], log=tmp_path / "log", reaper=reaper)
+        child = Child(Start("vllm", ["sleep", "60"], tmp_path / "log"), reaper)
         child.start()
         os.kill(child.group or 0, signal.SIGUSR2)
         os.kill(child.group or 0, signal.SIGTERM)

@@ -41,7 +41,7 @@ def a_run(folder: Path, *overrides: str) -> RunFolder:
     Run.of(composed(*names, *overrides)).save(run_folder.config)
     run_folder.metrics.write_text('{"step": 0}\n{"step": 1}\n')
     run_folder.private.make()
-    run_folder.private.vllm_socket.touch()
+    run_folder.private.vllm_socket_of("inference").touch()
     return run_folder
 
 

@@ -151,7 +151,6 @@ def test_a_resumed_wandb_run_has_the_repeated_steps_and_not_the_lost_ones(tmp_pa
         for step, reward in enumerate(rewards, first):
             metrics.append(step, row := {"train/reward": reward})
             logger.log(step, row)
-        metrics.close()
 
     start(0, 0.1, 0.2, 0.3, 0.4)  # the last checkpoint is that after step 1
     start(2, 0.5, 0.6)
