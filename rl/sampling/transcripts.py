@@ -16,11 +16,12 @@ from pathlib import Path
 from random import Random
 
 from envs.episode import StopReason
-from envs.messages import Message
+from envs.messages import Message, check_messages
 from envs.protocol import Environment
-from rl.sampling.demonstrations import ImitationSampler
+from rl.sampling.demonstrations import ImitationSampler, warn_once
 
 _CUT_OFF = {reason.value for reason in StopReason if reason.truncated}
+_Conversations = list[tuple[str, list[Message]]]  # (environment or "", messages) of each
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -29,7 +30,7 @@ class TranscriptSampler(ImitationSampler):
     min_reward: float | None
 
     def __post_init__(self) -> None:
-        if not read_conversations(self.path, self.min_reward):
+        if not read_conversations(self.path, self.min_reward)[0]:
             condition, remedy = "", "correct sampler.path"
             if self.min_reward is not None:
                 condition = f" and has a reward of at least sampler.min_reward={self.min_reward}"
@@ -41,7 +42,13 @@ class TranscriptSampler(ImitationSampler):
 
     def conversations(self, env: Environment, rng: Random) -> Iterator[list[Message]]:
         """Yield random conversations of `env`, endlessly, or of all envs if `env` has none."""
-        pairs = read_conversations(self.path, self.min_reward)  # the constructor filled the cache
+        pairs, num_lines = read_conversations(self.path, self.min_reward)  # from the cache
+        if len(pairs) < num_lines:
+            warn_once(
+                f"sampler.path={self.path}: {len(pairs)} of {num_lines} conversations are used, "
+                "because the others do not end with an assistant message, were cut off, contain an "
+                "invalid tool call, or have no reward of at least sampler.min_reward"
+            )
         of_env = [messages for name, messages in pairs if name in ("", env.name)]
         usable = of_env or [messages for _, messages in pairs]
         while True:
@@ -49,20 +56,23 @@ class TranscriptSampler(ImitationSampler):
 
 
 @cache
-def read_conversations(path: str, min_reward: float | None) -> list[tuple[str, list[Message]]]:
-    """Return (environment or "", messages) of each usable line, in the order of the files' names.
+def read_conversations(path: str, min_reward: float | None) -> tuple[_Conversations, int]:
+    """Return (environment or "", messages) of each usable line, and the number of all lines.
 
     A usable conversation ends with an assistant message. Its reward is at least `min_reward`, if
     that is not None. If the last turn was cut off, its message gets `cut_off`, so that no stop
     token is trained. A conversation that was cut off inside thinking or a tool call, or that has an
     invalid tool call, is left out, because no chat format can render it.
     """
-    conversations: list[tuple[str, list[Message]]] = []
-    for name in sorted(glob(str(Path(path).expanduser()))):
+    conversations, num_lines = _Conversations(), 0
+    if not (names := sorted(glob(str(Path(path).expanduser())))):
+        raise ValueError(f"sampler.path={path}: no such file: correct the path")
+    for name in names:
         # splitlines() would also split at U+2028, which a JSON string may contain.
         for number, line in enumerate(Path(name).read_text(encoding="utf-8").split("\n"), 1):
             if not line.strip():
                 continue
+            num_lines += 1
             try:
                 record = json.loads(line)
                 messages, reward = record["messages"], record.get("reward")
@@ -74,10 +84,11 @@ def read_conversations(path: str, min_reward: float | None) -> list[tuple[str, l
                 raise ValueError(
                     f"{name}, line {number}: write a JSON object with `messages` ({error!r})"
                 ) from error
+            check_messages(messages, f"{name}, line {number}")
             if not is_good or not is_answered or any("error" in call for call in calls):
                 continue
             if record.get("stop_reason") not in _CUT_OFF:
                 conversations.append((env, messages))
             elif messages[-1].get("content") and not messages[-1].get("tool_calls"):
                 conversations.append((env, [*messages[:-1], {**messages[-1], "cut_off": True}]))
-    return conversations
+    return conversations, num_lines
