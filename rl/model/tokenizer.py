@@ -203,7 +203,8 @@ def _find_renderer(folder: Path, tokenizer: Tokenizer) -> str:
         raise ValueError(
             f"model.renderer=auto does not know the chat format of {tokenizer.name_or_path} "
             f"(model_type {model_type!r}{but}): use client=tokens, which takes the model's own "
-            f"chat template, or set model.renderer to the family of the model: {_CHOICES}"
+            "chat template but no demonstrations, or set model.renderer to the family of the "
+            f"model: {_CHOICES}"
         )
     return family
 

@@ -5,6 +5,7 @@ import json
 import os
 import runpy
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -21,6 +22,7 @@ from rl.config.schema import Run
 from rl.inference.external import ExternalServers, why_unusable
 from rl.inference.key_guard import GUARD, KEY_FILE, KeyGuard
 from rl.inference.replica import started_replicas
+from rl.inference.routes import is_healthy
 from rl.inference.serve_external import required_key, server_command
 from rl.placement.placement import placement
 from rl.runtime.child import Reaper
@@ -127,6 +129,8 @@ async def test_the_answers_of_a_server_show_whether_it_can_be_used(
     async with serving(present, tmp_path / "s", *([asking_for(key)] if key else [])):
         replica = replica_at(tmp_path / "s")
         problem = await asyncio.to_thread(why_unusable, replica, model, 64)
+        assert await asyncio.to_thread(is_healthy, replica) is (key is None)
+        assert await asyncio.to_thread(is_healthy, replica, or_refuses_key=True)
     assert (problem is None) if sentence is None else (sentence in str(problem))
 
 
@@ -165,8 +169,12 @@ def test_serve_external_starts_the_same_vllm_behind_the_guard(tmp_path, monkeypa
     assert Path(env[KEY_FILE]).read_text() == "secret"
     assert (Path(env["TMPDIR"]).is_dir(), env["MY_KEY"]) == (True, "secret")
     monkeypatch.setenv("MY_KEY", "")
-    with pytest.raises(ValueError, match="vLLM needs a key on a TCP port"):
-        required_key(folder)
+    with socket.create_server(("127.0.0.1", 0)) as used:
+        url = f"http://127.0.0.1:{used.getsockname()[1]}"
+        for address, said in (("http://10.0.0.7:8000", "vLLM needs a key on"), (url, "listens at")):
+            monkeypatch.setattr(sys, "argv", ["", str(folder.path), address])
+            with pytest.raises(SystemExit, match=said):
+                runpy.run_module("rl.inference.serve_external", run_name="__main__")
 
 
 def test_the_temporary_folder_of_serve_external_is_deleted_when_vllm_and_its_workers_have_ended():
