@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any, cast
 
 import tokenizers
+from jinja2 import Template, TemplateSyntaxError
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 from renderers import (
     ParsedResponse,
@@ -190,6 +191,28 @@ def chat_template(folder: Path) -> str | None:
     return template if isinstance(template, str) else None
 
 
+def check_template(folder: Path) -> None:
+    """Raise ValueError if the model has no chat template, or if Jinja cannot parse it."""
+    template = chat_template(folder)
+    # Old folders have a list of templates, of which `chat_template` returns none.
+    if not (template or _read_json(folder / "tokenizer_config.json").get("chat_template")):
+        raise ValueError(f"{folder} has no chat template: add the file chat_template.jinja")
+    try:
+        _parse_template(template or "")
+    except TemplateSyntaxError as error:
+        why = f"{error.message}, line {error.lineno}"
+        raise ValueError(f"{folder}: the chat template has an error ({why}): correct it") from error
+
+
+def _parse_template(template: str) -> Template:
+    # The options are those of transformers, which also defines the tag `generation`.
+    jinja = ImmutableSandboxedEnvironment(
+        trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols"]
+    )
+    template = _GENERATION_TAG.sub(lambda m: m[1] + ("endif" if m[2] else "if true"), template)
+    return jinja.from_string(template)
+
+
 def _find_renderer(folder: Path, tokenizer: Tokenizer) -> str:
     if tokenizer.name_or_path in MODEL_RENDERER_MAP:
         return MODEL_RENDERER_MAP[tokenizer.name_or_path]
@@ -213,15 +236,10 @@ def _is_qwen3_format(template: str, tokenizer: Tokenizer) -> bool:
     """Return whether a chat template and Qwen3's renderer give the same text after a question."""
     messages: Any = [{**message, "reasoning_content": ""} for message in _CONVERSATION[1:]]
     messages = messages if "tool_calls" in template else [messages[0], *messages[3:]]
-    # The options are those of transformers, which also defines the tag `generation`.
-    jinja = ImmutableSandboxedEnvironment(
-        trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols"]
-    )
-    template = _GENERATION_TAG.sub(lambda m: m[1] + ("endif" if m[2] else "if true"), template)
     renderer = Qwen3RendererConfig()
     try:
         ids = create_renderer(tokenizer, renderer).render_ids(messages, add_generation_prompt=True)
-        text = jinja.from_string(template).render(messages=messages, add_generation_prompt=True)
+        text = _parse_template(template).render(messages=messages, add_generation_prompt=True)
     except Exception:  # noqa: BLE001 special tokens are missing, or the format has no tools
         return False
     question = messages[0]["content"]

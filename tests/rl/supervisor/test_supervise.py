@@ -261,6 +261,16 @@ def test_a_model_with_a_chat_format_of_its_own_is_refused_before_vllm_starts(tmp
     assert "client=tokens, which takes the model's own chat template but no demonstr" in problem
 
 
+@pytest.mark.parametrize(
+    ("template", "said"),
+    [("{{ m }", "has an error (unexpected '}', line 1): correct"), (None, "has no chat templ")],
+)
+def test_an_unusable_chat_template_is_refused_before_vllm_starts(template, said, tmp_path, refused):
+    model = saved_model(tmp_path / "model")
+    changed_json(model / "tokenizer_config.json", chat_template=template)
+    assert said in refused(*OWN, "client=tokens")
+
+
 def test_a_teacher_with_fewer_logits_than_the_policy_is_refused(tmp_path, refused):
     saved_model(tmp_path / "model")
     teacher = model_folder(tmp_path / "teacher")
