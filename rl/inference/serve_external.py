@@ -12,7 +12,6 @@ import socket
 import subprocess
 import sys
 import tempfile
-from errno import EADDRINUSE
 from pathlib import Path
 
 from rl.config.schema import Run
@@ -51,15 +50,6 @@ def required_key(run_folder: RunFolder) -> str:
     return key
 
 
-def require_free(address: Address) -> None:
-    try:
-        socket.create_server((address.host, address.port)).close()
-    except OSError as error:
-        if error.errno == EADDRINUSE:
-            problem = f"another program listens at {address}: end it, or use another URL"
-            raise ValueError(problem) from error
-
-
 def temporary_folder() -> str:
     """Return a new private folder, which a shell deletes after this process and its children end.
 
@@ -80,11 +70,12 @@ if __name__ == "__main__":
         run_folder, address = RunFolder(Path(sys.argv[1])), address_of(sys.argv[2])
         command, env = server_command(run_folder, address)
         if not address.path:
-            require_free(address)
             key_file = os.memfd_create("key", 0)  # a file in memory, so the key is on no disk
             os.write(key_file, required_key(run_folder).encode())
             env[KEY_FILE] = f"/proc/self/fd/{key_file}"
-    except ValueError as error:
-        sys.exit(str(error))
+            family = socket.AF_INET6 if ":" in address.host else socket.AF_INET
+            socket.create_server((address.host, address.port), family=family).close()
+    except (OSError, ValueError) as error:  # OSError: the port is used, or of another host
+        sys.exit(f"vLLM cannot be started: {error}")
     env["TMPDIR"] = temporary_folder()  # the run's TMPDIR exists only on the supervisor's host
     os.execve(command[0], [*command, *sys.argv[3:]], {**os.environ, **env})

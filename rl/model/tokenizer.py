@@ -188,29 +188,25 @@ def chat_template(folder: Path) -> str | None:
     if path.is_file():
         return path.read_text(encoding="utf-8")
     template = _read_json(folder / "tokenizer_config.json").get("chat_template")
+    if isinstance(template, list):  # in old folders
+        template = next((one["template"] for one in template if one["name"] == "default"), None)
     return template if isinstance(template, str) else None
 
 
-def check_template(folder: Path) -> None:
-    """Raise ValueError if the model has no chat template, or if Jinja cannot parse it."""
-    template = chat_template(folder)
-    # Old folders have a list of templates, of which `chat_template` returns none.
-    if not (template or _read_json(folder / "tokenizer_config.json").get("chat_template")):
-        raise ValueError(f"{folder} has no chat template: add the file chat_template.jinja")
-    try:
-        _parse_template(template or "")
-    except TemplateSyntaxError as error:
-        why = f"{error.message}, line {error.lineno}"
-        raise ValueError(f"{folder}: the chat template has an error ({why}): correct it") from error
-
-
-def _parse_template(template: str) -> Template:
+def parse_template(text: str | None) -> Template:
+    """Parse a chat template. Raise ValueError if it is missing (None) or has an error."""
+    if text is None:
+        raise ValueError("the model has no chat template: add chat_template.jinja to its folder")
     # The options are those of transformers, which also defines the tag `generation`.
     jinja = ImmutableSandboxedEnvironment(
         trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols"]
     )
-    template = _GENERATION_TAG.sub(lambda m: m[1] + ("endif" if m[2] else "if true"), template)
-    return jinja.from_string(template)
+    text = _GENERATION_TAG.sub(lambda m: m[1] + ("endif" if m[2] else "if true"), text)
+    try:
+        return jinja.from_string(text)
+    except TemplateSyntaxError as error:
+        why = f"{error.message}, line {error.lineno}"
+        raise ValueError(f"the model's chat template has an error ({why}): correct it") from error
 
 
 def _find_renderer(folder: Path, tokenizer: Tokenizer) -> str:
@@ -239,7 +235,7 @@ def _is_qwen3_format(template: str, tokenizer: Tokenizer) -> bool:
     renderer = Qwen3RendererConfig()
     try:
         ids = create_renderer(tokenizer, renderer).render_ids(messages, add_generation_prompt=True)
-        text = _parse_template(template).render(messages=messages, add_generation_prompt=True)
+        text = parse_template(template).render(messages=messages, add_generation_prompt=True)
     except Exception:  # noqa: BLE001 special tokens are missing, or the format has no tools
         return False
     question = messages[0]["content"]

@@ -163,16 +163,18 @@ def test_serve_external_starts_the_same_vllm_behind_the_guard(tmp_path, monkeypa
     monkeypatch.setattr(os, "execve", lambda *call: executed.append(call))
     monkeypatch.setattr(subprocess, "Popen", lambda *_, **__: None)  # which deletes TMPDIR
     monkeypatch.setattr(sys, "argv", ["", str(folder.path), "http://10.0.0.7:8000", "--own", "4"])
-    runpy.run_module("rl.inference.serve_external", run_name="__main__")
+    with monkeypatch.context() as here:  # this machine does not have the address
+        here.setattr(socket, "create_server", lambda *_, **__: socket.socket())
+        runpy.run_module("rl.inference.serve_external", run_name="__main__")
     ((program, arguments, env),) = executed
     assert (program, arguments) == (command[0], [*command, "--own", "4"])
     assert Path(env[KEY_FILE]).read_text() == "secret"
     assert (Path(env["TMPDIR"]).is_dir(), env["MY_KEY"]) == (True, "secret")
-    monkeypatch.setenv("MY_KEY", "")
     with socket.create_server(("127.0.0.1", 0)) as used:
         url = f"http://127.0.0.1:{used.getsockname()[1]}"
-        for address, said in (("http://10.0.0.7:8000", "vLLM needs a key on"), (url, "listens at")):
-            monkeypatch.setattr(sys, "argv", ["", str(folder.path), address])
+        monkeypatch.setattr(sys, "argv", ["", str(folder.path), url])
+        for key, said in (("", "vLLM needs a key on"), ("secret", "already in use")):
+            monkeypatch.setenv("MY_KEY", key)
             with pytest.raises(SystemExit, match=said):
                 runpy.run_module("rl.inference.serve_external", run_name="__main__")
 
