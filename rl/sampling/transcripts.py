@@ -7,7 +7,6 @@ Each line of a file is a JSON object with `messages`, for example a line of a ru
 If `sampler.min_reward` is set, lines with a lower `reward` or without a reward are not used.
 """
 
-import json
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cache
@@ -16,6 +15,7 @@ from pathlib import Path
 from random import Random
 
 from envs.episode import StopReason
+from envs.loading import read_json_lines
 from envs.messages import Message, check_messages
 from envs.protocol import Environment
 from rl.sampling.demonstrations import ImitationSampler, warn_once
@@ -30,29 +30,25 @@ class TranscriptSampler(ImitationSampler):
     min_reward: float | None
 
     def __post_init__(self) -> None:
-        if not read_conversations(self.path, self.min_reward)[0]:
-            condition, remedy = "", "correct sampler.path"
-            if self.min_reward is not None:
-                condition = f" and has a reward of at least sampler.min_reward={self.min_reward}"
-                remedy += ", or lower sampler.min_reward"
-            raise ValueError(
-                f"sampler.path={self.path}: no conversation in these files ends with an assistant "
-                f"message{condition}: {remedy}"
-            )
+        usable, num_lines = read_conversations(self.path, self.min_reward)
+        if not usable:
+            problem = self._describe(0, num_lines)
+            raise ValueError(f"{problem}: correct sampler.path or sampler.min_reward")
 
     def conversations(self, env: Environment, rng: Random) -> Iterator[list[Message]]:
         """Yield random conversations of `env`, endlessly, or of all envs if `env` has none."""
         pairs, num_lines = read_conversations(self.path, self.min_reward)  # from the cache
         if len(pairs) < num_lines:
-            warn_once(
-                f"sampler.path={self.path}: {len(pairs)} of {num_lines} conversations are used, "
-                "because the others do not end with an assistant message, were cut off, contain an "
-                "invalid tool call, or have no reward of at least sampler.min_reward"
-            )
+            warn_once(self._describe(len(pairs), num_lines))
         of_env = [messages for name, messages in pairs if name in ("", env.name)]
         usable = of_env or [messages for _, messages in pairs]
         while True:
             yield rng.choices(usable)[0]
+
+    def _describe(self, num_usable: int, num_lines: int) -> str:
+        rated = "" if self.min_reward is None else f" and a reward of at least {self.min_reward}"
+        counts = f"sampler.path={self.path}: {num_usable} of {num_lines} conversations"
+        return f"{counts} have a trainable assistant message at their end{rated}"
 
 
 @cache
@@ -64,27 +60,21 @@ def read_conversations(path: str, min_reward: float | None) -> tuple[_Conversati
     token is trained. A conversation that was cut off inside thinking or a tool call, or that has an
     invalid tool call, is left out, because no chat format can render it.
     """
-    conversations, num_lines = _Conversations(), 0
-    if not (names := sorted(glob(str(Path(path).expanduser())))):
-        raise ValueError(f"sampler.path={path}: no such file: correct the path")
-    for name in names:
-        # splitlines() would also split at U+2028, which a JSON string may contain.
-        for number, line in enumerate(Path(name).read_text(encoding="utf-8").split("\n"), 1):
-            if not line.strip():
-                continue
+    conversations, num_lines, pattern = _Conversations(), 0, str(Path(path).expanduser())
+    for name in sorted(glob(pattern)) or [pattern]:
+        for number, record in read_json_lines(Path(name)):
             num_lines += 1
             try:
-                record = json.loads(line)
                 messages, reward = record["messages"], record.get("reward")
+                check_messages(messages, f"{name}, line {number}")
                 env = str(record.get("env") or "")
                 is_good = min_reward is None or (reward is not None and reward >= min_reward)
-                is_answered = bool(messages) and messages[-1].get("role") == "assistant"
+                is_answered = bool(messages) and messages[-1]["role"] == "assistant"
                 calls = [c for m in messages for c in m.get("tool_calls") or ()]
-            except (ValueError, KeyError, TypeError, AttributeError) as error:
+            except (KeyError, TypeError) as error:
                 raise ValueError(
                     f"{name}, line {number}: write a JSON object with `messages` ({error!r})"
                 ) from error
-            check_messages(messages, f"{name}, line {number}")
             if not is_good or not is_answered or any("error" in call for call in calls):
                 continue
             if record.get("stop_reason") not in _CUT_OFF:
