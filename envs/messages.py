@@ -34,8 +34,7 @@ def user(content: str) -> Message:
 def check_messages(messages: Iterable[Any], source: str) -> None:
     """Raise ValueError, which names `source`, if a message has an unknown role or no content.
 
-    Many chat formats drop such a message. An assistant message with tool calls or reasoning needs
-    no content.
+    An assistant message with tool calls or reasoning needs no content.
     """
     for number, message in enumerate(messages, 1):
         fields = message if isinstance(message, dict) else {}
