@@ -19,7 +19,7 @@ from typing import Any, ClassVar, Literal
 
 from envs.episode import Example, Split
 from envs.loading import LazyExamples, load_rows, read_json_lines, require_reachable
-from envs.messages import user
+from envs.messages import check_messages, user
 from envs.options import check_at_least
 
 _CHECKED_BYTES = 100_000_000  # files with more bytes in total are not checked before a run
@@ -64,8 +64,7 @@ class Dataset:
     @cached_property
     def _rows_by_split(self) -> dict[str, tuple[Rows, Sequence[int]]]:
         loaded = self.load()
-        for rows in loaded.values():
-            self._check_rows(rows)
+        self._check_rows(loaded)
         train, eval_rows = loaded[TRAIN], loaded.get(EVAL, loaded[TRAIN])
         keys = self._prompt_hashes(train)
         eval_keys = self._prompt_hashes(eval_rows) if EVAL in loaded else keys
@@ -80,17 +79,23 @@ class Dataset:
         texts = (json.dumps(one, sort_keys=True, default=str).encode() for one in prompts)
         return [hashlib.sha256(text).digest() for text in texts]
 
-    def _check_rows(self, rows: Rows) -> None:
-        if not len(rows):
-            raise ValueError(f"{self.path} has no rows: add rows or choose another path")
-        for column in filter(None, (self.prompt, self.answer)):
-            if None in (values := _column(rows, column)):
-                number = values.index(None)
-                raise ValueError(
-                    f"{self.path}: row {number + 1} has no value in the column {column!r} (it has "
-                    f"{', '.join(map(repr, rows[number])) or 'none'}): add it, remove the row, set "
-                    "dataset.prompt and dataset.answer to existing columns, or dataset.answer=null"
-                )
+    def _check_rows(self, loaded: Mapping[str, Rows]) -> None:
+        for split, rows in loaded.items():
+            path = getattr(self, "eval_path", self.path) if split == EVAL else self.path
+            if not len(rows):
+                raise ValueError(f"{path} has no rows: add rows or choose another path")
+            for column in filter(None, (self.prompt, self.answer)):
+                if None in (values := _column(rows, column)):
+                    number = values.index(None)
+                    raise ValueError(
+                        f"{path}: row {number + 1} has no value in the column {column!r} (it has "
+                        f"{', '.join(map(repr, rows[number])) or 'none'}): add it, remove the row, "
+                        "set dataset.prompt and dataset.answer to existing columns, or "
+                        "dataset.answer=null"
+                    )
+            for number, prompt in enumerate(_column(rows, self.prompt), 1):
+                if isinstance(prompt, list):
+                    check_messages(prompt, f"{path}, row {number}")
 
     def example(self, row: Mapping[str, Any], number: int, env: str) -> Example:
         """Return the example of a row. `info` has the answer, and all columns except the prompt."""
@@ -135,8 +140,7 @@ class JsonLines(Dataset):
 
     def check(self) -> None:
         if sum(p.stat().st_size for p in self._paths.values() if p.is_file()) <= _CHECKED_BYTES:
-            for rows in self.load().values():
-                self._check_rows(rows)
+            self._check_rows(self.load())
 
     def load(self) -> dict[str, Rows]:
         return {key: [row for _, row in read_json_lines(p)] for key, p in self._paths.items()}

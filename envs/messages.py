@@ -4,6 +4,7 @@ import json
 import math
 import re
 import sys
+from collections.abc import Iterable
 from typing import Any
 
 Message = dict[str, Any]
@@ -14,6 +15,7 @@ mapping, or JSON text from a remote endpoint. If a call cannot be parsed, it als
 (a sentence), and its arguments are the unparsed text.
 """
 
+_ROLES = ("system", "user", "assistant", "tool")
 _MAX_DEPTH = 64  # maximum nesting of a JSON value, far below Python's recursion limit
 _MAX_NUMBER = sys.float_info.max
 _SURROGATES = re.compile("[\ud800-\udfff]")
@@ -27,6 +29,22 @@ def assistant(content: str) -> Message:
 def user(content: str) -> Message:
     """Return a user message with plain text."""
     return {"role": "user", "content": content}
+
+
+def check_messages(messages: Iterable[Any], source: str) -> None:
+    """Raise ValueError, which names `source`, if a message has an unknown role or no content.
+
+    An assistant message with tool calls or reasoning needs no content.
+    """
+    for number, message in enumerate(messages, 1):
+        fields = message if isinstance(message, dict) else {}
+        role, content = fields.get("role"), fields.get("content")
+        named = f"{source}: message {number} has the"
+        if role not in _ROLES:
+            raise ValueError(f"{named} role {role!r}: use system, user, assistant or tool")
+        is_optional = fields.get("tool_calls") or fields.get("reasoning_content")
+        if not isinstance(content, str | list) and not (role == "assistant" and is_optional):
+            raise ValueError(f"{named} content {content!r}: write text, or remove the message")
 
 
 def without_reasoning(text: str) -> str:

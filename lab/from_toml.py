@@ -37,13 +37,15 @@ def main(arguments: list[str]) -> str:
     try:
         return translate(Path(arguments[0]).read_text())
     except (OSError, ValueError) as error:
-        sys.exit(f"{arguments[0]} cannot be read: {error}")
+        sys.exit(f"{arguments[0]} cannot be translated: {error}")
 
 
 def translate(text: str) -> str:
     items = list(_dotted_items(tomllib.loads(text)))
     sections = _sections((SHIPPED / "docs" / "from-verifiers.md").read_text())
     name = max(_COMMANDS, key=lambda name: sum(key in sections[name] for key, _ in items))
+    if not any(key in sections[name] for key, _ in items):
+        raise ValueError("it has no key that docs/from-verifiers.md names")
     overrides, notes = [], []
     if is_mixture := [key for key, _ in items].count("env.id") > 1:
         options = ", ".join(f"{key} = {value}" for key, value in items if key.startswith("env."))
@@ -51,6 +53,7 @@ def translate(text: str) -> str:
             "several environments: copy conf/env/three-tasks.yaml, write these options and weights "
             f"into the copy, and choose it with env=<copy>: {options}"
         ]
+        overrides = ["env=<copy>"]
     for key, value in items:
         if not (is_mixture and key.startswith("env.")):
             found, note = _translate_key(key, value, sections[name])
@@ -113,6 +116,8 @@ def _translate_key(key: str, value: Any, rows: _RowOfKey) -> tuple[list[str], st
         return [f"env={name}"], f"offbyone's {name}; for the package: env=verifiers env.id={value}"
     if key.startswith("inference.args.") and key not in rows:
         return [f"+{key}={_as_hydra_value(value)}"], ""
+    if key.startswith("env.args.") and key not in rows:
+        key = "env.args"
     if key not in rows:
         return [], "docs/from-verifiers.md does not name this key"
     keys, clauses = rows[key]

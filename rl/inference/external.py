@@ -16,7 +16,7 @@ from tokenizers import Tokenizer
 from rl.config.nodes import replica_names
 from rl.config.ranges import PositiveFloat
 from rl.inference.replica import Replica
-from rl.inference.routes import http_client
+from rl.inference.routes import REFUSALS, http_client
 from rl.runtime.network import Address
 
 _TIMEOUT_S = 10.0
@@ -79,7 +79,7 @@ def why_unusable(replica: Replica, model: Path, max_seq_len: int) -> str | None:
 
 def _why_unusable(http: httpx.Client, model: Path, max_seq_len: int) -> str | None:
     models = http.get("/v1/models")
-    if models.status_code in (httpx.codes.UNAUTHORIZED, httpx.codes.FORBIDDEN):
+    if models.status_code in REFUSALS:
         return "refuses the key: set inference.api_key_variable to the variable with the right key"
     served = {entry["id"]: entry for entry in models.raise_for_status().json()["data"]}
     if "policy" not in served:

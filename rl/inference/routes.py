@@ -23,6 +23,7 @@ from rl.runtime.failure import RunFailed
 
 _HEALTH_TIMEOUT_S = 2.0
 _POLL_S = 0.2
+REFUSALS = (httpx.codes.UNAUTHORIZED, httpx.codes.FORBIDDEN)  # answers to a wrong key
 _MIN_TIMEOUT_S = 0.001  # with 0, httpx would raise ConnectError, not a timeout error
 
 
@@ -158,13 +159,14 @@ def http_client(replica: Replica, timeout: float) -> httpx.Client:
     )
 
 
-def is_healthy(replica: Replica) -> bool:
+def is_healthy(replica: Replica, *, or_refuses_key: bool = False) -> bool:
     path = replica.address.path
     if path and not path.exists():
         return False
     try:
         with http_client(replica, _HEALTH_TIMEOUT_S) as client:
-            return client.get("/health").status_code == httpx.codes.OK
+            status = client.get("/health").status_code
+            return status == httpx.codes.OK or (or_refuses_key and status in REFUSALS)
     except httpx.HTTPError:
         return False
 

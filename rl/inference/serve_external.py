@@ -8,7 +8,9 @@ needs the key in the environment variable that inference.api_key_variable names.
 """
 
 import os
+import socket
 import sys
+import tempfile
 from pathlib import Path
 
 from rl.config.schema import Run
@@ -48,11 +50,17 @@ def required_key(run_folder: RunFolder) -> str:
 
 
 if __name__ == "__main__":
-    run_folder, address = RunFolder(Path(sys.argv[1])), address_of(sys.argv[2])
-    command, env = server_command(run_folder, address)
-    del env["TMPDIR"]  # the run's TMPDIR exists only on the supervisor's host
-    if not address.path:
-        key_file = os.memfd_create("key", 0)  # a file in memory, so the key is on no disk
-        os.write(key_file, required_key(run_folder).encode())
-        env[KEY_FILE] = f"/proc/self/fd/{key_file}"
+    try:
+        run_folder, address = RunFolder(Path(sys.argv[1])), address_of(sys.argv[2])
+        command, env = server_command(run_folder, address)
+        if not address.path:
+            key_file = os.memfd_create("key", 0)  # a file in memory, so the key is on no disk
+            os.write(key_file, required_key(run_folder).encode())
+            env[KEY_FILE] = f"/proc/self/fd/{key_file}"
+            family = socket.AF_INET6 if ":" in address.host else socket.AF_INET
+            socket.create_server((address.host, address.port), family=family).close()
+    except (OSError, ValueError) as error:  # OSError: the port is used, or of another host
+        sys.exit(f"vLLM cannot be started: {error}")
+    # The run's TMPDIR exists only on the supervisor's host. No other user may reach vLLM's sockets.
+    env["TMPDIR"] = tempfile.mkdtemp(prefix="offbyone-vllm-")
     os.execve(command[0], [*command, *sys.argv[3:]], {**os.environ, **env})

@@ -47,6 +47,8 @@ def load_model(folder: Path, dtype: torch.dtype, seed: int) -> PreTrainedModel:
         model = AutoModelForCausalLM.from_pretrained(
             folder, dtype=dtype, local_files_only=True, trust_remote_code=False
         )
+        if bad := [n for n, weight in model.named_parameters() if not weight.isfinite().all()]:
+            raise ValueError(f"{folder}: {bad[0]} contains NaN or infinity: use another model")
     else:
         # Initialise in float32, so that a seed gives the same weights in every dtype.
         torch.manual_seed(seed)

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any, cast
 
 import tokenizers
+from jinja2 import Template, TemplateSyntaxError
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 from renderers import (
     ParsedResponse,
@@ -187,7 +188,25 @@ def chat_template(folder: Path) -> str | None:
     if path.is_file():
         return path.read_text(encoding="utf-8")
     template = _read_json(folder / "tokenizer_config.json").get("chat_template")
+    if isinstance(template, list):  # in old folders
+        template = next((one["template"] for one in template if one["name"] == "default"), None)
     return template if isinstance(template, str) else None
+
+
+def parse_template(text: str | None) -> Template:
+    """Parse a chat template. Raise ValueError if it is missing (None) or has an error."""
+    if text is None:
+        raise ValueError("the model has no chat template: add chat_template.jinja to its folder")
+    # The options are those of transformers, which also defines the tag `generation`.
+    jinja = ImmutableSandboxedEnvironment(
+        trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols"]
+    )
+    text = _GENERATION_TAG.sub(lambda m: m[1] + ("endif" if m[2] else "if true"), text)
+    try:
+        return jinja.from_string(text)
+    except TemplateSyntaxError as error:
+        why = f"{error.message}, line {error.lineno}"
+        raise ValueError(f"the model's chat template has an error ({why}): correct it") from error
 
 
 def _find_renderer(folder: Path, tokenizer: Tokenizer) -> str:
@@ -203,7 +222,8 @@ def _find_renderer(folder: Path, tokenizer: Tokenizer) -> str:
         raise ValueError(
             f"model.renderer=auto does not know the chat format of {tokenizer.name_or_path} "
             f"(model_type {model_type!r}{but}): use client=tokens, which takes the model's own "
-            f"chat template, or set model.renderer to the family of the model: {_CHOICES}"
+            "chat template but no demonstrations, or set model.renderer to the family of the "
+            f"model: {_CHOICES}"
         )
     return family
 
@@ -212,15 +232,10 @@ def _is_qwen3_format(template: str, tokenizer: Tokenizer) -> bool:
     """Return whether a chat template and Qwen3's renderer give the same text after a question."""
     messages: Any = [{**message, "reasoning_content": ""} for message in _CONVERSATION[1:]]
     messages = messages if "tool_calls" in template else [messages[0], *messages[3:]]
-    # The options are those of transformers, which also defines the tag `generation`.
-    jinja = ImmutableSandboxedEnvironment(
-        trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols"]
-    )
-    template = _GENERATION_TAG.sub(lambda m: m[1] + ("endif" if m[2] else "if true"), template)
     renderer = Qwen3RendererConfig()
     try:
         ids = create_renderer(tokenizer, renderer).render_ids(messages, add_generation_prompt=True)
-        text = jinja.from_string(template).render(messages=messages, add_generation_prompt=True)
+        text = parse_template(template).render(messages=messages, add_generation_prompt=True)
     except Exception:  # noqa: BLE001 special tokens are missing, or the format has no tools
         return False
     question = messages[0]["content"]

@@ -12,13 +12,14 @@ trained to write it.
 import logging
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import cache
 from random import Random
 from typing import Any, ClassVar
 
 from renderers import Renderer
 
 from envs.episode import StopReason
-from envs.messages import Message
+from envs.messages import Message, check_messages
 from envs.protocol import Environment
 from losses.groups import Source
 from rl.config.ranges import NonNegativeInt, Probability
@@ -28,6 +29,11 @@ from rl.sampling.row_builder import GrowingRow
 log = logging.getLogger(__name__)
 
 _MAX_TOO_LONG = 100  # the run ends after this many consecutive conversations that are too long
+
+
+@cache
+def warn_once(text: str) -> None:
+    log.warning(text)
 
 
 class ConversationTooLong(ValueError):
@@ -71,7 +77,7 @@ class ImitationSampler:
                 too_long += 1
                 if too_long == _MAX_TOO_LONG:
                     raise
-                log.warning("demonstrations longer than max_seq_len=%d are skipped", max_seq_len)
+                warn_once(f"demonstrations longer than max_seq_len={max_seq_len} are skipped")
                 continue
             too_long = 0
             cut = messages[-1].get("cut_off")
@@ -116,11 +122,10 @@ def tokenize(
 ) -> tuple[TrainingRow, ...]:
     """Return the training rows of a conversation: several if the template changes earlier turns."""
     messages = list(messages)
+    check_messages(messages, "a demonstration")
     turns = [i for i, message in enumerate(messages) if i and message["role"] == "assistant"]
-    if not turns:
-        raise ValueError("a demonstration has no assistant message after its prompt: append one")
-    if messages[-1]["role"] != "assistant":
-        raise ValueError("a demonstration does not end with an assistant message: append one")
+    if turns[-1:] != [len(messages) - 1]:
+        raise ValueError("a demonstration ends without an answer of the assistant: append one")
 
     def render_until(turn: int) -> list[int]:
         return renderer.render_ids(messages[:turn], tools=tools, add_generation_prompt=True)
@@ -140,7 +145,8 @@ def tokenize(
     if longest > max_seq_len:
         raise ConversationTooLong(
             f"a demonstration has {longest} tokens, but max_seq_len={max_seq_len}: set "
-            f"model.max_seq_len={longest} or more, or use shorter demonstrations"
+            f"max_seq_len={longest} or more (and model.max_seq_len, if it is less), or use shorter "
+            "demonstrations"
         )
     return tuple(row.freeze() for row in rows)
 

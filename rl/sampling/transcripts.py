@@ -16,11 +16,12 @@ from random import Random
 
 from envs.episode import StopReason
 from envs.loading import read_json_lines
-from envs.messages import Message
+from envs.messages import Message, check_messages
 from envs.protocol import Environment
-from rl.sampling.demonstrations import ImitationSampler
+from rl.sampling.demonstrations import ImitationSampler, warn_once
 
 _CUT_OFF = {reason.value for reason in StopReason if reason.truncated}
+_Conversations = list[tuple[str, list[Message]]]  # (environment or "", messages) of each
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -29,44 +30,48 @@ class TranscriptSampler(ImitationSampler):
     min_reward: float | None
 
     def __post_init__(self) -> None:
-        if not read_conversations(self.path, self.min_reward):
-            condition, remedy = "", "correct sampler.path"
-            if self.min_reward is not None:
-                condition = f" and has a reward of at least sampler.min_reward={self.min_reward}"
-                remedy += ", or lower sampler.min_reward"
-            raise ValueError(
-                f"sampler.path={self.path}: no conversation in these files ends with an assistant "
-                f"message{condition}: {remedy}"
-            )
+        usable, num_lines = read_conversations(self.path, self.min_reward)
+        if not usable:
+            problem = self._describe(0, num_lines)
+            raise ValueError(f"{problem}: correct sampler.path or sampler.min_reward")
 
     def conversations(self, env: Environment, rng: Random) -> Iterator[list[Message]]:
         """Yield random conversations of `env`, endlessly, or of all envs if `env` has none."""
-        pairs = read_conversations(self.path, self.min_reward)  # the constructor filled the cache
+        pairs, num_lines = read_conversations(self.path, self.min_reward)  # from the cache
+        if len(pairs) < num_lines:
+            warn_once(self._describe(len(pairs), num_lines))
         of_env = [messages for name, messages in pairs if name in ("", env.name)]
         usable = of_env or [messages for _, messages in pairs]
         while True:
             yield rng.choices(usable)[0]
 
+    def _describe(self, num_usable: int, num_lines: int) -> str:
+        rated = "" if self.min_reward is None else f" and a reward of at least {self.min_reward}"
+        counts = f"sampler.path={self.path}: {num_usable} of {num_lines} conversations"
+        return f"{counts} have a trainable assistant message at their end{rated}"
+
 
 @cache
-def read_conversations(path: str, min_reward: float | None) -> list[tuple[str, list[Message]]]:
-    """Return (environment or "", messages) of each usable line, in the order of the files' names.
+def read_conversations(path: str, min_reward: float | None) -> tuple[_Conversations, int]:
+    """Return (environment or "", messages) of each usable line, and the number of all lines.
 
     A usable conversation ends with an assistant message. Its reward is at least `min_reward`, if
     that is not None. If the last turn was cut off, its message gets `cut_off`, so that no stop
     token is trained. A conversation that was cut off inside thinking or a tool call, or that has an
     invalid tool call, is left out, because no chat format can render it.
     """
-    conversations: list[tuple[str, list[Message]]] = []
-    for name in sorted(glob(str(Path(path).expanduser()))):
+    conversations, num_lines, pattern = _Conversations(), 0, str(Path(path).expanduser())
+    for name in sorted(glob(pattern)) or [pattern]:
         for number, record in read_json_lines(Path(name)):
+            num_lines += 1
             try:
                 messages, reward = record["messages"], record.get("reward")
+                check_messages(messages, f"{name}, line {number}")
                 env = str(record.get("env") or "")
                 is_good = min_reward is None or (reward is not None and reward >= min_reward)
-                is_answered = bool(messages) and messages[-1].get("role") == "assistant"
+                is_answered = bool(messages) and messages[-1]["role"] == "assistant"
                 calls = [c for m in messages for c in m.get("tool_calls") or ()]
-            except (KeyError, TypeError, AttributeError) as error:
+            except (KeyError, TypeError) as error:
                 raise ValueError(
                     f"{name}, line {number}: write a JSON object with `messages` ({error!r})"
                 ) from error
@@ -76,4 +81,4 @@ def read_conversations(path: str, min_reward: float | None) -> list[tuple[str, l
                 conversations.append((env, messages))
             elif messages[-1].get("content") and not messages[-1].get("tool_calls"):
                 conversations.append((env, [*messages[:-1], {**messages[-1], "cut_off": True}]))
-    return conversations
+    return conversations, num_lines

@@ -48,13 +48,16 @@ def check_model(run: Run, model: Path) -> None:
         raise ConfigError([problem])
     if run.model.path:
         # This imports `renderers`, which takes 0.5 s.
-        from rl.model.tokenizer import load_parser, load_renderer
+        from rl.model.tokenizer import chat_template, load_parser, load_renderer, parse_template
 
         renders = fact(run.client["_target_"], "renders", False) or not run.sampler.uses_vllm
+        vllm_flags = run.inference.args or {}
         load = load_renderer if renders else load_parser
         with as_config_error():
             made = build(run.model)()
             load(model, made.renderer, made.renderer_options)
+            if run.starts_vllm and not renders and "chat_template" not in vllm_flags:
+                parse_template(chat_template(model))
 
 
 def make_cache_folder(folder: Path) -> None:

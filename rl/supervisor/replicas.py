@@ -148,7 +148,8 @@ class Replicas:
         now = time.monotonic()
         if server.ready and now - server.answered_at < _HEALTH_EVERY_S:
             return None
-        if is_healthy(replica):
+        # `why_unusable` reports a wrong key of an external server at once.
+        if is_healthy(replica, or_refuses_key=not server.ready and server.child is None):
             if not server.ready and (problem := self._why_unusable(replica)):
                 # Ignore the problem soon after a restart, because routes may still be missing.
                 is_recent = replica.incarnation > 0 and now - server.started < _SILENT_S
@@ -173,7 +174,7 @@ class Replicas:
         if server.child is not None:
             return f"did not answer within {limit}: raise this limit if vLLM is slow"
         address = server.replica.address
-        return f"did not answer at {address} within {limit}: start vLLM (docs/scaling.md)"
+        return f"did not answer as vLLM at {address} within {limit}: start it (docs/scaling.md)"
 
     def _tolerated_silence(self, server: WatchedReplica) -> float:
         another_serves = any(other.ready for other in self._all if other is not server)

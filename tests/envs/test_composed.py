@@ -237,7 +237,7 @@ def test_an_error_names_the_tool_or_reward_and_its_line(config):
         play(made(config), tool_call("search", query="broken"))
 
 
-def test_without_tools_the_answers_are_the_demonstrations(config):
+def test_without_tools_the_answers_are_the_demonstrations(config, tmp_path):
     bare = {**ALONE, "shared": {}, "tools": [], "max_turns": 1}
     bare["rewards"] = {"exact": config["rewards"]["exact"]}
     env = made(config, **bare)
@@ -246,7 +246,9 @@ def test_without_tools_the_answers_are_the_demonstrations(config):
     trained = {f"Capital {i}?" for i in range(4)} - {held_out}
     assert {messages[0]["content"] for messages in shown} == trained
     assert shown[0][1] == assistant("Paris")
-    answers = {**config["dataset"], "prompt": "answer", "answer": None, "num_eval": 0}
+    (tmp_path / "bare.jsonl").write_text('{"question": "Capital?"}')
+    path = str(tmp_path / "bare.jsonl")
+    answers = {**config["dataset"], "path": path, "answer": None, "num_eval": 0}
     for other in (made(config), made(config, **bare, dataset=answers)):
         with pytest.raises(ValueError, match="'capitals' has no scripted expert"):
             next(other.demonstrations(Random(0)))

@@ -91,6 +91,9 @@ def test_a_file_for_evaluation_is_a_split_of_its_own(tmp_path, monkeypatch):
     assert len(dataset.examples("eval", env="mine")) == 30
     with pytest.raises(ValueError, match=r"no rows for training, because all 40 have prompts that"):
         dataset.examples("train", env="mine")
+    written(tmp_path / "eval.jsonl", [])
+    with pytest.raises(ValueError, match=r"eval\.jsonl has no rows"):
+        lines(tmp_path / "a.jsonl", **paths).check()
 
 
 def test_a_file_is_checked_before_the_run_unless_it_is_large(tmp_path, monkeypatch):
@@ -145,12 +148,12 @@ def test_a_data_set_in_the_form_of_the_hub_has_splits_by_name(tmp_path, datasets
         with pytest.raises(ValueError, match=r"cannot be fetched \(HF_HUB_OFFLINE is set\): use "):
             read()
     monkeypatch.setattr(
-        "envs.datasets.load_rows", lambda *given, **more: [{"question": [given, more], "answer": 1}]
+        "envs.datasets.load_rows", lambda *given, **more: [{"question": (given, more), "answer": 1}]
     )
     options |= {"path": "a/b", "config": "main", "revision": "v2", "num_eval": 0}
     (example,) = both(Hub(split="train", **options))[0]
     asked = {"split": "train", "name": "main", "revision": "v2"}
-    assert example.messages == [("a/b", "a/b"), asked]
+    assert example.messages == [user(str((("a/b", "a/b"), asked)))]
 
 
 def test_without_the_library_the_message_says_what_to_install(monkeypatch, tmp_path):
@@ -161,6 +164,7 @@ def test_without_the_library_the_message_says_what_to_install(monkeypatch, tmp_p
     assert len(both(lines(tmp_path / "a.jsonl"))[0]) == 30
 
 
+TOLD = '{"question": [{"role": "human", "content": "q"}], "answer": 1}'
 GOOD, LINES = '{"question": "q", "answer": 1}\n', "".join(json.dumps(row) + "\n" for row in ROWS)
 
 
@@ -174,6 +178,7 @@ GOOD, LINES = '{"question": "q", "answer": 1}\n', "".join(json.dumps(row) + "\n"
         ("[1]", {}, "line 1 is not a JSON object"),
         ("\n", {}, "has no rows"),
         (None, {}, "no such file"),
+        (GOOD + TOLD, {}, r"jsonl, row 2: message 1 has the role 'human': use system, user, assis"),
         (GOOD * 2, {"num_eval": 1}, "leaves no rows for training, because all 2 have prompts that"),
         ("", {"num_eval": -1}, "num_eval=-1"),
     ],

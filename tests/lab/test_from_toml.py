@@ -120,10 +120,15 @@ def test_a_bias_is_accepted_only_where_no_exact_ratios_exist(sampling, is_biased
     check(composed(*shlex.split(command)[2:], f"output_dir={tmp_path}"))
 
 
+def test_an_argument_of_an_own_environment_is_named_with_its_cell():
+    (note,) = translate('env = { id = "gsm8k", args.num_train = 9 }').splitlines()[2:]
+    assert note.startswith("# env.args.num_train = 9: options of ")
+
+
 def test_several_environments_are_left_to_a_file_of_the_user():
     text = '[[env]]\nid = "gsm8k"\nweight = 0.5\n[[env]]\nid = "math-python"\nweight = 0.3\n'
     command, note = translate(text).splitlines()
-    assert command == "offbyone train"
+    assert command == "offbyone train 'env=<copy>'"  # fails until the user has chosen the file
     assert note.startswith("# several environments: copy conf/env/three-tasks.yaml, ")
     named = "env.id = gsm8k, env.weight = 0.5, env.id = math-python, env.weight = 0.3"
     assert note.endswith(f"choose it with env=<copy>: {named}")
@@ -167,7 +172,7 @@ def test_every_key_of_the_files_of_the_seed_documents_is_translated_or_named(tmp
         _, program, *overrides = shlex.split(answer.splitlines()[0])
         if "max_steps" in text and "env]" in text:  # a whole file
             assert program == "train"
-            kept = [one for one in overrides if not one.startswith("inference.devices")]
+            kept = [one for one in overrides if not one.startswith(("inference.devices", "env=<"))]
             check(composed(*kept, f"output_dir={tmp_path}"))
         lines = text.splitlines()
         for at in [i for i, line in enumerate(lines) if re.match(r"[\w\"].* = (?!false)", line)]:
@@ -181,7 +186,10 @@ def test_the_command_reads_a_file_and_refuses_one_that_is_no_toml(tmp_path, monk
     console.main()
     assert capsys.readouterr().out == "offbyone train max_steps=3\n"
     path.write_text("max_steps: 3")
-    with pytest.raises(SystemExit, match="cannot be read"):
+    with pytest.raises(SystemExit, match="cannot be translated: Expected"):
+        console.main()
+    path.write_text("[surprise]\nmax_steps = 3")
+    with pytest.raises(SystemExit, match="cannot be translated: it has no key that docs"):
         console.main()
 
 

@@ -38,6 +38,7 @@ def sweep(tmp_path_factory):
         scores = {20: [0.5 + seed / 50] * 16}
         made_run(root / "runs" / f"odd{seed}", f"loss={HOSTILE}", seed=seed, evaluations=scores)
     made_run(root / "runs" / "half", "loss=cispo", steps=4, max_steps=20, loss="cispo")
+    made_run(root / "runs" / "unevaluated", "loss=cispo", loss="cispo")
     folder = made_sweep(root / "sweep", sorted((root / "runs").iterdir()), f"Which? {HOSTILE}")
     assert main([str(folder), "baseline=grpo"]) == 0
     return folder
@@ -51,6 +52,8 @@ def test_the_page_loads_nothing_and_all_files_have_escaped_names(sweep):
     assert "\x07" not in text  # a control character could crash the program that draws the charts
     assert "default-src 'none'" in text
     assert '<td class="other">cispo</td>' in text
+    assert "it has no evaluation" in text
+    assert text.count("resume=true") == 1  # of the run that did not finish
     lines = list(csv.DictReader((sweep / "report.csv").open()))
     assert {line["arm"] for line in lines} == {"loss=grpo", "loss=cispo", f"loss={CLEANED}"}
     names = {path.name for path in (sweep / "figures").iterdir()}

@@ -4,6 +4,7 @@ import asyncio
 import json
 import os
 import runpy
+import socket
 import sys
 from itertools import pairwise
 from pathlib import Path
@@ -18,6 +19,7 @@ from rl.config.schema import Run
 from rl.inference.external import ExternalServers, why_unusable
 from rl.inference.key_guard import GUARD, KEY_FILE, KeyGuard
 from rl.inference.replica import started_replicas
+from rl.inference.routes import is_healthy
 from rl.inference.serve_external import required_key, server_command
 from rl.placement.placement import placement
 from rl.runtime.child import Reaper
@@ -124,6 +126,8 @@ async def test_the_answers_of_a_server_show_whether_it_can_be_used(
     async with serving(present, tmp_path / "s", *([asking_for(key)] if key else [])):
         replica = replica_at(tmp_path / "s")
         problem = await asyncio.to_thread(why_unusable, replica, model, 64)
+        assert await asyncio.to_thread(is_healthy, replica) is (key is None)
+        assert await asyncio.to_thread(is_healthy, replica, or_refuses_key=True)
     assert (problem is None) if sentence is None else (sentence in str(problem))
 
 
@@ -154,16 +158,21 @@ def test_serve_external_starts_the_same_vllm_behind_the_guard(tmp_path, monkeypa
     assert required_key(folder) == "secret"
     executed = []
     monkeypatch.setattr(os, "execve", lambda *call: executed.append(call))
-    monkeypatch.setenv("TMPDIR", "/of/this/host")
     monkeypatch.setattr(sys, "argv", ["", str(folder.path), "http://10.0.0.7:8000", "--own", "4"])
-    runpy.run_module("rl.inference.serve_external", run_name="__main__")
+    with monkeypatch.context() as here:  # this machine does not have the address
+        here.setattr(socket, "create_server", lambda *_, **__: socket.socket())
+        runpy.run_module("rl.inference.serve_external", run_name="__main__")
     ((program, arguments, env),) = executed
     assert (program, arguments) == (command[0], [*command, "--own", "4"])
     assert Path(env[KEY_FILE]).read_text() == "secret"
-    assert (env["TMPDIR"], env["MY_KEY"]) == ("/of/this/host", "secret")
-    monkeypatch.setenv("MY_KEY", "")
-    with pytest.raises(ValueError, match="vLLM needs a key on a TCP port"):
-        required_key(folder)
+    assert (Path(env["TMPDIR"]).stat().st_mode & 0o777, env["MY_KEY"]) == (0o700, "secret")
+    with socket.create_server(("127.0.0.1", 0)) as used:
+        url = f"http://127.0.0.1:{used.getsockname()[1]}"
+        monkeypatch.setattr(sys, "argv", ["", str(folder.path), url])
+        for key, said in (("", "vLLM needs a key on"), ("secret", "already in use")):
+            monkeypatch.setenv("MY_KEY", key)
+            with pytest.raises(SystemExit, match=said):
+                runpy.run_module("rl.inference.serve_external", run_name="__main__")
 
 
 RIGHT, WRONG = (b"authorization", b"Bearer right"), (b"authorization", b"Bearer wrong")

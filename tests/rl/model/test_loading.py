@@ -43,6 +43,14 @@ def test_short_rows_of_half_precision_are_attended_to_in_float32(
     assert seen == {inside}
 
 
+def test_weights_that_are_not_finite_are_refused_with_their_name(folder, tmp_path):
+    model = load_model(folder, torch.float32, 0)
+    model.model.norm.weight.data[1] = torch.nan
+    model.save_pretrained(tmp_path)
+    with pytest.raises(ValueError, match=r"model\.norm\.weight contains NaN or infinity: use"):
+        load_model(tmp_path, torch.float32, 0)
+
+
 def test_a_sliding_window_and_shared_heads_stay_what_they_are():
     heads = {"num_attention_heads": 4, "num_key_value_heads": 2, "sliding_window": 4}
     sizes = {"vocab_size": 32, "hidden_size": 32, "intermediate_size": 32, "num_hidden_layers": 2}

@@ -128,9 +128,10 @@ def test_thinking_is_trained_and_a_format_that_drops_it_from_history_forks(tmp_p
 @pytest.mark.parametrize(
     ("messages", "message"),
     [
-        (MANY_TURNS[:2], "no assistant message after its prompt"),
-        (MANY_TURNS[:4], "does not end with an assistant"),
-        (MANY_TURNS[2:3], "no assistant message after its prompt"),
+        (MANY_TURNS[:2], "ends without an answer"),
+        (MANY_TURNS[:4], "ends without an answer"),
+        (MANY_TURNS[2:3], "ends without an answer"),
+        ([{"from": "human", "value": "a"}, assistant("b")], "message 1 has the role None: use sys"),
     ],
 )
 def test_an_incomplete_conversation_is_refused(messages, message):
@@ -203,7 +204,7 @@ def test_a_conversation_longer_than_a_row_is_left_out_unless_all_are(tmp_path, c
     assert len(group) == 16
     said = {record.getMessage() for record in caplog.records}
     assert said == {"demonstrations longer than max_seq_len=256 are skipped"}
-    with pytest.raises(ValueError, match=r"but max_seq_len=4: set model"):
+    with pytest.raises(ValueError, match=r"but max_seq_len=4: set max_seq_len="):
         sampler.group(ScriptedEnv(), RENDERER, Random(0), 16, 4)
 
 
@@ -214,18 +215,18 @@ def test_a_thought_or_a_call_that_was_cut_off_is_left_out(tmp_path):
     invalid["tool_calls"][0]["error"] = "the arguments are not JSON"
     broken = {**line(thought), "messages": [user("hi"), invalid, thought]}
     path = written(tmp_path, line(thought, "max_tokens"), cut, broken, line(thought))
-    assert read_conversations(path, None) == [("", [user("hi"), thought])]
+    assert read_conversations(path, None)[0] == [("", [user("hi"), thought])]
 
 
 def test_lines_below_min_reward_or_without_one_are_left_out(tmp_path):
     lines = [line(assistant(str(r)), "stop", r) for r in (0.0, 0.5, 1.0, None)]
     path = written(tmp_path, *lines)
-    kept = read_conversations(path, 0.5)
+    kept, _ = read_conversations(path, 0.5)
     assert [messages[-1]["content"] for _, messages in kept] == ["0.5", "1.0"]
-    assert len(read_conversations(path, None)) == 4
-    assert len(read_conversations(path, 0.6)) == 1
+    assert len(read_conversations(path, None)[0]) == 4
+    assert len(read_conversations(path, 0.6)[0]) == 1
     assert drawn_from(path, min_reward=0.5) == {"0.5", "1.0"}
-    with pytest.raises(ValueError, match=r"a reward of at least sampler.min_reward=2.0: correct"):
+    with pytest.raises(ValueError, match=r"0 of 4 .* a reward of at least 2.0: correct"):
         from_file(path, 2.0)
 
 
@@ -234,16 +235,58 @@ def test_files_below_the_home_folder_are_read_in_the_order_of_their_names(tmp_pa
     for name in "cab":
         (tmp_path / name).mkdir()
         written(tmp_path / name, line(assistant(name)))
-    found = read_conversations("~/*/rollouts.jsonl", None)
+    found, _ = read_conversations("~/*/rollouts.jsonl", None)
     assert [messages[-1]["content"] for _, messages in found] == ["a", "b", "c"]
 
 
-@pytest.mark.parametrize("odd", [{"prompt": "hi"}, {"messages": "hi"}, {"messages": {"a": 1}}])
-def test_a_line_that_is_no_conversation_is_named(tmp_path, odd):
+@pytest.mark.parametrize(
+    ("odd", "problem"),
+    [
+        ({"prompt": "hi"}, "line 2: write a JSON object with `messages`"),
+        ({"messages": 5}, "line 2: write a JSON object with `messages`"),
+        ({"messages": "hi"}, "line 2: message 1 has the role None"),
+        ({"messages": {"a": 1}}, "line 2: message 1 has the role None"),
+    ],
+)
+def test_a_line_that_is_no_conversation_is_named(tmp_path, odd, problem):
     path = written(tmp_path, line(assistant("good")), odd)
-    said = r"rollouts.jsonl, line 2: write a JSON object with `messages`"
-    with pytest.raises(ValueError, match=said):
+    with pytest.raises(ValueError, match=f"rollouts.jsonl, {problem}"):
         read_conversations(path, None)
+
+
+@pytest.mark.parametrize(
+    ("odd", "problem"),
+    [
+        ({"role": "human", "content": "a"}, "role 'human': use system, user, assistant or tool"),
+        ({"from": "human", "value": "a"}, "role None: use"),
+        ({"role": "user", "content": None}, "content None: write text"),
+        ({"role": "assistant"}, "content None: write text"),
+        ({"role": "assistant", "content": None, "tool_calls": []}, "content None: write text"),
+        ({"role": "tool", "content": 5}, "content 5: write text"),
+    ],
+)
+def test_a_message_that_would_be_dropped_or_be_empty_is_refused_with_its_line(
+    tmp_path, odd, problem
+):
+    called = {"role": "assistant", "content": None, "tool_calls": [CALL]}
+    thought = {"role": "assistant", "reasoning_content": "hm"}
+    good = {"messages": [user([{"type": "text", "text": "a"}]), called, thought, assistant("")]}
+    path = written(tmp_path, good, {"messages": [user("a"), odd, assistant("b")]})
+    with pytest.raises(ValueError, match=rf"rollouts.jsonl, line 2: message 2 has the {problem}"):
+        from_file(path)
+
+
+def test_a_file_that_does_not_exist_is_named(tmp_path):
+    with pytest.raises(ValueError, match=r"/no.jsonl: no such file: correct the path"):
+        from_file(tmp_path / "no.jsonl")
+
+
+def test_the_number_of_conversations_that_are_not_used_is_said_once(tmp_path, caplog):
+    path = written(tmp_path, *[line(assistant("a"))] * 2, line(user("b")))
+    for _ in range(2):
+        assert drawn_from(path) == {"a"}
+    (record,) = caplog.records
+    assert "2 of 3 conversations have a trainable assistant message at" in record.getMessage()
 
 
 def test_a_separator_of_unicode_within_a_text_ends_no_line(tmp_path):

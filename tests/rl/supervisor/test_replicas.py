@@ -87,7 +87,7 @@ def fleet_of(tmp_path, monkeypatch) -> Callable[..., Fleet]:
     def start(*given, **limits) -> Fleet:
         fleet = Fleet(RunFolder(tmp_path), *given, **limits)
         monkeypatch.setattr(module, "time", SimpleNamespace(monotonic=lambda: fleet.now))
-        monkeypatch.setattr(module, "is_healthy", lambda one: one.name in fleet.answering)
+        monkeypatch.setattr(module, "is_healthy", lambda one, **_: one.name in fleet.answering)
         monkeypatch.setattr(module, "refuses_connections", lambda one: one.name in fleet.closed)
         fleet.replicas.start()
         return fleet
@@ -194,7 +194,7 @@ def test_a_replica_that_is_silent_too_long_is_restarted(
     names, wait_timeout, tolerated, go_on, fleet_of, monkeypatch
 ):
     fleet, asked = fleet_of(names, wait_timeout=wait_timeout), []
-    healthy = lambda one: asked.append(one.name) or one.name in fleet.answering  # noqa: E731
+    healthy = lambda one, **_: asked.append(one.name) or one.name in fleet.answering  # noqa: E731
     monkeypatch.setattr(module, "is_healthy", healthy)
     assert fleet.look() is None
     fleet.answering.remove("inference0")
@@ -255,11 +255,20 @@ def test_an_external_server_may_come_back_however_often(fleet):
     assert set(fleet.warnings()) == {said}
 
 
+def test_an_external_server_that_refuses_the_key_ends_the_run_at_once(fleet_of, monkeypatch):
+    fleet = fleet_of(NAMES[:1], why_unusable=lambda _: "refuses the key")
+    monkeypatch.setattr(module, "is_healthy", lambda _, or_refuses_key: or_refuses_key)
+    assert fleet.look() is None  # a server of the run itself, which has the right key
+    fleet.external = True
+    fleet.replicas.start()
+    assert fleet.look() == ("inference0", "refuses the key")
+
+
 def test_servers_that_hang_are_ended_and_asked_at_the_same_time(fleet_of, monkeypatch):
     names = tuple(f"inference{i}" for i in range(4))
     fleet, all_ask, together = fleet_of(names), threading.Barrier(4), threading.Barrier(3)
     # Asked or ended one after the other, the first would wait for ever.
-    monkeypatch.setattr(module, "is_healthy", lambda _: all_ask.wait(timeout=60) >= 0)
+    monkeypatch.setattr(module, "is_healthy", lambda *_, **__: all_ask.wait(timeout=60) >= 0)
     assert fleet.look() is None
     assert all(one.ready for one in fleet.replicas._all)
     ended = set[str]()

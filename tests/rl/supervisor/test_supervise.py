@@ -258,7 +258,17 @@ def test_a_model_with_a_chat_format_of_its_own_is_refused_before_vllm_starts(tmp
     (saved_model(tmp_path / "model") / "chat_template.jinja").write_text("{{ m }} <function=f>")
     problem = refused(*(word for word in OWN if "renderer" not in word))
     assert problem.startswith("model.renderer=auto does not know")
-    assert "use client=tokens, which takes the model's own chat template, or set" in problem
+    assert "client=tokens, which takes the model's own chat template but no demonstr" in problem
+
+
+@pytest.mark.parametrize(
+    ("template", "said"),
+    [("{{ m }", "has an error (unexpected '}', line 1): correct"), (None, "has no chat templ")],
+)
+def test_an_unusable_chat_template_is_refused_before_vllm_starts(template, said, tmp_path, refused):
+    model = saved_model(tmp_path / "model")
+    changed_json(model / "tokenizer_config.json", chat_template=template)
+    assert said in refused(*OWN, "client=tokens")
 
 
 def test_a_teacher_with_fewer_logits_than_the_policy_is_refused(tmp_path, refused):
