@@ -25,9 +25,10 @@ def compared_columns(group: Group) -> list[list[float]] | None:
     """
     pairs = list(zip(group.rollouts, group.credits, strict=False))
     found = [_columns([c for r, c in pairs if r.role == role]) for role in roles_of(group.rollouts)]
-    if all(columns is None for columns in found):
+    scored = [columns for columns in found if columns != [[]]] or found  # skip unscored roles
+    if all(columns is None for columns in scored):
         return None
-    return [column for columns in found for column in columns or []]
+    return [column for columns in scored for column in columns or []]
 
 
 def spread(column: Sequence[float]) -> float:
@@ -41,7 +42,7 @@ def _columns(credits: Sequence[Credit]) -> list[list[float]] | None:
         c.compared if c.compared is not None else c.advantages if by_turn else (c.reward or 0.0,)
         for c in credits
     ]
-    if not any(rows):
+    if rows and not any(rows):
         return None
     num_columns = max(map(len, rows), default=1)
     return [[row[i] for row in rows if i < len(row)] for i in range(num_columns)]

@@ -104,7 +104,9 @@ def test_none_returns_the_same_credits() -> None:
     ids=["no groups", "one rollout of each", "two advantages"],
 )
 def test_a_batch_credit_of_another_shape_ends_the_run(wrong) -> None:
-    with pytest.raises(RunFailed, match=r"from \[\[1, 1\], \[1\]\] to .*: return as many for each"):
+    with pytest.raises(
+        RunFailed, match=r"from \[\[1, 1\], \[1\]\] to .*: return as many advantages for each"
+    ):
         apply_batch_credit([credited(of(1.0), of(2.0)), credited(of(3.0))], wrong)
 
 
@@ -164,7 +166,7 @@ BATCH = [
         ),
     ),
     penalised(
-        rollout(None, lengths=(), stop=StopReason.ENV_ERROR, fields={"turns": 1}),
+        rollout(None, lengths=(), stop=StopReason.ENV_ERROR, fields={"turns": 1, "error": "lost"}),
         rollout(0.5, sampled(4), exact=0.5),
     ),
 ]

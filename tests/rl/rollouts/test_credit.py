@@ -206,7 +206,7 @@ def test_a_reward_that_is_not_finite_counts_as_0_if_truncation_scores_the_rollou
         ),
         (False, True, [rollout(1.0, a=1.0), rollout(1.0, a=0.5), rollout(None)], [[1, 1]]),
         (False, False, [rollout(1.0), rollout(1.0)], None),
-        (False, True, [rollout(None)], None),
+        (False, True, [rollout(None)], [[]]),
         (False, False, [rollout(1.0), rollout(None, fields={"role": "b"})], None),
     ],
 )
