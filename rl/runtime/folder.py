@@ -174,8 +174,9 @@ class RunFolder:
         return was_logged or was_evaluated or was_searched or is_saved
 
     def complete_checkpoints(self) -> list[Path]:
-        """Return the complete checkpoints, oldest first. A leading dot marks an incomplete one."""
-        return sorted(self.checkpoints.glob("step_[0-9]*"), key=step_of)
+        """Return the complete checkpoints, oldest first, without copies that the user renamed."""
+        found = self.checkpoints.glob("step_[0-9]*")  # a leading dot marks an incomplete checkpoint
+        return sorted((c for c in found if c == self.checkpoint(step_of(c))), key=step_of)
 
     def num_saved_steps(self) -> int:
         complete = self.complete_checkpoints()

@@ -80,7 +80,8 @@ def test_a_run_resumes_from_its_newest_complete_checkpoint(tmp_path):
         folder.mkdir(parents=True)
         state = {"step": step, "rollouts": {"n": step}}
         run_folder.state_of(folder).write_text(json.dumps(state))
-    run_folder.checkpoint(3_000_000).with_name(".step_3000000.incomplete").mkdir()
+    for name in (".step_3000000.incomplete", "step_3000000_best"):  # the second is a user's copy
+        (run_folder.checkpoints / name).mkdir()
     names = [path.name for path in run_folder.complete_checkpoints()]
     assert names == ["step_000020", "step_000100", "step_999950", "step_1000000"]
     resumed = run_folder.resume_point()
