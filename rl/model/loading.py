@@ -11,6 +11,7 @@ from transformers import (
     AttentionMaskInterface,
     AutoConfig,
     AutoModelForCausalLM,
+    GenerationConfig,
     PreTrainedModel,
 )
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
@@ -44,9 +45,16 @@ def _compute_attention(
 def load_model(folder: Path, dtype: torch.dtype, seed: int) -> PreTrainedModel:
     """Load a model folder. If it has no weights, initialise them randomly with `seed`."""
     if holds_weights(folder):
-        model = AutoModelForCausalLM.from_pretrained(
-            folder, dtype=dtype, local_files_only=True, trust_remote_code=False
+        loaded: Any = AutoModelForCausalLM.from_pretrained(
+            folder,
+            dtype=dtype,
+            local_files_only=True,
+            trust_remote_code=False,
+            output_loading_info=True,
         )
+        model, info = loaded
+        if lost := sorted(info["missing_keys"]):
+            raise ValueError(f"{folder} lacks weights, such as {lost[0]}: download it again")
     else:
         # Initialise in float32, so that a seed gives the same weights in every dtype.
         torch.manual_seed(seed)
@@ -87,5 +95,8 @@ def write_model(
     model: PreTrainedModel, weights: Mapping[str, Tensor], folder: Path, source: Path
 ) -> None:
     """Save `weights` to `folder` with the config of `model` and the tokenizer files of `source`."""
+    # Copy the generation config, because transformers refuses to save some that it has loaded.
+    model.generation_config = GenerationConfig()
     model.save_pretrained(folder, state_dict=dict(weights))
+    (folder / "generation_config.json").unlink(missing_ok=True)
     copy_tokenizer(source, folder)

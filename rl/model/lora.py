@@ -93,12 +93,18 @@ class LoRA:
     def _check_module_names(self, model: PreTrainedModel) -> None:
         if _has_experts(model):
             check_targets(self.target_modules)
-        names = [name for name, _ in model.named_modules()]
+        all_modules = dict(model.named_modules())
         named = [] if self.target_modules == "all-linear" else self.target_modules
         for key, modules in (("target_modules", named), ("modules_to_save", self.modules_to_save)):
             for module in modules:
-                if not any(f".{name}".endswith(f".{module}") for name in names):
-                    known = sorted({name.rpartition(".")[2] for name in names} - {""})
+                found = [m for name, m in all_modules.items() if f".{name}".endswith(f".{module}")]
+                if key == "target_modules" and any(hasattr(m, "num_embeddings") for m in found):
+                    raise ValueError(
+                        f"adapter.{key} contains {module}, an embedding, which cannot get LoRA "
+                        "matrices: remove it, or name it in adapter.modules_to_save"
+                    )
+                if not found:
+                    known = sorted({name.rpartition(".")[2] for name in all_modules} - {""})
                     known = [name for name in known if not name.isdigit()]
                     raise ValueError(
                         f"adapter.{key} contains {module}, which the model does not have: choose "
@@ -106,7 +112,7 @@ class LoRA:
                     )
         embedding, head = model.get_input_embeddings(), model.get_output_embeddings()
         are_tied = getattr(head, "weight", 0) is getattr(embedding, "weight", 1)
-        tied = [name for name, m in model.named_modules() if are_tied and m in (embedding, head)]
+        tied = [name for name, m in all_modules.items() if are_tied and m in (embedding, head)]
         for module in self.modules_to_save:
             if any(f".{name}".endswith(f".{module}") for name in tied):
                 raise ValueError(
@@ -171,13 +177,15 @@ class Recipe:
     """The name of a tensor that is pushed or saved, and the function that computes it."""
 
     name: str
-    parts: list[nn.Parameter]  # arguments of `make`; under ZeRO-3 the caller gathers them
+    parts: list[Any]  # arguments of `make`; under ZeRO-3 the caller gathers them
     make: Callable[..., Tensor]
 
 
 def full_recipes(model: nn.Module) -> Iterator[Recipe]:
     """Yield a recipe for each weight with the adapter merged into it, named as in transformers."""
-    for name, parameter in model.named_parameters():
+    saved = model.state_dict()  # has the buffers that belong to a checkpoint
+    buffers = [(name, buffer) for name, buffer in model.named_buffers() if name in saved]
+    for name, parameter in [*model.named_parameters(), *buffers]:
         owner, is_base, leaf = name.rpartition(".base_layer.")
         if ".lora_" in name or ".original_module." in name:
             continue
