@@ -91,7 +91,7 @@ class TrainingRun:
             with watch.phase("update", f"training step {step}"):
                 record = StepRecord(batch)
                 stats = self.learner.update(batch, record.observe)
-            self.nonfinite.check(step, stats["train/skipped"], record, rollouts)
+            failed = self.nonfinite.check(step, stats["train/skipped"], record, rollouts)
             # The evaluation of version `step` must end before vLLM gets new weights.
             stats |= self._evaluation(rollouts, watch, step)
             delivered = not self.delivery or self.delivery.deliver(
@@ -110,8 +110,9 @@ class TrainingRun:
                 self.alarms.add(line)
                 if step == self.start:
                     warn_of_missing_metric(self.run, self.run_folder)
-            if end := reason_to_end(self.run, step, line, self.ranks) if delivered else STOPPED:
-                self._end_early(step + 1, NoMoreBatches(end, stopped=True), rollouts)
+            end = reason_to_end(self.run, step, line, self.ranks) if delivered else STOPPED
+            if end := failed or end:
+                self._end_early(step + 1, NoMoreBatches(end, stopped=not failed), rollouts)
                 return
             # Save after writing the metrics line, because a run that resumes from this checkpoint
             # does not write that line again. The next step's metrics include the checkpoint's time.
@@ -170,9 +171,9 @@ class TrainingRun:
     def _rollouts_state(self, rollouts: RolloutsLink) -> dict[str, Any]:
         return rollouts.state() if self.ranks.first else {}
 
-    def _save(self, step: int, state: dict[str, Any] | None) -> None:
+    def _save(self, step: int, state: dict[str, Any] | None, extra: int = 0) -> None:
         if state is not None:  # None: no checkpoint is due
-            folder, keep = self.run_folder, self.settings.keep_checkpoints
+            folder, keep = self.run_folder, self.settings.keep_checkpoints + extra
             model = folder.initial_model()
             save_checkpoint(self.learner, folder, step=step, rollouts=state, model=model, keep=keep)
             self.num_saved = step
@@ -185,7 +186,8 @@ class TrainingRun:
         # Compare step numbers, not files, because other hosts may not see a new checkpoint yet.
         if step > max(self.start, self.num_saved):
             self.status.set(f"writing {self._checkpoint_name(step)}")
-            self._save(step, self._rollouts_state(rollouts))
+            # After a failure, keep one more, because the user may need an older checkpoint.
+            self._save(step, self._rollouts_state(rollouts), extra=not end.stopped)
         if not end.stopped:
             raise RunFailed(str(end))
         self._finish(f"done: {end}")  # the supervisor prints this status at the end
