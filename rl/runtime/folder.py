@@ -229,7 +229,7 @@ def step_of(path: Path) -> int:
 
 
 def drop_steps_from(run_folder: RunFolder, step: int) -> None:
-    """From `step` on, move rollouts to rollouts.dropped, and delete tokens and evaluations."""
+    """From `step` on, move rollouts to rollouts.dropped. Delete tokens, and later evaluations."""
     for path in _files_from(run_folder.rollouts, step):
         # Append to the dropped rollouts, because a step may be dropped more than once.
         dropped = run_folder.dropped_rollouts / path.name
@@ -237,8 +237,10 @@ def drop_steps_from(run_folder: RunFolder, step: int) -> None:
         with dropped.open("ab") as file:
             file.write(path.read_bytes())
         path.unlink()
-    # Delete old results, because the viewer would show them until the run repeats the steps.
-    for path in [*_files_from(run_folder.tokens, step), *_files_from(run_folder.evaluations, step)]:
+    # Delete old results, because the viewer would show them until the run repeats the steps. Keep
+    # the evaluation of version `step`, because a longer run may not evaluate this version again.
+    later = _files_from(run_folder.evaluations, step + 1)
+    for path in [*_files_from(run_folder.tokens, step), *later]:
         path.unlink()
 
 

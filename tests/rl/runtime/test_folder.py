@@ -157,7 +157,7 @@ def test_later_steps_are_dropped_and_their_rollouts_kept_elsewhere(tmp_path):
         return {path.name for path in path.iterdir()}
 
     assert names(folder.rollouts) == {"step_000003.jsonl", "step_of_mine.jsonl"}
-    assert names(folder.evaluations) == {"version_000003.jsonl"}
+    assert names(folder.evaluations) == {"version_000003.jsonl", "version_000004.jsonl"}
     assert {name[:11] for name in names(folder.tokens)} == {"step_000003"}
     assert names(folder.dropped_rollouts) == {"step_000004.jsonl", "step_000012.jsonl"}
     assert (folder.dropped_rollouts / "step_000012.jsonl").read_text() == "12\nagain\n"

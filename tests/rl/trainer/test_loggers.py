@@ -173,6 +173,9 @@ def test_the_wandb_id_of_a_run_is_legal_its_own_and_always_the_same(tmp_path):
     other = wandb_id(tmp_path / "elsewhere", "x" * 300)[0]
     assert other != wandb_id(tmp_path, "x" * 300)[0]
     assert len(other) == 64
+    for name in ("a-b", "b-c-1"):  # as in copies of the folder
+        copy, is_new = wandb_id(tmp_path, name)
+        assert (copy.rpartition("-")[0], is_new) == (name, True)
 
 
 def test_several_loggers_each_get_everything(tmp_path):
