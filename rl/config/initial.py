@@ -9,8 +9,6 @@ from rl.config.limits import value_of
 from rl.config.positions import ADAPTER, merge_advice
 from rl.runtime.folder import RunFolder, step_of
 
-_NOT_LOADED = {"learning_rate", "schedule", "warmup_steps", "min_ratio"}
-
 
 def initial_checkpoint(config: Mapping[str, Any]) -> Path | None:
     """Return the checkpoint that `init_from` names, or None. Raise ValueError if it is unusable."""
@@ -56,8 +54,9 @@ def _optimizer_problems(config: Mapping[str, Any], run_folder: RunFolder) -> Ite
     stage = value_of(config, "deepspeed.zero_optimization.stage")
     keys = ["deepspeed.zero_optimization.stage", "model.dtype", "trainer.max_grad_norm"]
     # Compare the options that the checkpoint sets, because it would override those of this run.
-    options = config["optim"].keys() & (value_of(before, "optim") or config["optim"]).keys()
-    keys += [f"optim.{option}" for option in sorted(options - _NOT_LOADED)]
+    not_set = {"learning_rate", "schedule", "warmup_steps", "min_ratio"}
+    optim = [f"optim.{option}" for option in sorted(config["optim"].keys() - not_set)]
+    keys += [key for key in optim if value_of(before, key) is not None]
     for key in [*keys, "trainer.ranks"] if stage else keys:
         now, then = value_of(config, key), value_of(before, key)
         if now != then and not (key == "trainer.ranks" and now is None):

@@ -58,7 +58,7 @@ class PolicyModule(nn.Module):
         super().__init__()
         self.model = model
         self._chunk, self._entropy_gradient = chunk, entropy_gradient
-        self._kl_from_uniform, self._head_dtype = kl_from_uniform, head_dtype
+        self.kl_from_uniform, self._head_dtype = kl_from_uniform, head_dtype
         self._compiled = compiled
         if not isinstance(self.head, nn.Linear):
             raise ValueError(
@@ -122,7 +122,7 @@ class PolicyModule(nn.Module):
             dtype,
             entropies,
             self._entropy_gradient,
-            entropies and self._kl_from_uniform,
+            entropies and self.kl_from_uniform,
             self._compiled,
         )
         if also:
@@ -155,8 +155,7 @@ def _has_plain_logits(model: Any, head: nn.Linear) -> bool:
     # Replace the decoder's result, because some decoders can run only on a GPU.
     decoder.forward = lambda *args, **kwargs: _States([states])  # noqa: ARG005
     with torch.no_grad():
-        logits = model(torch.ones(1, 1, dtype=torch.int64, device=states.device)).logits
-        outputs = head(states)
+        logits, outputs = model(states.new_ones(1, 1, dtype=torch.int64)).logits, head(states)
     del decoder.forward
     return torch.equal(logits.float(), outputs.float())
 

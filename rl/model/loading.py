@@ -11,7 +11,6 @@ from transformers import (
     AttentionMaskInterface,
     AutoConfig,
     AutoModelForCausalLM,
-    GenerationConfig,
     PreTrainedModel,
 )
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
@@ -45,12 +44,9 @@ def _compute_attention(
 def load_model(folder: Path, dtype: torch.dtype, seed: int) -> PreTrainedModel:
     """Load a model folder. If it has no weights, initialise them randomly with `seed`."""
     if holds_weights(folder):
+        options: Any = {"local_files_only": True, "trust_remote_code": False, "dtype": dtype}
         loaded: Any = AutoModelForCausalLM.from_pretrained(
-            folder,
-            dtype=dtype,
-            local_files_only=True,
-            trust_remote_code=False,
-            output_loading_info=True,
+            folder, output_loading_info=True, **options
         )
         model, info = loaded
         if lost := sorted(info["missing_keys"]):
@@ -96,7 +92,7 @@ def write_model(
 ) -> None:
     """Save `weights` to `folder` with the config of `model` and the tokenizer files of `source`."""
     # Copy the generation config, because transformers refuses to save some that it has loaded.
-    model.generation_config = GenerationConfig()
+    model.generation_config = type(model.generation_config)()
     model.save_pretrained(folder, state_dict=dict(weights))
     (folder / "generation_config.json").unlink(missing_ok=True)
     copy_tokenizer(source, folder)

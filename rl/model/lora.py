@@ -94,14 +94,18 @@ class LoRA:
         if _has_experts(model):
             check_targets(self.target_modules)
         all_modules = dict(model.named_modules())
+        embedding, head = model.get_input_embeddings(), model.get_output_embeddings()
+        are_tied = getattr(head, "weight", 0) is getattr(embedding, "weight", 1)
         named = [] if self.target_modules == "all-linear" else self.target_modules
         for key, modules in (("target_modules", named), ("modules_to_save", self.modules_to_save)):
             for module in modules:
                 found = [m for name, m in all_modules.items() if f".{name}".endswith(f".{module}")]
                 if key == "target_modules" and any(hasattr(m, "num_embeddings") for m in found):
+                    raise ValueError(f"adapter.{key} contains {module}, an embedding: remove it")
+                if key == "modules_to_save" and are_tied and (embedding in found or head in found):
                     raise ValueError(
-                        f"adapter.{key} contains {module}, an embedding, which cannot get LoRA "
-                        "matrices: remove it, or name it in adapter.modules_to_save"
+                        f"adapter.{key} contains {module}, but embedding and head of this model "
+                        f"share weights and cannot be trained separately: remove {module}"
                     )
                 if not found:
                     known = sorted({name.rpartition(".")[2] for name in all_modules} - {""})
@@ -110,16 +114,6 @@ class LoRA:
                         f"adapter.{key} contains {module}, which the model does not have: choose "
                         f"from {', '.join(known)}"
                     )
-        embedding, head = model.get_input_embeddings(), model.get_output_embeddings()
-        are_tied = getattr(head, "weight", 0) is getattr(embedding, "weight", 1)
-        tied = [name for name, m in all_modules.items() if are_tied and m in (embedding, head)]
-        for module in self.modules_to_save:
-            if any(f".{name}".endswith(f".{module}") for name in tied):
-                raise ValueError(
-                    f"adapter.modules_to_save contains {module}, but the embedding and the head "
-                    "of this model share their weights and cannot be trained separately: remove "
-                    f"{module}"
-                )
 
 
 def check_targets(targets: str | Sequence[str]) -> None:

@@ -54,8 +54,7 @@ def changed_code(run_folder: RunFolder) -> list[str]:
     with suppress(OSError, TypeError, ValueError):  # the file is missing or damaged
         prints, matched = load_json(run_folder.read(run_folder.code / _DATA))
         known = {_find_file(name) for name in prints}
-        new = {str(_relative_name(file)): "" for file in _data_files(matched) if file not in known}
-        copied |= {**prints, **new}
+        copied |= prints | {str(f): "" for f in _data_files(matched) if f not in known}
     return [
         printable(name)
         for name, before in copied.items()

@@ -104,9 +104,6 @@ class RunFolder:
         """Return the file in which a process, such as trainer.rank0, records a step's tokens."""
         return self.tokens / f"step_{step:06d}.{process}.parquet"
 
-    def profile_of(self, rank: int) -> Path:
-        return self.profile / f"rank{rank}.json.gz"
-
     def clear_process_files(self) -> None:
         """Delete the files of an earlier start's processes, and incomplete checkpoints."""
         self.private.clear()
@@ -237,9 +234,8 @@ def drop_steps_from(run_folder: RunFolder, step: int) -> None:
         with dropped.open("ab") as file:
             file.write(path.read_bytes())
         path.unlink()
-    # Delete old results, because the viewer would show them until the run repeats the steps. Keep
-    # the evaluation of version `step`, because a longer run may not evaluate this version again.
-    later = _files_from(run_folder.evaluations, step + 1)
+    # Delete old results, because the viewer would show them until the run repeats the steps.
+    later = _files_from(run_folder.evaluations, step + 1)  # `step` may not be evaluated again
     for path in [*_files_from(run_folder.tokens, step), *later]:
         path.unlink()
 

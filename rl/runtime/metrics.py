@@ -18,7 +18,7 @@ from typing import Annotated, Any, TypeAlias
 
 import msgspec
 
-from rl.runtime.files import LineTail
+from rl.runtime.files import LineTail, append_line
 from rl.runtime.folder import RunFolder
 from rl.runtime.text import printable
 
@@ -35,22 +35,20 @@ class MetricsFile:
     def __init__(self, run_folder: RunFolder) -> None:
         self._run_folder, self.path = run_folder, run_folder.metrics
         self.path.parent.mkdir(parents=True, exist_ok=True)
-        self._file = self.path.open("a")
-        # A killed run may leave an incomplete last line. End this line before appending new lines.
-        if not (self.path.read_bytes() or b"\n").endswith(b"\n"):
-            self._file.write("\n")
+        with self.path.open("a") as file:
+            # A killed run may leave an incomplete last line. End it before appending new lines.
+            if not (self.path.read_bytes() or b"\n").endswith(b"\n"):
+                file.write("\n")
 
     def append(self, step: int, metrics: Mapping[str, float | None]) -> None:
-        """Append one line and flush the file. Values above _MAX and non-finite ones become null."""
+        """Append one line to the file. Values above _MAX and non-finite ones become null."""
         row: Row = {"step": step, "time": time.time()}
         values = {name: finite_float(value) for name, value in metrics.items()}
         row |= {k: None if v is None or abs(v) > _MAX else v for k, v in values.items()}
-        self._file.write(json.dumps(row) + "\n")
-        self._file.flush()
+        append_line(self.path, row)
 
     def truncate_after(self, step: int) -> None:
         """Remove broken lines. Move the lines of steps after `step` to metrics.dropped.jsonl."""
-        self._file.close()
         aside = self.path.with_suffix(".tmp")
         rows = read_metrics(self._run_folder)
         # Write the removed lines first, so that a crash may duplicate lines but never lose them.
@@ -62,10 +60,6 @@ class MetricsFile:
             kept.flush()
             os.fsync(kept.fileno())  # write the file's content to disk before the rename
         aside.replace(self.path)
-        self._file = self.path.open("a")
-
-    def close(self) -> None:
-        self._file.close()
 
 
 class MetricsTail:

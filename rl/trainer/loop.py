@@ -98,7 +98,9 @@ class TrainingRun:
                 step + 1, batch.micro_batches[0], stats, watch.phase
             )
             # Get the state before new groups start, because a resumed run samples them again.
-            state = self._rollouts_state(rollouts) if self._checkpoint_is_due(step + 1) else None
+            every, num_steps = self.settings.checkpoint_every, step + 1
+            is_due = num_steps == self.run.max_steps or (every > 0 and num_steps % every == 0)
+            state = rollouts.state() if is_due else None
             if delivered:  # publish after the probe, because new rollouts would delay the probe
                 self._publish(rollouts, step + 1)
             if batch.record_ids:
@@ -164,13 +166,6 @@ class TrainingRun:
         with watch.phase("evaluate", f"waiting for the evaluation of version {version}"):
             return rollouts.evaluation(version)
 
-    def _checkpoint_is_due(self, step: int) -> bool:
-        every = self.settings.checkpoint_every
-        return step == self.run.max_steps or (every > 0 and step % every == 0)
-
-    def _rollouts_state(self, rollouts: RolloutsLink) -> dict[str, Any]:
-        return rollouts.state() if self.ranks.first else {}
-
     def _save(self, step: int, state: dict[str, Any] | None, extra: int = 0) -> None:
         if state is not None:  # None: no checkpoint is due
             folder, keep = self.run_folder, self.settings.keep_checkpoints + extra
@@ -187,7 +182,7 @@ class TrainingRun:
         if step > max(self.start, self.num_saved):
             self.status.set(f"writing {self._checkpoint_name(step)}")
             # After a failure, keep one more, because the user may need an older checkpoint.
-            self._save(step, self._rollouts_state(rollouts), extra=not end.stopped)
+            self._save(step, rollouts.state(), extra=not end.stopped)
         if not end.stopped:
             raise RunFailed(str(end))
         self._finish(f"done: {end}")  # the supervisor prints this status at the end

@@ -22,8 +22,7 @@ class NonFiniteSteps:
         """Record all tokens of the batch if an update was skipped, even with record=none.
 
         `skipped`: fraction of the step's updates that DeepSpeed skipped, because the gradient was
-        NaN or infinite. After too many such steps in a row, return why the run ends, else "".
-        Collective.
+        NaN or infinite. Return why the run ends after too many such steps, else "". Collective.
         """
         self._in_a_row = self._in_a_row + 1 if skipped else 0
         if not skipped:

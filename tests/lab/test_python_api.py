@@ -25,7 +25,6 @@ def folder(tmp_path) -> RunFolder:
     metrics = MetricsFile(folder)
     for step in range(4):
         metrics.append(step, {"train/reward": step / 10, "time/step": 1.0})
-    metrics.close()
     folder.config.write_text("max_steps: 9")
     folder.overrides.write_text("overrides: ['loss=<grpo>\\e]0;x\\a']\nrun_name: mine")
     return folder

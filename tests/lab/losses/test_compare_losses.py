@@ -287,7 +287,6 @@ def test_a_comparison_of_several_losses(tmp_path, capsys):
     folder = record_run(tmp_path, "kl.beta=0.1", "correction=tis_token")
     metrics = MetricsFile(folder)
     metrics.append(STEP, {"train/kl_beta": 0.1})
-    metrics.close()
     words = ["loss=gspo", "steps=5..", "aggregation=sequence_mean,turn_mean", "correction=none"]
     assert main([str(tmp_path), *words, "tokens=3"]) == 0
     printed = capsys.readouterr().out.replace(str(tmp_path), "<folder>")

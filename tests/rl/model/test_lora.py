@@ -190,8 +190,8 @@ def test_only_the_matrices_of_the_chosen_layers_are_trained_in_the_models_dtype(
         ({"target_modules": ["q_proj", "query"]}, "target_modules contains query, .* from [a-z]+"),
         ({"target_modules": ["q_proj", "embed_tokens"]}, "contains embed_tokens, an embedding"),
         ({"modules_to_save": ["score"]}, "adapter.modules_to_save contains score, which the model"),
-        ({"modules_to_save": ["lm_head"]}, "contains lm_head, but the embedding"),
-        ({"modules_to_save": ["embed_tokens"]}, "contains embed_tokens, but the embedding"),
+        ({"modules_to_save": ["lm_head"]}, "contains lm_head, but embedding"),
+        ({"modules_to_save": ["embed_tokens"]}, "contains embed_tokens, but embedding"),
     ],
 )
 def test_names_without_a_module_and_copies_of_tied_weights_are_refused(folder, knobs, said):

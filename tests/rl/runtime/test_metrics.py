@@ -29,7 +29,6 @@ def ten_steps(tmp_path):
     file = MetricsFile(RunFolder(tmp_path))
     for step in range(10):
         file.append(step, {"train/reward": step / 10})
-    file.close()
     return tmp_path
 
 

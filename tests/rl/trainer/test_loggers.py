@@ -151,7 +151,6 @@ def test_a_resumed_wandb_run_has_the_repeated_steps_and_not_the_lost_ones(tmp_pa
         for step, reward in enumerate(rewards, first):
             metrics.append(step, row := {"train/reward": reward})
             logger.log(step, row)
-        metrics.close()
 
     start(0, 0.1, 0.2, 0.3, 0.4)  # the last checkpoint is that after step 1
     start(2, 0.5, 0.6)
@@ -267,7 +266,7 @@ def test_only_the_first_steps_after_the_skipped_one_are_profiled(tmp_path):
         torch.ones(2).sum()
         profiler.step()
     profiler.stop()
-    trace = json.loads(gzip.decompress(run_folder.profile_of(3).read_bytes()))
-    assert "aten::sum" in run_folder.profile_of(3).with_name("rank3.txt").read_text()
+    trace = json.loads(gzip.decompress((run_folder.profile / "rank3.json.gz").read_bytes()))
+    assert "aten::sum" in (run_folder.profile / "rank3.txt").read_text()
     steps = {event.get("name") for event in trace["traceEvents"]}
     assert [n for n in range(7) if f"ProfilerStep#{n}" in steps] == [1]

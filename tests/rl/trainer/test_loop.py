@@ -191,7 +191,6 @@ def test_a_resumed_run_has_every_line_once(rehearsal, folder):
     with_later = MetricsFile(folder)
     for step in range(5):  # the run was killed after its checkpoint of step 3
         with_later.append(step, {"old": 1.0})
-    with_later.close()
     for step in (2, 3):
         folder.rollouts_of(step).write_text("")
     run = rehearsal(start=3, max_steps=6)
