@@ -110,7 +110,8 @@ def transports(folder: Path, weights: Weights) -> Stages:
             for number in (1, 2):
                 sender = kind(probe_every=0, probe_rows=1, max_mismatch=1.0)
                 sender.open(TIMEOUT_S)
-                pusher = WeightPusher(sender, receivers[:number])
+                pusher = WeightPusher(sender)
+                pusher.add(receivers[:number])
                 push = partial(pusher.push, policy, 0, must_differ=False)
                 stages |= rounds({f"{name} to {number}": push}, REPEATS)
     return stages

@@ -52,7 +52,11 @@ def initial_problems(config: Mapping[str, Any]) -> Iterator[str]:
 def _optimizer_problems(config: Mapping[str, Any], run_folder: RunFolder) -> Iterator[str]:
     before = run_folder.read_yaml(run_folder.config)
     stage = value_of(config, "deepspeed.zero_optimization.stage")
-    keys = ["deepspeed.zero_optimization.stage", "optim._target_", "model.dtype"]
+    keys = ["deepspeed.zero_optimization.stage", "model.dtype", "trainer.max_grad_norm"]
+    # Compare the options that the checkpoint sets, because it would override those of this run.
+    not_set = {"learning_rate", "schedule", "warmup_steps", "min_ratio"}
+    optim = [f"optim.{option}" for option in sorted(config["optim"].keys() - not_set)]
+    keys += [key for key in optim if value_of(before, key) is not None]
     for key in [*keys, "trainer.ranks"] if stage else keys:
         now, then = value_of(config, key), value_of(before, key)
         if now != then and not (key == "trainer.ranks" and now is None):

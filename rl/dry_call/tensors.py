@@ -114,6 +114,8 @@ def check_loss(report: Report, node: Any, num_updates: int) -> tuple[set[str], b
             check_token_loss(trial, result := bound(tokens), leaves)
             if trial is report and not fact(node["_target_"], "whole_groups", False):
                 _require_independent_losses(bound, tokens, result.loss.detach())
+            with trial.calling("loss", loss, "no tokens, as a rank without rollouts calls it"):
+                bound(_split_sequences(tokens)[2])
             results += [result.loss.detach()] if has_old else []
         used |= here
     corrects = len(results) == 2 and not torch.equal(*results)

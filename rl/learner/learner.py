@@ -17,6 +17,7 @@ from rl.config.schema import Run
 from rl.learner.batch_statistics import reads_statistics
 from rl.learner.critic import Critic, CriticSettings
 from rl.learner.kl import KLPenalty
+from rl.learner.logprobs import PolicyModule
 from rl.learner.objective import Objective
 from rl.learner.observation import Observer
 from rl.learner.policy import Policy
@@ -66,19 +67,22 @@ class Learner:
         self._beta = self._kl.beta
         self._compiled = run.compiles(on_gpu=ranks.device.type == "cuda")
         model = load_for_training(run, self._model_folder, compiled=self._compiled)
-        self.policy = Policy(
+        module = PolicyModule(
             model,
+            chunk=self._settings.logprob_chunk,
+            entropy_gradient=run.entropy_bonus != 0 or "entropy_bonus" in run.schedules,
+            kl_from_uniform=Learned.of(run).reads({"kl_from_uniform"}),
+            head_dtype=self._head_dtype,
+            compiled=self._compiled,
+        )
+        self.policy = Policy(
+            module,
             build(run.optim)(),
             ranks,
             deepspeed_config=run.deepspeed,
             max_steps=run.max_steps,
             max_grad_norm=self._settings.max_grad_norm,
-            logprob_chunk=self._settings.logprob_chunk,
             temperature=run.sampler.temperature,
-            entropy_gradient=run.entropy_bonus != 0 or "entropy_bonus" in run.schedules,
-            kl_from_uniform=Learned.of(run).reads({"kl_from_uniform"}),
-            head_dtype=self._head_dtype,
-            compiled=self._compiled,
         )
         if run.init_optimizer and not num_resumed_steps(run_folder, ranks):
             self.policy.load(self._model_folder.parent)  # the checkpoint that contains this model
@@ -114,7 +118,6 @@ class Learner:
             logprob_chunk=self._settings.logprob_chunk,
             max_seq_len=self._run.max_seq_len,
             seed=self._run.seed,
-            vocabulary=self.policy.vocabulary,
             reads_candidates=Learned.of(self._run).reads_candidates,
             head_dtype=self._head_dtype,
             share_prefixes=self._settings.share_prefixes,
@@ -145,9 +148,9 @@ class Learner:
             zeros = torch.zeros_like
             trained = [replace(b, token_weights=zeros(b.token_weights)) for b in batches]
         stats = self.policy.update(
-            batch,
+            batch.step,
+            trained,
             self._schedules.at(batch.step, objective, token_loss="loss", correction="correction"),
-            batches=trained,
             updates=updates,
             beta=self._beta,
             observer=observer,

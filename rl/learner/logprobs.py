@@ -11,7 +11,7 @@ S: largest number of kept tokens.
 
 from contextlib import nullcontext
 from dataclasses import dataclass
-from typing import cast
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -58,12 +58,17 @@ class PolicyModule(nn.Module):
         super().__init__()
         self.model = model
         self._chunk, self._entropy_gradient = chunk, entropy_gradient
-        self._kl_from_uniform, self._head_dtype = kl_from_uniform, head_dtype
+        self.kl_from_uniform, self._head_dtype = kl_from_uniform, head_dtype
         self._compiled = compiled
         if not isinstance(self.head, nn.Linear):
             raise ValueError(
                 f"the output head is a {type(self.head)}, but logprobs need torch.nn.Linear: "
                 "leave lm_head out of adapter.target_modules, or use another model"
+            )
+        if not _has_plain_logits(model, self.head):
+            raise ValueError(
+                f"the logits of {type(model).__name__} are not the outputs of its output head, but "
+                "scaled or capped, which is not supported: use another model"
             )
 
     @property
@@ -117,7 +122,7 @@ class PolicyModule(nn.Module):
             dtype,
             entropies,
             self._entropy_gradient,
-            entropies and self._kl_from_uniform,
+            entropies and self.kl_from_uniform,
             self._compiled,
         )
         if also:
@@ -134,6 +139,25 @@ class PolicyModule(nn.Module):
             likeliest = most_likely(head, before, *top_k, temperature, self._chunk, dtype)
             return logprobs, *others, *likeliest
         return logprobs, *others
+
+
+class _States(tuple[Tensor]):
+    """Hidden states as the outputs of a decoder whose other attributes are None."""
+
+    def __getattr__(self, name: str) -> Tensor | None:
+        return self[0] if name == "last_hidden_state" else None
+
+
+def _has_plain_logits(model: Any, head: nn.Linear) -> bool:
+    """Return whether the model's logits are the outputs of its head for given hidden states."""
+    # The states are large, so that a soft cap changes the logits visibly even in bfloat16.
+    decoder, states = model.get_decoder(), head.weight.new_full((1, 1, head.in_features), 1e3)
+    # Replace the decoder's result, because some decoders can run only on a GPU.
+    decoder.forward = lambda *args, **kwargs: _States([states])  # noqa: ARG005
+    with torch.no_grad():
+        logits, outputs = model(states.new_ones(1, 1, dtype=torch.int64)).logits, head(states)
+    del decoder.forward
+    return torch.equal(logits.float(), outputs.float())
 
 
 def kept_logprob(kept: Tensor, logprobs: Tensor) -> Tensor:

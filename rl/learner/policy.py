@@ -9,7 +9,6 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from transformers import PreTrainedModel
 
 from rl.learner.batch_statistics import reads_statistics, with_statistics
 from rl.learner.deepspeed_engine import (
@@ -36,7 +35,7 @@ from rl.model.lora import (
     without_adapter,
     write_adapter,
 )
-from rl.records import Ints, RankBatch
+from rl.records import Ints
 
 # `Policy` returns these metrics if it takes no optimizer step because all token weights are 0.
 _EMPTY = {"train/loss": 0.0, "train/grad_norm": 0.0, "train/skipped": 0.0, "train/empty": 1.0}
@@ -47,40 +46,27 @@ class Policy:
 
     def __init__(
         self,
-        model: PreTrainedModel,
+        module: PolicyModule,
         optim: AdamW,
         ranks: Ranks,
         *,
         deepspeed_config: dict[str, Any],
         max_steps: int,
         max_grad_norm: float,
-        logprob_chunk: int,
         temperature: float,
-        entropy_gradient: bool = False,
-        kl_from_uniform: bool = False,
-        head_dtype: torch.dtype | None = None,
-        compiled: bool = False,
     ) -> None:
         self.ranks, self._optim, self._max_steps = ranks, optim, max_steps
         self._temperature = temperature
-        module = PolicyModule(
-            model,
-            chunk=logprob_chunk,
-            entropy_gradient=entropy_gradient,
-            kl_from_uniform=kl_from_uniform,
-            head_dtype=head_dtype,
-            compiled=compiled,
-        )
         # `_outputs` names the module's outputs. The last one exists only if a batch has candidates.
-        own = ("logprobs", "entropies", *["kl_from_uniform"] * kl_from_uniform)
+        own = ("logprobs", "entropies", *["kl_from_uniform"] * module.kl_from_uniform)
         self._outputs = (*own, "candidate_logprobs")
-        self.has_adapter = has_adapter(model)
+        self.has_adapter = has_adapter(module)
         self.engine = start_engine(
             module,
             optim.optimizer(module.parameters(), module.embeddings),
             deepspeed_config,
             max_grad_norm=max_grad_norm,
-            half=model.dtype == torch.bfloat16,
+            half=module.model.dtype == torch.bfloat16,
             # Tell ZeRO-3 which weights OutputHead reads without calling the module that owns them.
             external=module.output_embeddings.parameters(),
         )
@@ -89,10 +75,10 @@ class Policy:
 
     def update(
         self,
-        batch: RankBatch,
+        step: int,
+        batches: Sequence[Batch],
         objective: Objective,
         *,
-        batches: Sequence[Batch] | None = None,  # from preparation.py, or None to convert `batch`
         updates: int = 1,
         beta: float = 0.0,  # weight of the KL penalty
         observer: Observer | None = None,  # receives each token's logprob, loss and gradient
@@ -101,10 +87,7 @@ class Policy:
 
         `train/skipped`: fraction of updates that DeepSpeed skipped because of non-finite gradients.
         """
-        batches = batches or [
-            Batch.of(micro, self.ranks.device, batch.step) for micro in batch.micro_batches
-        ]
-        rate = self._optim.rate(batch.step, self._max_steps)
+        rate = self._optim.rate(step, self._max_steps)
         # The first update changes the weights, so later updates must compute `logprobs` again.
         later = [replace(b, scored=False) for b in batches]
         metrics = [

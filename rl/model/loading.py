@@ -44,9 +44,13 @@ def _compute_attention(
 def load_model(folder: Path, dtype: torch.dtype, seed: int) -> PreTrainedModel:
     """Load a model folder. If it has no weights, initialise them randomly with `seed`."""
     if holds_weights(folder):
-        model = AutoModelForCausalLM.from_pretrained(
-            folder, dtype=dtype, local_files_only=True, trust_remote_code=False
+        options: Any = {"local_files_only": True, "trust_remote_code": False, "dtype": dtype}
+        loaded: Any = AutoModelForCausalLM.from_pretrained(
+            folder, output_loading_info=True, **options
         )
+        model, info = loaded
+        if lost := sorted(info["missing_keys"]):
+            raise ValueError(f"{folder} lacks weights, such as {lost[0]}: download it again")
         if bad := [n for n, weight in model.named_parameters() if not weight.isfinite().all()]:
             raise ValueError(f"{folder}: {bad[0]} contains NaN or infinity: use another model")
     else:
@@ -89,5 +93,8 @@ def write_model(
     model: PreTrainedModel, weights: Mapping[str, Tensor], folder: Path, source: Path
 ) -> None:
     """Save `weights` to `folder` with the config of `model` and the tokenizer files of `source`."""
+    # Copy the generation config, because transformers refuses to save some that it has loaded.
+    model.generation_config = type(model.generation_config)()
     model.save_pretrained(folder, state_dict=dict(weights))
+    (folder / "generation_config.json").unlink(missing_ok=True)
     copy_tokenizer(source, folder)

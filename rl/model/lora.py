@@ -93,27 +93,27 @@ class LoRA:
     def _check_module_names(self, model: PreTrainedModel) -> None:
         if _has_experts(model):
             check_targets(self.target_modules)
-        names = [name for name, _ in model.named_modules()]
+        all_modules = dict(model.named_modules())
+        embedding, head = model.get_input_embeddings(), model.get_output_embeddings()
+        are_tied = getattr(head, "weight", 0) is getattr(embedding, "weight", 1)
         named = [] if self.target_modules == "all-linear" else self.target_modules
         for key, modules in (("target_modules", named), ("modules_to_save", self.modules_to_save)):
             for module in modules:
-                if not any(f".{name}".endswith(f".{module}") for name in names):
-                    known = sorted({name.rpartition(".")[2] for name in names} - {""})
+                found = [m for name, m in all_modules.items() if f".{name}".endswith(f".{module}")]
+                if key == "target_modules" and any(hasattr(m, "num_embeddings") for m in found):
+                    raise ValueError(f"adapter.{key} contains {module}, an embedding: remove it")
+                if key == "modules_to_save" and are_tied and (embedding in found or head in found):
+                    raise ValueError(
+                        f"adapter.{key} contains {module}, but embedding and head of this model "
+                        f"share weights and cannot be trained separately: remove {module}"
+                    )
+                if not found:
+                    known = sorted({name.rpartition(".")[2] for name in all_modules} - {""})
                     known = [name for name in known if not name.isdigit()]
                     raise ValueError(
                         f"adapter.{key} contains {module}, which the model does not have: choose "
                         f"from {', '.join(known)}"
                     )
-        embedding, head = model.get_input_embeddings(), model.get_output_embeddings()
-        are_tied = getattr(head, "weight", 0) is getattr(embedding, "weight", 1)
-        tied = [name for name, m in model.named_modules() if are_tied and m in (embedding, head)]
-        for module in self.modules_to_save:
-            if any(f".{name}".endswith(f".{module}") for name in tied):
-                raise ValueError(
-                    f"adapter.modules_to_save contains {module}, but the embedding and the head "
-                    "of this model share their weights and cannot be trained separately: remove "
-                    f"{module}"
-                )
 
 
 def check_targets(targets: str | Sequence[str]) -> None:
@@ -171,13 +171,15 @@ class Recipe:
     """The name of a tensor that is pushed or saved, and the function that computes it."""
 
     name: str
-    parts: list[nn.Parameter]  # arguments of `make`; under ZeRO-3 the caller gathers them
+    parts: list[Any]  # arguments of `make`; under ZeRO-3 the caller gathers them
     make: Callable[..., Tensor]
 
 
 def full_recipes(model: nn.Module) -> Iterator[Recipe]:
     """Yield a recipe for each weight with the adapter merged into it, named as in transformers."""
-    for name, parameter in model.named_parameters():
+    saved = model.state_dict()  # has the buffers that belong to a checkpoint
+    buffers = [(name, buffer) for name, buffer in model.named_buffers() if name in saved]
+    for name, parameter in [*model.named_parameters(), *buffers]:
         owner, is_base, leaf = name.rpartition(".base_layer.")
         if ".lora_" in name or ".original_module." in name:
             continue

@@ -2,7 +2,7 @@
 
     <run>/code/step_000000/losses/cispo.py    at the start of the run
     <run>/code/step_000050/losses/cispo.py    at a resume after step 50 with changed or new code
-    <run>/code/data.json                      sizes and hashes of local data files
+    <run>/code/data.json                      hashes of local data files, patterns of their paths
 
 The copied files are those that the dry call (rl/dry_call) imported, except libraries and rl/. The
 commit in overrides.yaml gives the version of rl/. The path of a copy is relative to this checkout
@@ -41,23 +41,30 @@ def copy_code(run_folder: RunFolder, files: Iterable[str], patterns: Iterable[st
         copy = folder / name
         copy.parent.mkdir(parents=True, exist_ok=True)
         shutil.copyfile(file, copy)
-    found = (Path(file).absolute() for pattern in patterns for file in sorted(glob(pattern)))
-    prints = {str(_relative_name(file)): _fingerprint(file) for file in found if file.is_file()}
+    matched = [path for pattern in patterns if _data_files([path := str(Path.cwd() / pattern)])]
+    prints = {str(_relative_name(file)): _fingerprint(file) for file in _data_files(matched)}
     run_folder.code.mkdir(parents=True, exist_ok=True)
-    write_atomically(run_folder.code / _DATA, json.dumps(prints))
+    write_atomically(run_folder.code / _DATA, json.dumps([prints, matched]))
 
 
 def changed_code(run_folder: RunFolder) -> list[str]:
-    """Return the names of source and data files that were deleted or changed since `copy_code`."""
+    """Return the names of source and data files that differ since `copy_code`, and of new data."""
     newest = sorted(run_folder.code.glob("step_*"))[-1:]
     copied = {name: _fingerprint(copy) for folder in newest for name, copy in _copies(folder)}
     with suppress(OSError, TypeError, ValueError):  # the file is missing or damaged
-        copied |= load_json(run_folder.read(run_folder.code / _DATA))
+        prints, matched = load_json(run_folder.read(run_folder.code / _DATA))
+        known = {_find_file(name) for name in prints}
+        copied |= prints | {str(f): "" for f in _data_files(matched) if f not in known}
     return [
         printable(name)
         for name, before in copied.items()
         if not ((file := _find_file(name)) and _fingerprint(file) == before)
     ]
+
+
+def _data_files(patterns: Iterable[str]) -> list[Path]:
+    paths = (Path(path) for pattern in patterns for path in sorted(glob(pattern)))
+    return [path for path in paths if path.is_file()]
 
 
 def code_versions(run_folder: RunFolder) -> dict[str, tuple[str, ...]]:

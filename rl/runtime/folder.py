@@ -104,9 +104,6 @@ class RunFolder:
         """Return the file in which a process, such as trainer.rank0, records a step's tokens."""
         return self.tokens / f"step_{step:06d}.{process}.parquet"
 
-    def profile_of(self, rank: int) -> Path:
-        return self.profile / f"rank{rank}.json.gz"
-
     def clear_process_files(self) -> None:
         """Delete the files that processes of an earlier start left, and incomplete checkpoints."""
         self.private.clear()
@@ -174,8 +171,9 @@ class RunFolder:
         return was_logged or was_evaluated or was_searched or is_saved
 
     def complete_checkpoints(self) -> list[Path]:
-        """Return the complete checkpoints, oldest first. A leading dot marks an incomplete one."""
-        return sorted(self.checkpoints.glob("step_[0-9]*"), key=step_of)
+        """Return the complete checkpoints, oldest first, without copies that the user renamed."""
+        found = self.checkpoints.glob("step_[0-9]*")  # a leading dot marks an incomplete checkpoint
+        return sorted((c for c in found if c == self.checkpoint(step_of(c))), key=step_of)
 
     def num_saved_steps(self) -> int:
         complete = self.complete_checkpoints()
@@ -228,14 +226,15 @@ def step_of(path: Path) -> int:
 
 
 def drop_steps_from(run_folder: RunFolder, step: int) -> None:
-    """From `step` on, move rollouts to rollouts.dropped, and delete tokens and evaluations."""
+    """From `step` on, move rollouts to rollouts.dropped. Delete tokens, and later evaluations."""
     for path in _files_from(run_folder.rollouts, step):
         # Append to the dropped rollouts, because a step may be dropped more than once.
         with _create_parent(run_folder.dropped_rollouts / path.name).open("ab") as file:
             file.write(path.read_bytes())
         path.unlink()
     # Delete old results, because the viewer would show them until the run repeats the steps.
-    for path in [*_files_from(run_folder.tokens, step), *_files_from(run_folder.evaluations, step)]:
+    later = _files_from(run_folder.evaluations, step + 1)  # `step` may not be evaluated again
+    for path in [*_files_from(run_folder.tokens, step), *later]:
         path.unlink()
 
 

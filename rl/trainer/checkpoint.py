@@ -75,7 +75,8 @@ def _reporting_failure(temporary: Path, step: int, run_folder: RunFolder) -> Ite
         raise
     except (OSError, RuntimeError, SafetensorError) as error:
         _delete_incomplete(temporary)  # writing the error report needs disk space, too
-        is_full = _is_full_disk(error)
+        has_sign = any(sign in str(error) for sign in _SIGNS_OF_FULL_DISK)
+        is_full = has_sign or getattr(error, "errno", None) in FULL
         if isinstance(error, RuntimeError) and not is_full:
             raise  # the model or a collective failed, and the user needs the traceback
         free = shutil.disk_usage(run_folder.path).free / 2**20
@@ -88,13 +89,6 @@ def _reporting_failure(temporary: Path, step: int, run_folder: RunFolder) -> Ite
         raise RunFailed(
             f"the checkpoint of step {step} could not be written ({error}); {advice}"
         ) from error
-
-
-def _is_full_disk(error: Exception) -> bool:
-    """Return whether disk or quota is full. torch and safetensors report this only in messages."""
-    if isinstance(error, OSError):
-        return error.errno in FULL
-    return any(sign in str(error) for sign in _SIGNS_OF_FULL_DISK)
 
 
 def flush_and_rename(temporary: Path, final: Path) -> None:

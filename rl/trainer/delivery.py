@@ -15,6 +15,7 @@ the same branch and no rank waits for a batch while rank 0 still waits for a vLL
 import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager, suppress
+from dataclasses import dataclass
 from typing import Literal
 
 from rl.config.nodes import InferenceNode
@@ -57,8 +58,8 @@ class Receivers:
 
     def new_replicas(self) -> list[VLLMRoutes]:
         """Return healthy replicas that this method has not returned since their last start."""
-        fresh = [one for one in self._started_replicas() if self._known.get(one.name) != one]
-        fresh = [one for one in fresh if is_healthy(one)]
+        started = self._started_replicas()
+        fresh = [r for r in started if self._known.get(r.name) != r and is_healthy(r)]
         self._known |= {replica.name: replica for replica in fresh}
         self.updated |= {replica.name: replica.incarnation for replica in fresh}
         return [VLLMRoutes(replica, timeout=self._timeout) for replica in fresh]
@@ -67,17 +68,13 @@ class Receivers:
         return started_replicas(self._run_folder, self._inference)
 
 
+@dataclass(frozen=True)
 class Delivery:
-    def __init__(
-        self,
-        pusher: WeightPusher,
-        receivers: Receivers,
-        policy: Policy,
-        ranks: Ranks,
-        run_folder: RunFolder,
-    ) -> None:
-        self._pusher, self._receivers = pusher, receivers
-        self._policy, self._ranks, self._run_folder = policy, ranks, run_folder
+    _pusher: WeightPusher
+    _receivers: Receivers
+    _policy: Policy
+    _ranks: Ranks
+    _run_folder: RunFolder
 
     def begin(self, version: int) -> None:
         """Wait until every vLLM answers, and push the weights with which this process starts."""

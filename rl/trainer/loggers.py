@@ -162,8 +162,9 @@ def wandb_id(folder: Path, run_name: str) -> tuple[str, bool]:
     path, dropped = RunFolder(folder).wandb_id, RunFolder(folder).dropped_metrics
     size = str(dropped.stat().st_size if dropped.exists() else 0)
     known = path.read_text().split() if path.exists() else []
-    if is_new := known[1:] != [size]:
-        legal = re.sub(r"[^\w.-]", "-", run_name)[-_LONGEST_NAME:]
+    legal = re.sub(r"[^\w.-]", "-", run_name)[-_LONGEST_NAME:]
+    # A copy of the folder has another name, and must not continue the original's wandb run.
+    if is_new := known[1:] != [size] or known[0].rpartition("-")[0] != legal:
         known = [f"{legal}-{secrets.token_hex(4)}", size]
         write_atomically(path, f"{known[0]}\n{size}\n")
     return known[0], is_new

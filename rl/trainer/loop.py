@@ -91,14 +91,16 @@ class TrainingRun:
             with watch.phase("update", f"training step {step}"):
                 record = StepRecord(batch)
                 stats = self.learner.update(batch, record.observe)
-            self.nonfinite.check(step, stats["train/skipped"], record, rollouts)
+            failed = self.nonfinite.check(step, stats["train/skipped"], record, rollouts)
             # The evaluation of version `step` must end before vLLM gets new weights.
             stats |= self._evaluation(rollouts, watch, step)
             delivered = not self.delivery or self.delivery.deliver(
                 step + 1, batch.micro_batches[0], stats, watch.phase
             )
             # Get the state before new groups start, because a resumed run samples them again.
-            state = self._rollouts_state(rollouts) if self._checkpoint_is_due(step + 1) else None
+            every, num_steps = self.settings.checkpoint_every, step + 1
+            is_due = num_steps == self.run.max_steps or (every > 0 and num_steps % every == 0)
+            state = rollouts.state() if is_due else None
             if delivered:  # publish after the probe, because new rollouts would delay the probe
                 self._publish(rollouts, step + 1)
             if batch.record_ids:
@@ -110,8 +112,9 @@ class TrainingRun:
                 self.alarms.add(line)
                 if step == self.start:
                     warn_of_missing_metric(self.run, self.run_folder)
-            if end := reason_to_end(self.run, step, line, self.ranks) if delivered else STOPPED:
-                self._end_early(step + 1, NoMoreBatches(end, stopped=True), rollouts)
+            end = reason_to_end(self.run, step, line, self.ranks) if delivered else STOPPED
+            if end := failed or end:
+                self._end_early(step + 1, NoMoreBatches(end, stopped=not failed), rollouts)
                 return
             # Save after writing the metrics line, because a run that resumes from this checkpoint
             # does not write that line again. The next step's metrics include the checkpoint's time.
@@ -163,16 +166,9 @@ class TrainingRun:
         with watch.phase("evaluate", f"waiting for the evaluation of version {version}"):
             return rollouts.evaluation(version)
 
-    def _checkpoint_is_due(self, step: int) -> bool:
-        every = self.settings.checkpoint_every
-        return step == self.run.max_steps or (every > 0 and step % every == 0)
-
-    def _rollouts_state(self, rollouts: RolloutsLink) -> dict[str, Any]:
-        return rollouts.state() if self.ranks.first else {}
-
-    def _save(self, step: int, state: dict[str, Any] | None) -> None:
+    def _save(self, step: int, state: dict[str, Any] | None, extra: int = 0) -> None:
         if state is not None:  # None: no checkpoint is due
-            folder, keep = self.run_folder, self.settings.keep_checkpoints
+            folder, keep = self.run_folder, self.settings.keep_checkpoints + extra
             model = folder.initial_model()
             save_checkpoint(self.learner, folder, step=step, rollouts=state, model=model, keep=keep)
             self.num_saved = step
@@ -185,7 +181,8 @@ class TrainingRun:
         # Compare step numbers, not files, because other hosts may not see a new checkpoint yet.
         if step > max(self.start, self.num_saved):
             self.status.set(f"writing {self._checkpoint_name(step)}")
-            self._save(step, self._rollouts_state(rollouts))
+            # After a failure, keep one more, because the user may need an older checkpoint.
+            self._save(step, rollouts.state(), extra=not end.stopped)
         if not end.stopped:
             raise RunFailed(str(end))
         self._finish(f"done: {end}")  # the supervisor prints this status at the end

@@ -3,7 +3,6 @@
 import logging
 
 from rl.learner.ranks import Ranks
-from rl.runtime.failure import RunFailed
 from rl.runtime.folder import RunFolder
 from rl.runtime.start_record import program
 from rl.trainer.rollouts_link import RolloutsLink
@@ -19,18 +18,18 @@ class NonFiniteSteps:
         self._run_folder, self._ranks, self._limit = run_folder, ranks, max_nonfinite_steps
         self._in_a_row = self._num_recorded = 0
 
-    def check(self, step: int, skipped: float, record: StepRecord, rollouts: RolloutsLink) -> None:
+    def check(self, step: int, skipped: float, record: StepRecord, rollouts: RolloutsLink) -> str:
         """Record all tokens of the first batches whose updates are skipped, even with record=none.
 
         `skipped`: fraction of the step's updates that DeepSpeed skipped, because the gradient was
-        NaN or infinite. Raise RunFailed after too many such steps in a row. Collective.
+        NaN or infinite. Return why the run ends after too many such steps, else "". Collective.
         """
         self._in_a_row = self._in_a_row + 1 if skipped else 0
         if not skipped:
-            return
+            return ""
         is_last = self._in_a_row >= self._limit
         if self._num_recorded >= _MAX_RECORDED and not is_last:
-            return
+            return ""
         self._num_recorded += 1
         record.write_all(self._run_folder, self._ranks.rank, rollouts.record_all(step))
         # Wait until all ranks have written, because the supervisor ends all ranks if one fails.
@@ -42,7 +41,6 @@ class NonFiniteSteps:
             f"instability). To try another loss on step {step}: "
             f"{program('compare_losses')} {self._run_folder} steps={step} loss=<another>"
         )
-        if is_last:
-            raise RunFailed(message)
-        if self._ranks.first:
+        if self._ranks.first and not is_last:
             log.warning("%s", message)
+        return message if is_last else ""

@@ -11,7 +11,7 @@ def start_profiler(run_folder: RunFolder, rank: int, num_steps: int) -> profile 
         return None
 
     def write(recorded: profile) -> None:
-        path = run_folder.profile_of(rank)
+        path = run_folder.profile / f"rank{rank}.json.gz"
         path.parent.mkdir(exist_ok=True)
         recorded.export_chrome_trace(str(path))
         device = "cuda" if recorded.use_device == "cuda" else "cpu"

@@ -88,7 +88,8 @@ class RolloutsLink:
         return tuple(self._call(call, list, self._no_answer_text))
 
     def state(self) -> dict[str, Any]:
-        return self._call(Call(what="state"), dict, self._no_answer_text)
+        """On rank 0, return the state of the rollouts process. Other ranks return {}."""
+        return {} if self._rank else self._call(Call(what="state"), dict, self._no_answer_text)
 
     @property
     def _no_answer_text(self) -> str:

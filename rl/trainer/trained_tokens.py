@@ -56,16 +56,12 @@ class StepRecord:
     def write(self, run_folder: RunFolder, rank: int) -> None:
         self._copy_to_cpu()
         names = dict.fromkeys(name for each in self._recorded for name in each.columns)
-        columns = {name: [] for name in names}
-        for each in self._recorded:
-            unknown = np.full(sum(each.lengths), np.nan, np.float32)
-            for name, parts in columns.items():
-                parts.append(each.columns.get(name, unknown))
+        pairs = [(r, np.full(sum(r.lengths), np.nan, np.float32)) for r in self._recorded]
         lines = Lines(
             [id for each in self._recorded for id in each.ids],
             [number for each in self._recorded for number in each.rows],
             [length for each in self._recorded for length in each.lengths],
-            {name: np.concatenate(parts) for name, parts in columns.items()},
+            {n: np.concatenate([r.columns.get(n, empty) for r, empty in pairs]) for n in names},
             [update for each in self._recorded for update in each.updates or ()],
         )
         write_lines(run_folder.tokens_of(self._batch.step, f"trainer.rank{rank}"), lines)

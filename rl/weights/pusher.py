@@ -28,15 +28,12 @@ class NoReceiver(RunFailed):
 class WeightPusher:
     """Pushes and probes weights. All ranks call its methods, but only rank 0 contacts vLLM."""
 
-    def __init__(
-        self, sender: Sender, receivers: Sequence[VLLMRoutes] = (), *, resumed: bool = False
-    ) -> None:
+    def __init__(self, sender: Sender, *, resumed: bool = False) -> None:
         self._sender = sender
         self._receivers: dict[str, VLLMRoutes] = {}
         self._connected, self._lost = set[str](), dict[str, str]()
         self._had_several = False
         self._last, self._bound = "", MismatchBound(sender.max_mismatch, resumed=resumed)
-        self.add(receivers)
 
     def add(self, receivers: Sequence[VLLMRoutes]) -> None:
         for receiver in receivers:

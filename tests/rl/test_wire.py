@@ -123,6 +123,8 @@ def test_each_call_of_a_rank_gets_its_answer(serve):
     expected = large.micro_batches[1].token_ids
     assert received.micro_batches[1].token_ids.tobytes() == expected.tobytes()
     link.publish(8, {})
+    assert link.state() == {}  # only rank 0 asks for it
+    link._rank = 0
     assert link.state() == {"next_index": 3, "pending": []}
     asked = Call(what="next_batch", rank=1, step=7)
     assert calls == [asked, Call(what="publish", version=8), Call(what="state")]

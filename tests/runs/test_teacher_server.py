@@ -41,8 +41,9 @@ def url(folder, tmp_path_factory):
 
 @pytest.fixture
 def setting(folder):
-    policy = SimpleNamespace(ranks=Ranks(0, 1, torch.device("cpu")), has_adapter=False)
-    sizes = {"logprob_chunk": 7, "max_seq_len": 63, "vocabulary": 320}
+    ranks = Ranks(0, 1, torch.device("cpu"))
+    policy = SimpleNamespace(ranks=ranks, has_adapter=False, vocabulary=320)
+    sizes = {"logprob_chunk": 7, "max_seq_len": 63}
     more = {"temperature": 1.0, "seed": 0, "reads_candidates": True}
     return ReferenceSetting(policy=policy, model=folder, dtype=torch.float32, **sizes, **more)
 

@@ -16,7 +16,8 @@ from losses.cispo import cispo
 from rl.config.schedules import split_schedules
 from rl.dry_call.learn import run_with_facts
 from rl.learner.learner import Learner
-from rl.learner.objective import Objective
+from rl.learner.logprobs import PolicyModule
+from rl.learner.objective import Batch, Objective
 from rl.learner.optim import AdamW
 from rl.learner.policy import Policy
 from rl.model.loading import compile_layers, enable_gradient_checkpointing, load_model
@@ -75,6 +76,17 @@ class PlainSteps:
         return self._rate
 
 
+class ConvertingPolicy(Policy):
+    """A policy that converts the micro-batches of a batch unless they are given."""
+
+    def update(  # pyright: ignore[reportIncompatibleMethodOverride]
+        self, batch: Any, objective: Any, *, batches: Any = None, **options: Any
+    ) -> Any:
+        device = self.ranks.device
+        made = batches or [Batch.of(micro, device, batch.step) for micro in batch.micro_batches]
+        return super().update(batch.step, made, objective, **options)
+
+
 class Setup:
     """Policies of any dtype and ZeRO stage and batches of any split, the same on every rank."""
 
@@ -109,15 +121,11 @@ class Setup:
     def policy(self, dtype: str, mode: str, optim: Any, seed: int = 0, **changes: Any) -> Any:
         model = self.model(dtype, seed)
         with_layers(model, mode)
-        settings = {"max_steps": 10, "max_grad_norm": 1e9, "logprob_chunk": 7, **changes}
-        return Policy(
-            model.train(),
-            optim,
-            self.ranks,
-            deepspeed_config=deepspeed_config(mode),
-            temperature=tiny.TEMPERATURE,
-            compiled="compiled" in mode,
-            **settings,
+        settings = {"max_steps": 10, "max_grad_norm": 1e9, "temperature": tiny.TEMPERATURE}
+        settings |= {name: changes.pop(name) for name in settings.keys() & changes.keys()}
+        module = PolicyModule(model.train(), chunk=7, compiled="compiled" in mode, **changes)
+        return ConvertingPolicy(
+            module, optim, self.ranks, deepspeed_config=deepspeed_config(mode), **settings
         )
 
     def model(self, dtype: str, seed: int) -> Any:

@@ -18,7 +18,7 @@ import torch
 from envs.http_client import HttpClient, HttpError
 from rl.config.ranges import NonNegativeInt, PositiveFloat, PositiveInt
 from rl.learner.logprobs import Logprobs, Rows
-from rl.learner.ranks import Ranks
+from rl.learner.policy import Policy
 from rl.learner.reference.protocol import Reference, ReferenceSetting, join_scores
 from rl.model.tokenizer import Tokenizer
 from rl.runtime.failure import RunFailed
@@ -46,15 +46,14 @@ class Endpoint:
     def start(self, setting: ReferenceSetting) -> Reference:
         assert setting.temperature == 1, "rl/config/reference_rules.py refuses other temperatures"
         top_k = setting.num_candidates(self.top_k)
-        remote = _RemoteTeacher(self, top_k, setting.vocabulary, setting.policy.ranks)
+        remote = _RemoteTeacher(self, top_k, setting.policy)
         remote.require_fit(setting.model, setting.max_seq_len)
         return remote
 
 
 class _RemoteTeacher(Reference):
-    def __init__(self, endpoint: Endpoint, top_k: int, vocabulary: int, ranks: Ranks) -> None:
-        self._endpoint, self._top_k, self._vocabulary = endpoint, top_k, vocabulary
-        self._ranks = ranks
+    def __init__(self, endpoint: Endpoint, top_k: int, policy: Policy) -> None:
+        self._endpoint, self._top_k, self._policy = endpoint, top_k, policy
         self._where = f"reference.url={endpoint.url}"
         self._url = f"{endpoint.url.rstrip('/')}/completions"
         self._retries = 0  # retries during the last call of `score`
@@ -93,7 +92,7 @@ class _RemoteTeacher(Reference):
 
     def metrics(self) -> dict[str, float]:
         # Sum over the ranks, because each rank sends its own requests and only rank 0 logs.
-        return {"train/reference_retries": self._ranks.sum(float(self._retries))}
+        return {"train/reference_retries": self._policy.ranks.sum(float(self._retries))}
 
     def score(self, batches: Sequence[Rows]) -> list[Logprobs]:
         requests = [
@@ -166,10 +165,10 @@ class _RemoteTeacher(Reference):
         best = [row[: self._top_k] for row in best]
         shape = (len(best), self._top_k)
         ids = torch.tensor([[t for _, t in row] for row in best], dtype=torch.int64).reshape(shape)
-        if (ids >= self._vocabulary).any():  # the teacher has a larger vocabulary
+        if (ids >= self._policy.vocabulary).any():  # the teacher has a larger vocabulary
             raise RunFailed(
                 f"{self._where} returns the token id {int(ids.max())}, but the policy has only "
-                f"{self._vocabulary} tokens: lower reference.top_k, or choose another teacher"
+                f"{self._policy.vocabulary} tokens: lower reference.top_k, or use another teacher"
             )
         values = torch.tensor([[value for value, _ in row] for row in best])
         return Logprobs(logprobs, ids, values.reshape(shape))

@@ -92,7 +92,7 @@ class _ReferenceCopy(Reference):
 
     @torch.no_grad()
     def score(self, batches: Sequence[Rows]) -> list[Logprobs]:
-        top_k = (self._top_k, self._setting.vocabulary) if self._top_k else None
+        top_k = (self._top_k, self._setting.policy.vocabulary) if self._top_k else None
         shared = self._setting.temperature
         temperatures = (shared if r.temperatures is None else r.temperatures for r in batches)
         outputs = (

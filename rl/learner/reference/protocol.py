@@ -46,17 +46,16 @@ class ReferenceSetting:
     logprob_chunk: int
     max_seq_len: int  # number of tokens of the longest possible row
     seed: int
-    vocabulary: int  # size of the policy's vocabulary
     reads_candidates: bool = False  # whether the loss reads the top_k most likely tokens
     head_dtype: torch.dtype | None = None  # of the output head; None means the model's dtype
     share_prefixes: bool = False  # whether equal beginnings of rows are computed once
 
     def num_candidates(self, top_k: int) -> int:
         """Return `top_k` (0 if no candidates are read), or raise RunFailed if it is too large."""
-        if self.reads_candidates and top_k > self.vocabulary:
+        if self.reads_candidates and top_k > self.policy.vocabulary:
             raise RunFailed(
                 f"reference.top_k={top_k} exceeds the policy's vocabulary: set reference.top_k="
-                f"{self.vocabulary} or less"
+                f"{self.policy.vocabulary} or less"
             )
         return top_k if self.reads_candidates else 0
 

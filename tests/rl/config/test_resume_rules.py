@@ -245,6 +245,10 @@ def test_a_resumed_run_without_model_and_parent_has_a_sentence_not_a_traceback(t
         ([], ["deepspeed=zero2"], "with deepspeed.zero_optimization.stage=0, but .*stage=2: use"),
         ([], ["optim=muon"], "with optim._target_=rl.learner.optim.AdamW, but optim._targ.*Muon"),
         ([], ["model.dtype=float32"], "with model.dtype=bfloat16, but model.dtype=float32: use"),
+        ([], ["optim.weight_decay=0.5"], "with optim.weight_decay=0.0, but optim.weight_decay=0.5"),
+        ([], ["trainer.max_grad_norm=9"], "with trainer.max_grad_norm=1.0, but .*=9: use"),
+        (["optim=muon"], ["optim.momentum=0.5"], "with optim.momentum=0.95, but .*=0.5: use"),
+        ([], ["optim.learning_rate=0.5", "optim.warmup_steps=9"], ""),
         ([], ["trainer.ranks=4"], ""),  # without sharding all ranks load one file
         (["deepspeed=zero2"], ["trainer.ranks=2"], "with trainer.ranks=1, but .*: use .*=1"),
         (["deepspeed=zero2"], ["trainer.ranks=null"], ""),

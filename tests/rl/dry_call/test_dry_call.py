@@ -228,6 +228,10 @@ loss: returned ratio_clamped as a Tensor of shape [7]: return a tensor with one 
 loss: called with eight made-up tokens, raised KeyError: 'x'
     def mine(tokens):
         raise KeyError('x')
+loss: called with no tokens, as a rank without rollouts calls it, raised RuntimeError: max()
+    def mine(tokens):
+        assert tokens.logprobs.max() <= 0
+        return TokenLoss(-tokens.logprobs, {})
 loss: returned losses that depend on the other sequences of the call
     def mine(tokens): return TokenLoss(-tokens.logprobs / tokens.entropies.mean(), {})
 loss: returned losses that depend on the other sequences of the call

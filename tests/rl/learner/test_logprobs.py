@@ -1,5 +1,6 @@
 """Logprobs in chunks are those of one log_softmax over all logits; N tokens, V words."""
 
+from contextlib import nullcontext
 from functools import partial
 
 import pytest
@@ -125,6 +126,34 @@ def test_no_more_than_a_chunk_of_logits_exists_at_once(folder, rows, with_gradie
             logprobs.sum().backward()
     assert 8 < mask.sum() < HIDDEN
     assert seen.largest == 4
+
+
+SIZES = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "pad_token_id": 0}
+SIZES |= {"vocab_size": 64, "num_attention_heads": 4, "num_key_value_heads": 2}
+
+
+@pytest.mark.parametrize(
+    ("kind", "options", "is_plain"),
+    [
+        ("granite", {"logits_scaling": 8.0}, False),
+        ("granite", {"logits_scaling": 1.0}, True),
+        ("cohere", {"logit_scale": 0.0625}, False),
+        ("gemma2", {"final_logit_softcapping": 30.0, "head_dim": 8}, False),
+        ("gemma2", {"final_logit_softcapping": None, "head_dim": 8}, True),
+        ("minicpm3", {}, False),  # it scales the hidden states instead
+        ("glm4_moe", {"moe_intermediate_size": 16, "output_router_logits": True}, True),
+        ("opt", {"word_embed_proj_dim": 16, "ffn_dim": 64}, True),  # the head is narrower
+        ("qwen3_next", {"linear_num_value_heads": 32}, True),
+    ],
+)
+def test_a_model_that_changes_its_logits_after_the_head_is_refused(kind, options, is_plain):
+    model = AutoModelForCausalLM.from_config(AutoConfig.for_model(kind, **{**SIZES, **options}))
+    with nullcontext() if is_plain else pytest.raises(ValueError, match="CausalLM are not the out"):
+        module = PolicyModule(model.eval().bfloat16(), chunk=4)
+        token_ids, mask = torch.arange(1, 9)[None], torch.arange(8)[None] > 0
+        expected = model(token_ids, use_cache=False).logits[0, :-1].float().log_softmax(-1)
+        expected = expected.gather(-1, token_ids[0, 1:, None])[:, 0]
+        torch.testing.assert_close(module(token_ids, mask, 1.0)[0], expected, rtol=0.02, atol=0.02)
 
 
 def test_nothing_of_size_v_waits_for_the_backward_pass(folder, rows):

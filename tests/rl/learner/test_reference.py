@@ -35,9 +35,10 @@ VOCABULARY = 320
 SHARED = {"top_k": 3, "sees_hint": False}
 
 
-def setting(folder, **changes):
-    policy = SimpleNamespace(ranks=Ranks(0, 1, torch.device("cpu")), has_adapter=False)
-    sizes = {"logprob_chunk": 7, "max_seq_len": 64, "seed": 0, "vocabulary": VOCABULARY}
+def setting(folder, vocabulary=VOCABULARY, **changes):
+    ranks = Ranks(0, 1, torch.device("cpu"))
+    policy = SimpleNamespace(ranks=ranks, has_adapter=False, vocabulary=vocabulary)
+    sizes = {"logprob_chunk": 7, "max_seq_len": 64, "seed": 0}
     given = {"model": folder, "dtype": torch.float32, "temperature": 1.0, **sizes, **changes}
     return ReferenceSetting(policy=policy, **given)
 

@@ -50,7 +50,6 @@ def initial(setup, policy, *, every=0, mix=1.0, **changes):
         "logprob_chunk": 7,
         "max_seq_len": 64,
         "seed": 0,
-        "vocabulary": policy.vocabulary,
     }
     choice = InitialPolicy(refresh_every=every, refresh_mix=mix, top_k=3, sees_hint=False)
     return choice.start(ReferenceSetting(policy=policy, **{**setting, **changes}))

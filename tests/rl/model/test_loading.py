@@ -72,6 +72,27 @@ def test_a_written_model_does_not_name_it(folder, tmp_path):
     assert "float32" not in json.dumps(json.loads((tmp_path / "config.json").read_text()))
 
 
+def test_a_written_model_has_the_generation_config_of_its_source(folder, tmp_path):
+    source, written = tmp_path / "source", tmp_path / "written"
+    load_model(folder, torch.float32, 0).save_pretrained(source)
+    # transformers loads this combination, but refuses to save it.
+    (source / "generation_config.json").write_text(text := '{"temperature": 0.6, "top_p": 0.9}')
+    write_model(model := load_model(source, torch.float32, 0), model.state_dict(), written, source)
+    assert (written / "generation_config.json").read_text() == text
+    (source / "generation_config.json").unlink()
+    write_model(model, model.state_dict(), tmp_path / "without", source)
+    assert not (tmp_path / "without" / "generation_config.json").exists()
+
+
+def test_a_model_that_lacks_a_weight_is_refused(folder, tmp_path):
+    model = load_model(folder, torch.float32, 0)
+    state = model.state_dict()
+    del state["model.layers.1.mlp.down_proj.weight"]
+    model.save_pretrained(tmp_path, state_dict=state)
+    with pytest.raises(ValueError, match=r"lacks weights, such as model\.layers\.1\.mlp\.down"):
+        load_model(tmp_path, torch.float32, 0)
+
+
 @pytest.mark.parametrize("with_weights", [False, True])
 def test_code_of_a_model_is_refused_without_a_question(tmp_path, monkeypatch, with_weights):
     monkeypatch.setattr("builtins.input", pytest.fail)

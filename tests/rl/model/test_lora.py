@@ -10,11 +10,11 @@ from typing import Any
 import pytest
 import torch
 from peft import PeftModel
-from transformers import AutoConfig, AutoModelForCausalLM, GPT2Config, Lfm2Config
+from transformers import AutoConfig, AutoModelForCausalLM, Glm4MoeConfig, GPT2Config, Lfm2Config
 
 from rl.learner.logprobs import PolicyModule
 from rl.model.folder import copy_tokenizer
-from rl.model.loading import load_model
+from rl.model.loading import load_model, write_model
 from rl.model.lora import (
     active_module,
     adapter_recipes,
@@ -117,6 +117,23 @@ def test_merged_weights_are_those_of_pefts_own_merge(source, knobs, request):
         torch.testing.assert_close(tensor, merged[name].detach(), rtol=1e-6, atol=1e-7)
 
 
+@pytest.mark.parametrize("adapter", [False, True])
+def test_an_export_keeps_the_buffers_that_a_checkpoint_has(adapter, tmp_path):
+    config = Glm4MoeConfig(
+        vocab_size=64, hidden_size=32, intermediate_size=64, moe_intermediate_size=16,
+        num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2,
+        n_routed_experts=8, num_experts_per_tok=2, first_k_dense_replace=1,
+    )  # fmt: skip
+    model = AutoModelForCausalLM.from_config(config)
+    bias = model.get_buffer(name := "model.layers.1.mlp.gate.e_score_correction_bias")
+    bias.copy_(torch.arange(8.0))
+    model.save_pretrained(tmp_path / "source")
+    if adapter:
+        model = PLAIN.attach(model, 0, "the base")
+    write_model(model, weights(full_recipes(model)), tmp_path, tmp_path / "source")
+    torch.testing.assert_close(load_model(tmp_path, torch.float32, 0).get_buffer(name), bias)
+
+
 def test_a_merge_in_bfloat16_rounds_once(folder):
     model = adapted(folder, dtype=torch.bfloat16)
     before = {name: p.clone() for name, p in model.named_parameters()}
@@ -171,6 +188,7 @@ def test_only_the_matrices_of_the_chosen_layers_are_trained_in_the_models_dtype(
     [
         # The choices are names, not the numbers of layers.
         ({"target_modules": ["q_proj", "query"]}, "target_modules contains query, .* from [a-z]+"),
+        ({"target_modules": ["q_proj", "embed_tokens"]}, "contains embed_tokens, an embedding"),
         ({"modules_to_save": ["score"]}, "adapter.modules_to_save contains score, which the model"),
         ({"modules_to_save": ["lm_head"]}, "contains lm_head, but embedding"),
         ({"modules_to_save": ["embed_tokens"]}, "contains embed_tokens, but embedding"),

@@ -64,6 +64,11 @@ def test_a_data_file_has_changed_if_its_size_or_content_has(lab, files, run):
     assert changed_code(run) == []
     data.unlink()
     assert changed_code(run) == ["data.jsonl"]
+    data.touch()
+    copy_code(run, files, [str(lab / "*.jsonl"), str(lab / "*.json"), "later.json"])
+    (lab / "more.jsonl").touch()
+    (lab / "later.json").touch()  # no pattern matched a file like this at the start
+    assert changed_code(run) == [f"{lab}/more.jsonl"]
     (run.code / "data.json").write_text("[1]")
     assert changed_code(run) == []
 

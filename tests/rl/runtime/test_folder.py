@@ -80,7 +80,8 @@ def test_a_run_resumes_from_its_newest_complete_checkpoint(tmp_path):
         folder.mkdir(parents=True)
         state = {"step": step, "rollouts": {"n": step}}
         run_folder.state_of(folder).write_text(json.dumps(state))
-    run_folder.checkpoint(3_000_000).with_name(".step_3000000.incomplete").mkdir()
+    for name in (".step_3000000.incomplete", "step_3000000_best"):  # the second is a user's copy
+        (run_folder.checkpoints / name).mkdir()
     names = [path.name for path in run_folder.complete_checkpoints()]
     assert names == ["step_000020", "step_000100", "step_999950", "step_1000000"]
     resumed = run_folder.resume_point()
@@ -156,7 +157,7 @@ def test_later_steps_are_dropped_and_their_rollouts_kept_elsewhere(tmp_path):
         return {path.name for path in path.iterdir()}
 
     assert names(folder.rollouts) == {"step_000003.jsonl", "step_of_mine.jsonl"}
-    assert names(folder.evaluations) == {"version_000003.jsonl"}
+    assert names(folder.evaluations) == {"version_000003.jsonl", "version_000004.jsonl"}
     assert {name[:11] for name in names(folder.tokens)} == {"step_000003"}
     assert names(folder.dropped_rollouts) == {"step_000004.jsonl", "step_000012.jsonl"}
     assert (folder.dropped_rollouts / "step_000012.jsonl").read_text() == "12\nagain\n"

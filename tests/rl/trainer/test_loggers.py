@@ -172,6 +172,9 @@ def test_the_wandb_id_of_a_run_is_legal_its_own_and_always_the_same(tmp_path):
     other = wandb_id(tmp_path / "elsewhere", "x" * 300)[0]
     assert other != wandb_id(tmp_path, "x" * 300)[0]
     assert len(other) == 64
+    for name in ("a-b", "b-c-1"):  # as in copies of the folder
+        copy, is_new = wandb_id(tmp_path, name)
+        assert (copy.rpartition("-")[0], is_new) == (name, True)
 
 
 def test_several_loggers_each_get_everything(tmp_path):
@@ -263,7 +266,7 @@ def test_only_the_first_steps_after_the_skipped_one_are_profiled(tmp_path):
         torch.ones(2).sum()
         profiler.step()
     profiler.stop()
-    trace = json.loads(gzip.decompress(run_folder.profile_of(3).read_bytes()))
-    assert "aten::sum" in run_folder.profile_of(3).with_name("rank3.txt").read_text()
+    trace = json.loads(gzip.decompress((run_folder.profile / "rank3.json.gz").read_bytes()))
+    assert "aten::sum" in (run_folder.profile / "rank3.txt").read_text()
     steps = {event.get("name") for event in trace["traceEvents"]}
     assert [n for n in range(7) if f"ProfilerStep#{n}" in steps] == [1]

@@ -235,6 +235,10 @@ def test_steps_in_a_row_without_a_gradient_end_the_run(rehearsal, folder, caplog
     with pytest.raises(RunFailed, match=f"steps in a row: {most}") as caught:
         run.train()
     ends = len(skipped) - 1
+    # No update has damaged the weights, and the run may have to go on from an older checkpoint.
+    keep = run.settings.keep_checkpoints + 1
+    assert [(saved["step"], saved["keep"]) for saved in run.checkpoints] == [(ends + 1, keep)]
+    assert run.rows[-1]["step"] == ends
     assert f"offbyone compare-losses {folder} steps={ends} loss=<another>" in str(caught.value)
     *first, last = [step for step, each in enumerate(skipped) if each]
     recorded = [*first[:5], last]  # more would fill the disk

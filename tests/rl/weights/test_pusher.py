@@ -54,8 +54,9 @@ class OnePolicy:
 
 
 def pusher(sync, *replicas, **options):
-    receivers = [one.receiver for one in replicas]
-    return WeightPusher(opened(sync), receivers, **options)
+    push = WeightPusher(opened(sync), **options)
+    push.add([one.receiver for one in replicas])
+    return push
 
 
 class Scorer:

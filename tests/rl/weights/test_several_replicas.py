@@ -42,7 +42,8 @@ def test_a_replica_on_a_port_needs_neither_a_folder_nor_memory_of_the_trainer(sy
 
 @pytest.mark.parametrize("every", [1, 2, 3])
 def test_probes_of_every_few_versions_take_the_replicas_in_turns(every, replicas):
-    push = WeightPusher(opened("shm", probe_every=every), [one.receiver for one in replicas[:2]])
+    push = WeightPusher(opened("shm", probe_every=every))
+    push.add([one.receiver for one in replicas[:2]])
     probed = []
     for version in range(1, 4 * every + 1):
         before = [one.server.routes.count("/inference/v1/generate") for one in replicas[:2]]
