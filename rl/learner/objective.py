@@ -17,18 +17,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from losses.correction import Correction
 from losses.tokens import TokenLoss, Tokens, log_ratio
 from rl.learner.kl import KLPenalty
 from rl.learner.value_credit import ValueTargets
 from rl.records import MicroBatch, columns_of
 
 TokenLossFunction = Callable[[Tokens], TokenLoss]
-
-CorrectionFunction = Callable[[Tensor, Tensor, Tensor, int], Any]
-"""(old_logprobs [N], rollout_logprobs [N], sequence_ids [N], number of sequences)
-
-The result has `weights` [N], factors of the tokens' losses, and `metrics` (losses/correction.py).
-"""
+CorrectionFunction = Callable[[Tokens], Correction]
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -142,8 +138,7 @@ class Objective:
             metrics["ratio_clamped"] = result.ratio_clamped.detach()
         loss = result.loss
         if self.correction and tokens.old_logprobs is not None:
-            anchors = tokens.old_logprobs, tokens.rollout_logprobs
-            corrected = self.correction(*anchors, tokens.sequence_ids, tokens.num_sequences)
+            corrected = self.correction(tokens)
             loss = corrected.weights * loss
             metrics["correction"] = corrected.weights
             metrics |= _detach(corrected.metrics)
