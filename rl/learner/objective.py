@@ -46,7 +46,6 @@ class Batch(Tokens):
     value_targets: ValueTargets | None = None  # training targets of the critic
     candidates: Tensor | None = None  # [N, K] most likely tokens of the reference
     kept: Tensor | None = None  # [N, S] tokens from which each token was sampled; -1 pads
-    scored: bool = False  # whether `logprobs` and `entropies` are those before the first update
 
     @staticmethod
     def of(micro: MicroBatch, device: torch.device, step: int) -> "Batch":
