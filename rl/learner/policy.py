@@ -256,7 +256,7 @@ class Policy:
             write_model(model, weights, folder, source)
 
     def save(self, folder: Path) -> None:
-        save_engine(self.engine, folder, partly_frozen=self.has_adapter)
+        save_engine(self.engine, folder)
 
     def load(self, folder: Path) -> None:
         load_engine(self.engine, folder)
