@@ -17,14 +17,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from losses.correction import Correction
 from losses.tokens import TokenLoss, Tokens, log_ratio
 from rl.learner.kl import KLPenalty
 from rl.learner.value_credit import ValueTargets
 from rl.records import MicroBatch, columns_of
 
 TokenLossFunction = Callable[[Tokens], TokenLoss]
-CorrectionFunction = Callable[[Tokens], Correction]
+CorrectionFunction = Callable[[Tokens], Any]  # returns a Correction (losses/correction.py)
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
