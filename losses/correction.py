@@ -24,7 +24,7 @@ import torch
 from msgspec import Meta
 from torch import Tensor
 
-from losses.tokens import MAX_LOG_RATIO, mean_per_sequence, sum_per_sequence
+from losses.tokens import MAX_LOG_RATIO, Tokens, mean_per_sequence, sum_per_sequence
 
 ORDERED = ("low", "high")  # rl/config/limits.py requires low < high
 
@@ -37,93 +37,50 @@ class Correction:
     metrics: dict[str, Tensor]  # name -> values [N], without gradient
 
 
-def none(
-    old_logprobs: Tensor,
-    rollout_logprobs: Tensor,  # noqa: ARG001 (all corrections share one signature)
-    sequence_ids: Tensor,  # noqa: ARG001
-    num_sequences: int,  # noqa: ARG001
-) -> Correction:
+def none(tokens: Tokens) -> Correction:
     """Return weight 1 for every token."""
-    return Correction(torch.ones_like(old_logprobs), {})
+    return Correction(torch.ones_like(tokens.anchor), {})
 
 
-def tis_token(
-    old_logprobs: Tensor,
-    rollout_logprobs: Tensor,
-    sequence_ids: Tensor,  # noqa: ARG001 (all corrections share one signature)
-    num_sequences: int,  # noqa: ARG001
-    *,
-    cap: Annotated[float, Meta(gt=0)],
-) -> Correction:
+def tis_token(tokens: Tokens, *, cap: Annotated[float, Meta(gt=0)]) -> Correction:
     """Return each token's importance weight, at most `cap`. Yao et al. 2025, "Your Efficient RL
     Framework Secretly Brings You Off-Policy RL Training".
     """
-    return _truncate(_clamped_exp(_log_w(old_logprobs, rollout_logprobs)), cap)
+    return _truncate(_clamped_exp(_log_w(tokens)), cap)
 
 
-def tis_sequence(
-    old_logprobs: Tensor,
-    rollout_logprobs: Tensor,
-    sequence_ids: Tensor,
-    num_sequences: int,
-    *,
-    cap: Annotated[float, Meta(gt=0)],
-) -> Correction:
+def tis_sequence(tokens: Tokens, *, cap: Annotated[float, Meta(gt=0)]) -> Correction:
     """Return each sequence's importance weight, at most `cap`. It is noisy for long sequences."""
-    product = sum_per_sequence(_log_w(old_logprobs, rollout_logprobs), sequence_ids, num_sequences)
-    return _truncate(_clamped_exp(product)[sequence_ids], cap)
+    product = sum_per_sequence(_log_w(tokens), tokens.sequence_ids, tokens.num_sequences)
+    return _truncate(_clamped_exp(product)[tokens.sequence_ids], cap)
 
 
-def icepop(
-    old_logprobs: Tensor,
-    rollout_logprobs: Tensor,
-    sequence_ids: Tensor,  # noqa: ARG001 (all corrections share one signature)
-    num_sequences: int,  # noqa: ARG001
-    *,
-    low: Annotated[float, Meta(ge=0)],
-    high: float,
-) -> Correction:
+def icepop(tokens: Tokens, *, low: Annotated[float, Meta(ge=0)], high: float) -> Correction:
     """Return each token's importance weight, or 0 outside low..high. IcePop, arXiv:2510.18855."""
-    ratio = _clamped_exp(_log_w(old_logprobs, rollout_logprobs))  # [N]
+    ratio = _clamped_exp(_log_w(tokens))  # [N]
     return _mask_outside(ratio, ratio, low, high)
 
 
-def mis(
-    old_logprobs: Tensor,
-    rollout_logprobs: Tensor,
-    sequence_ids: Tensor,
-    num_sequences: int,
-    *,
-    low: Annotated[float, Meta(ge=0)],
-    high: float,
-) -> Correction:
+def mis(tokens: Tokens, *, low: Annotated[float, Meta(ge=0)], high: float) -> Correction:
     """Return each sequence's importance weight, or 0 outside low..high.
 
     Liu, Li et al. 2025, "When Speed Kills Stability: Demystifying RL Collapse from the
     Training-Inference Mismatch".
     """
-    product = sum_per_sequence(_log_w(old_logprobs, rollout_logprobs), sequence_ids, num_sequences)
-    ratio = _clamped_exp(product)[sequence_ids]  # [N]
+    product = sum_per_sequence(_log_w(tokens), tokens.sequence_ids, tokens.num_sequences)
+    ratio = _clamped_exp(product)[tokens.sequence_ids]  # [N]
     return _mask_outside(ratio, ratio, low, high)
 
 
-def geometric_mask(
-    old_logprobs: Tensor,
-    rollout_logprobs: Tensor,
-    sequence_ids: Tensor,
-    num_sequences: int,
-    *,
-    low: Annotated[float, Meta(ge=0)],
-    high: float,
-) -> Correction:
+def geometric_mask(tokens: Tokens, *, low: Annotated[float, Meta(ge=0)], high: float) -> Correction:
     """Return weight 1 if a sequence's geometric mean ratio is in low..high, else weight 0."""
-    mean = mean_per_sequence(_log_w(old_logprobs, rollout_logprobs), sequence_ids, num_sequences)
-    ratio = _clamped_exp(mean)[sequence_ids]  # [N]
+    mean = mean_per_sequence(_log_w(tokens), tokens.sequence_ids, tokens.num_sequences)
+    ratio = _clamped_exp(mean)[tokens.sequence_ids]  # [N]
     return _mask_outside(torch.ones_like(ratio), ratio, low, high)
 
 
-def _log_w(old_logprobs: Tensor, rollout_logprobs: Tensor) -> Tensor:
-    return (old_logprobs - rollout_logprobs).detach()  # [N]
+def _log_w(tokens: Tokens) -> Tensor:
+    return (tokens.anchor - tokens.rollout_logprobs).detach()  # [N] log old - log mu
 
 
 def _clamped_exp(log_ratio: Tensor) -> Tensor:

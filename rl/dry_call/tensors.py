@@ -7,6 +7,7 @@ tokens. The importance ratios are near 1, so that no loss clips them. Advantages
 import random
 import sys
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -236,9 +237,9 @@ def check_correction(report: Report, correction: Any) -> bool:
     """Return whether a correction leaves all weights at 1, even for ratios far from 1."""
     gaps = torch.tensor([5.0, -5.0, 2.0, 3.0, 4.0, -5.0, -4.0, -3.0])
     old = torch.full((NUM_TOKENS,), -6.0)
-    ids = torch.tensor([0, 0, 0, 0, 0, 1, 1, 1])
+    tokens, *_ = made_up_tokens(has_old=True)
     with report.calling("correction", correction, INPUT):
-        result = correction(old, old - gaps, ids, NUM_SEQUENCES)
+        result = correction(replace(tokens, old_logprobs=old, rollout_logprobs=old - gaps))
         weights = getattr(result, "weights", None)
         if not isinstance(weights, Tensor) or weights.shape != (NUM_TOKENS,):
             returned = _describe(result if weights is None else weights)

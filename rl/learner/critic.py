@@ -35,7 +35,6 @@ from rl.learner.ranks import Ranks
 from rl.learner.token_table import TokenTable
 from rl.learner.value_credit import Estimator, ValueCredit, ValueTargets, credit, rewards_at_tokens
 from rl.learner.weight_gradients import linear, without_gradients
-from rl.model.lora import has_adapter
 from rl.model.shared_prefixes import shares_prefixes, states_before
 from rl.records import RankBatch
 
@@ -106,7 +105,6 @@ class Critic:
     def __init__(self, options: ValueModel, setting: CriticSettings) -> None:
         self._options, self._ranks, self._max_steps = options, setting.ranks, setting.max_steps
         model = setting.load()
-        self._has_adapter, half = has_adapter(model), model.dtype == torch.bfloat16
         self.shares_prefixes = shares_prefixes(model)
         module = ValueModule(model)
         self._engine = start_engine(
@@ -114,7 +112,7 @@ class Critic:
             options.optim.optimizer(module.parameters(), module.embeddings),
             setting.deepspeed_config,
             max_grad_norm=setting.max_grad_norm,
-            half=half,
+            half=model.dtype == torch.bfloat16,
             external=module.head.parameters(),
         )
 
@@ -195,7 +193,7 @@ class Critic:
         }
 
     def save(self, folder: Path) -> None:
-        save_engine(self._engine, folder / "critic", partly_frozen=self._has_adapter)
+        save_engine(self._engine, folder / "critic")
 
     def load(self, folder: Path) -> None:
         load_engine(self._engine, folder / "critic")

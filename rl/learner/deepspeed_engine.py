@@ -126,8 +126,8 @@ def take_step(engine: Any, rate: float) -> float:
     return norm if math.isfinite(norm) else math.nan
 
 
-def save_engine(engine: Any, folder: Path, *, partly_frozen: bool) -> None:
-    engine.save_checkpoint(str(folder), tag=_TAG, exclude_frozen_parameters=partly_frozen)
+def save_engine(engine: Any, folder: Path) -> None:
+    engine.save_checkpoint(str(folder), tag=_TAG, exclude_frozen_parameters=True)
 
 
 def load_engine(engine: Any, folder: Path) -> None:

@@ -14,7 +14,6 @@ from rl.config.facts import needs_reference
 from rl.config.learned import Learned
 from rl.config.schedules import Schedules
 from rl.config.schema import Run
-from rl.learner.batch_statistics import reads_statistics
 from rl.learner.critic import Critic, CriticSettings
 from rl.learner.kl import KLPenalty
 from rl.learner.logprobs import PolicyModule
@@ -104,7 +103,6 @@ class Learner:
             compared=Learned.of(run).advantage_compares,
             critic=self._critic,
             schedules=self._schedules,
-            for_statistics=reads_statistics(self._objective),
         )
 
     def _load_reference(self) -> Reference | None:

@@ -23,12 +23,7 @@ from rl.learner.value_credit import ValueTargets
 from rl.records import MicroBatch, columns_of
 
 TokenLossFunction = Callable[[Tokens], TokenLoss]
-
-CorrectionFunction = Callable[[Tensor, Tensor, Tensor, int], Any]
-"""(old_logprobs [N], rollout_logprobs [N], sequence_ids [N], number of sequences)
-
-The result has `weights` [N], factors of the tokens' losses, and `metrics` (losses/correction.py).
-"""
+CorrectionFunction = Callable[[Tokens], Any]  # returns a Correction (losses/correction.py)
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -50,7 +45,6 @@ class Batch(Tokens):
     value_targets: ValueTargets | None = None  # training targets of the critic
     candidates: Tensor | None = None  # [N, K] most likely tokens of the reference
     kept: Tensor | None = None  # [N, S] tokens from which each token was sampled; -1 pads
-    scored: bool = False  # whether `logprobs` and `entropies` are those before the first update
 
     @staticmethod
     def of(micro: MicroBatch, device: torch.device, step: int) -> "Batch":
@@ -142,8 +136,7 @@ class Objective:
             metrics["ratio_clamped"] = result.ratio_clamped.detach()
         loss = result.loss
         if self.correction and tokens.old_logprobs is not None:
-            anchors = tokens.old_logprobs, tokens.rollout_logprobs
-            corrected = self.correction(*anchors, tokens.sequence_ids, tokens.num_sequences)
+            corrected = self.correction(tokens)
             loss = corrected.weights * loss
             metrics["correction"] = corrected.weights
             metrics |= _detach(corrected.metrics)

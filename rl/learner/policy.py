@@ -88,13 +88,8 @@ class Policy:
         `train/skipped`: fraction of updates that DeepSpeed skipped because of non-finite gradients.
         """
         rate = self._optim.rate(step, self._max_steps)
-        # The first update changes the weights, so later updates must compute `logprobs` again.
-        later = [replace(b, scored=False) for b in batches]
         metrics = [
-            self._update(
-                later if update else batches,
-                *(objective, beta, rate, observer and partial(observer, update)),
-            )
+            self._update(batches, objective, beta, rate, observer and partial(observer, update))
             for update in range(updates)
         ]
         # A metric counts as 0 in the updates in which the loss omits it.
@@ -117,8 +112,7 @@ class Policy:
             return {**_EMPTY, "train/learning_rate": rate}
         sums = TokenSums()
         if reads_statistics(objective) and len(batches) > 1:
-            scored = [batch if batch.scored else self.with_scores(batch) for batch in batches]
-            objective = with_statistics(objective, scored)
+            objective = with_statistics(objective, [self.with_scores(b) for b in batches])
         for number, batch in enumerate(batches):
             outputs = self.engine(
                 *(batch.token_ids, batch.mask, self._temperature_of(batch)),
@@ -172,7 +166,7 @@ class Policy:
     def with_scores(self, batch: Batch) -> Batch:
         """Return the micro-batch with the current policy's logprobs and entropies. Collective."""
         outputs = self._score(batch, entropies=True, candidates=batch.candidates)
-        return replace(batch, scored=True, **dict(zip(self._outputs, outputs, strict=False)))
+        return replace(batch, **dict(zip(self._outputs, outputs, strict=False)))
 
     @torch.no_grad()
     def base_scores(self, rows: Rows, top_k: int = 0) -> Logprobs:
@@ -245,7 +239,7 @@ class Policy:
             write_model(model, weights, folder, source)
 
     def save(self, folder: Path) -> None:
-        save_engine(self.engine, folder, partly_frozen=self.has_adapter)
+        save_engine(self.engine, folder)
 
     def load(self, folder: Path) -> None:
         load_engine(self.engine, folder)

@@ -37,7 +37,6 @@ class Preparation:
     compared: bool  # whether advantages compare rollouts; if so, penalties are centred by group
     critic: Critic | None = None
     schedules: Schedules = NO_SCHEDULES
-    for_statistics: bool = False  # whether a loss reads batch statistics, which may need entropies
 
     def __call__(self, batch: RankBatch, beta: float) -> tuple[list[Batch], dict[str, float]]:
         batches = [
@@ -60,9 +59,7 @@ class Preparation:
             ]
         penalised = self.reference is not None and self.kl.beta > 0 and self.kl.place == "reward"
         needs_old = self.keeps_old or penalised
-        if needs_old and self.for_statistics:
-            batches = [self.policy.with_scores(b) for b in batches]
-        old = [b.logprobs if b.scored else self.policy.score(b) for b in batches if needs_old]
+        old = [self.policy.score(b) for b in batches if needs_old]
         metrics = self.reference.metrics() if self.reference else {}
         pairs = zip(batches, old, strict=True) if penalised else ()
         penalties = [self._kl_penalty(*each, beta) for each in pairs]

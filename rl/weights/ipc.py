@@ -50,9 +50,6 @@ class IpcReader(Reader):
         storage = torch.UntypedStorage._new_shared_cuda(torch.cuda.current_device(), *values[1:])
         return torch.empty(0, dtype=torch.uint8, device=storage.device).set_(storage)
 
-    def close(self) -> None:
-        self._handle, self._buffer = [], torch.empty(0)
-
 
 @dataclass(kw_only=True)
 class IpcSender(PackedSender):

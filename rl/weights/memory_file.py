@@ -64,12 +64,6 @@ class MemoryFile:
         text += b" " * (-len(text) % 8)  # start the first tensor at a multiple of 8
         start = 8 + len(text)
         if text != self._header:  # other names, shapes or dtypes than in the last write
-            # Clone weights that are views of the file, because the new layout overwrites them.
-            old = {view.data_ptr() for view in self.views.values() if view.numel()}
-            weights = {
-                name: tensor.clone() if tensor.data_ptr() in old else tensor
-                for name, tensor in weights.items()
-            }
             memory = self.resize(start + end)
             self._register()
             memory[:start] = len(text).to_bytes(8, "little") + text

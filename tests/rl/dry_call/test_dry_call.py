@@ -265,9 +265,9 @@ reward: returned 1 numbers instead of 9
         def __init__(self): ...
         def penalties(self, group): return [0.0]
 correction: return Correction(weights,
-    def mine(a, b, c, d): return a
+    def mine(tokens): return tokens.anchor
 correction: returned a weight that is NaN or infinite: clamp the log ratio
-    def mine(a, b, c, d): return Correction((a - a) / 0, {})
+    def mine(tokens): return Correction(0 * tokens.anchor / 0, {})
 aggregation: 1 numbers instead of 4
     def mine(lengths, groups): return [1.0]
 batch_credit: to [[1], [1]]: return as many

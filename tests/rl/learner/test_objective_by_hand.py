@@ -59,10 +59,10 @@ def pull(estimator, place="loss", beta=7.0):
     return KLPenalty(estimator=estimator, beta=beta, place=place, target_kl=None)
 
 
-def uneven(old_logprobs, rollout_logprobs, sequence_ids, num_sequences):
-    assert old_logprobs.tolist() == OLD.tolist()
-    assert rollout_logprobs.tolist() == [-1.0, -2.0, -3.0]
-    assert (sequence_ids.tolist(), num_sequences) == ([0, 0, 1], 2)
+def uneven(tokens):
+    assert tokens.old_logprobs.tolist() == OLD.tolist()
+    assert tokens.rollout_logprobs.tolist() == [-1.0, -2.0, -3.0]
+    assert (tokens.sequence_ids.tolist(), tokens.num_sequences) == ([0, 0, 1], 2)
     return Correction(torch.tensor([1.0, 3.0, 0.5]), {"dropped": torch.tensor([0.0, 0.0, 1.0])})
 
 

@@ -200,13 +200,13 @@ def test_two_workers_hold_every_push_bit_by_bit_also_of_the_next_trainer(sync, v
 @pytest.mark.slow
 @pytest.mark.server
 @pytest.mark.parametrize("sync", ["nccl", "ipc"])
-def test_a_tensor_that_is_held_back_is_named(sync, vllm):
+def test_a_tensor_that_is_held_back_is_refused(sync, vllm):
     sender = opened(sync, 60.0)
     sender.pack(WEIGHTS)
     sender.connect(vllm)
     sender.pack({name: tensor + 1 for name, tensor in WEIGHTS.items()})
     sender._packed["odd.weight"].copy_(WEIGHTS["odd.weight"])  # as if the step had not reached it
-    with pytest.raises(RunFailed, match=r"1 of 5 tensors .* of the trainer: odd\.weight"):
+    with pytest.raises(RunFailed, match="the fingerprints differ"):
         sender.send(vllm, 1)
     sender.pack({name: tensor for name, tensor in WEIGHTS.items() if name != "odd.weight"})
     sender.connect(vllm)
@@ -226,12 +226,12 @@ def test_a_request_that_does_not_fit_the_buffer_is_refused():
     header, odd = source["header"], source["header"]["odd.weight"]
     last = odd["data_offsets"][1] - 1
     sender.buffer[last] ^= 1
-    with pytest.raises(RuntimeError, match=r"1 of 7 tensors .*: odd\.weight"):
+    with pytest.raises(RuntimeError, match="the fingerprints differ"):
         packed.unpack(sender.buffer, **source, fingerprint=mark)
     sender.buffer[last] ^= 1
     missing = {name: form for name, form in header.items() if name != "odd.weight"}
     for changed, error in (
-        (missing, "1 of 6 tensors differ from those of the trainer: odd.weight"),
+        (missing, "the fingerprints differ"),
         (header | {"odd.weight": odd | {"dtype": "BF16"}}, "the fingerprints differ"),
         (header | {"odd.weight": odd | {"shape": [1, 3]}}, "the fingerprints differ"),
         (header | {"odd.weight": odd | {"shape": [4]}}, "invalid for input of size 3"),

@@ -54,15 +54,6 @@ def test_other_weights_than_expected_are_refused():
             read_weights(file.path, after)
 
 
-def test_weights_that_are_views_of_the_file_are_written_in_another_layout():
-    with closing(MemoryFile()) as file:
-        file.write({"a": torch.arange(4.0), "b": torch.arange(4.0, 8.0)})
-        a, b = file.views["a"], file.views["b"]
-        read = read_weights(file.path, file.write({"c": a, "d": b, "e": torch.ones(2)}))
-        assert read["c"].tolist() == [0, 1, 2, 3]
-        assert read["d"].tolist() == [4, 5, 6, 7]
-
-
 @pytest.mark.parametrize("status", [0, 1])
 def test_memory_is_registered_once_and_used_as_it_is_if_cuda_refuses(status, monkeypatch):
     calls, ended, sizes = [], [], []
