@@ -409,7 +409,7 @@ def test_vllm_returns_twice_top_k_tokens_and_at_least_twenty():
 def test_an_endpoint_needs_temperature_1_at_each_step(config):
     cooler = {"_target_": "rl.schedule.linear", "start": 1.0, "end": 0.6, "steps": 9}
     changes = {"loss": "=distill", "reference": ENDPOINT, "sampler.temperature": cooler}
-    facts = Learned.from_settings(learned(loss_reads=["ref_logprobs"]))
+    facts = Learned(**learned(loss_reads=["ref_logprobs"]))
     given = split_schedules(with_choices(config, changes))
     (problem,) = each_reference_problems(given, facts)
     assert problem.startswith("reference=endpoint returns logprobs at temperature 1, but sampler.")
