@@ -110,8 +110,6 @@ REFUSED: dict[str, Changes] = yaml.safe_load("""
 "stop_when=eval/reward = 1 is not a condition: write a metric of": {stop_when: eval/reward = 1}
 "stop_when reads eval/reward, but the run has no evaluation: use evaluation=default":
   {stop_when: eval/reward > 0.9}
-"trainer.debug=true runs one rank in this terminal, but trainer.ranks=2: set trainer.ranks":
-  {trainer.debug: true, trainer.ranks: 2}
 "trainer.debug=true needs a trainer on this machine: use cluster=local":
   {trainer.debug: true, cluster: =ray}
 "env.reward_weights={'exact': 0.0} makes every reward 0: raise one weight":
