@@ -137,7 +137,7 @@ REFUSED: dict[str, Changes] = yaml.safe_load("""
 "nor a KL penalty uses rl.learner.reference.local.InitialPolicy: set kl.beta=0.01": {with: hinted}
 "an adapter freezes: set reference.refresh_every=0, or use adapter=none":
   {with: penalty, reference.refresh_every: 10, adapter: =lora}
-"sampler.top_k=20 the trainer needs logprobs among those that vLLM kept: use reference=model, or":
+"sampler.top_k=20 the trainer needs them over the tokens that vLLM kept: use reference=model, or":
   {with: endpoint, loss: =distill, sampler.top_k: 20}
 "the mean of its gradient is zero: use kl.place=reward, or kl=k3": {with: k1, kl.place: loss}
 "kl.place=reward with losses.kl.k3 has a biased gradient: use kl=k1":
