@@ -2,7 +2,6 @@
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal, TypeVar
 
@@ -21,7 +20,6 @@ from rl.config.rules import (
     data_file_problems,
     length_problems,
     reward_problems,
-    rule_problems,
     secret_problems,
 )
 from rl.config.schema import Settings
@@ -65,7 +63,7 @@ def check_evaluation(config: Config) -> Evaluation:
 
 
 def checked_settings(schema: type[P], config: Config) -> P:
-    check(config, schema, partial(rule_problems, rules=POLICY_RULES))
+    check(config, schema, POLICY_RULES)
     return schema.of(config)
 
 

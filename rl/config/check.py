@@ -12,7 +12,7 @@ or class is the schema of the node: the node's other keys are the keyword-only p
 
 import ast
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from fnmatch import fnmatchcase
 from typing import Any
 
@@ -22,7 +22,7 @@ from rl.config.algorithm_rules import ALGORITHM_RULES
 from rl.config.annotations import InvalidValue, Node, convert, has_target
 from rl.config.learned import Learned
 from rl.config.limits import bounds_problems
-from rl.config.rules import rule_problems
+from rl.config.rules import RULES, Rule
 from rl.config.schedules import SCHEDULED, configs_at_extremes, schedule_nodes
 from rl.config.schema import ConfigError, Run, Settings, as_config_error
 from rl.config.signatures import Options, did_you_mean, options_of
@@ -33,7 +33,7 @@ MISSING = "???"
 def check(
     config: Mapping[str, Any],
     schema: type[Settings] = Run,
-    rules: Callable[[Mapping[str, Any]], list[str]] = rule_problems,
+    rules: Iterable[Rule] = RULES,
 ) -> None:
     """Raise ConfigError with all problems of a configuration.
 
@@ -47,7 +47,7 @@ def check(
         found = {
             when: list(_node_problems({"_target_": target, **values}, ""))
             or list(_typed_node_problems(values, schema))
-            or rules(values)
+            or [problem for rule in rules for problem in rule(values)]
             for when, values in configs_at_extremes(config)
         }
         # If a problem occurs at all checked steps, report it once and without a step.

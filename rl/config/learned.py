@@ -3,8 +3,8 @@
 The supervisor writes the facts into config.yaml, so that no other process repeats the calls.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from rl.config.schema import Run
 
@@ -15,7 +15,7 @@ REFERENCE = {"ref_logprobs"} | CANDIDATES
 
 @dataclass(frozen=True, kw_only=True)
 class Learned:
-    loss_reads: tuple[str, ...]  # names of the fields of losses.tokens.Tokens that the loss reads
+    loss_reads: Sequence[str]  # names of the fields of losses.tokens.Tokens that the loss reads
     loss_weighs_sequences: bool  # whether the loss needs equal weights of sequences (PER_SEQUENCE)
     loss_corrects: bool  # whether the loss corrects for the difference between trainer and vLLM
     correction_is_neutral: bool  # whether the correction leaves every weight at 1
@@ -35,12 +35,7 @@ class Learned:
     def of(run: Run) -> "Learned":
         if not run.learned:
             raise ValueError("config.yaml has no key `learned`: start the run with train.py")
-        return Learned.from_settings(run.learned)
-
-    @staticmethod
-    def from_settings(settings: dict[str, Any]) -> "Learned":
-        """Undo `asdict`. Make `loss_reads` a tuple again, because YAML and JSON store a list."""
-        return Learned(**{**settings, "loss_reads": tuple(settings["loss_reads"])})
+        return Learned(**run.learned)
 
     def reads(self, fields: set[str]) -> bool:
         return not fields.isdisjoint(self.loss_reads)

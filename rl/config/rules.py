@@ -6,7 +6,7 @@ yields nothing if the chosen nodes lack the keys that it reads.
 
 import os
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from glob import glob
 from pathlib import Path
 from typing import Any
@@ -27,10 +27,6 @@ _SECRET = re.compile(  # matches https://user:password@host and https://host?api
 Rule = Callable[[Config], Iterator[str]]
 # Matches the usual name of an environment variable that holds a key, such as MY_API_KEY.
 _VARIABLE = re.compile(r"[A-Z][A-Z0-9]*(_[A-Z0-9]+)+")
-
-
-def rule_problems(config: Config, rules: Iterable[Rule] | None = None) -> list[str]:
-    return [problem for rule in rules or RULES for problem in rule(config)]
 
 
 def secret_problems(config: Config) -> Iterator[str]:

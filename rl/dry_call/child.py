@@ -87,7 +87,7 @@ class DryCall:
         assert answer is not None
         if "problems" in answer:
             raise ConfigError(answer["problems"])
-        learned = Learned.from_settings(answer["learned"])
+        learned = Learned(**answer["learned"])
         check_learned(self._full_configs[index], learned)
         return learned
 
@@ -141,7 +141,7 @@ def _cached_answer(config: Mapping[str, Any]) -> Answer | None:
     with suppress(OSError, ValueError, KeyError, TypeError):
         kept = json.loads(_cache_file(config).read_text())
         if all(_file_stamp(file) == then for file, then in kept["files"].items()):
-            Learned.from_settings(kept["learned"])
+            Learned(**kept["learned"])
             return {"learned": kept["learned"], "files": list(kept["files"])}
     return None
 

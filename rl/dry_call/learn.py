@@ -38,7 +38,7 @@ def learn(config: Config) -> Learned:
         raise ConfigError(report.problems)
     with report.calling("loss", built["loss"]):
         reads, corrects = tensors.check_loss(report, config["loss"], config["updates_per_batch"])
-        facts |= {"loss_reads": tuple(sorted(reads)), "loss_corrects": corrects}
+        facts |= {"loss_reads": sorted(reads), "loss_corrects": corrects}
     loss_module = sys.modules[unwrap(built["loss"]).__module__]
     facts["loss_weighs_sequences"] = bool(getattr(loss_module, "PER_SEQUENCE", False))
     facts["correction_is_neutral"] = tensors.check_correction(report, built["correction"])

@@ -15,12 +15,11 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib.metadata import version
-from itertools import islice
 from pathlib import Path
 from typing import Any
 
 from rl.config.ranges import PositiveFloat, PositiveInt, Probability
-from rl.config.schema import ConfigError, Run
+from rl.config.schema import Run
 from rl.runtime.folder import RunFolder
 from rl.runtime.lock import try_lock
 from rl.runtime.text import leaves, say
@@ -31,7 +30,6 @@ _ROOT = Path(__file__).parents[2]
 # These options of an environment may name a folder or a file pattern. Other options may look like
 # a pattern by chance, such as the operators "*" and "/" of env=arithmetic.
 _DATA_KEYS = ("path", "eval_path", "corpus", "questions")
-_MAX_PATHS = 100_000  # limit per option, because checking many paths takes long
 _TICK_S = 0.5
 _LIBRARIES = ("torch", "transformers", "deepspeed", "renderers")
 
@@ -46,9 +44,7 @@ class WarmStart:
     corruption_rate: Probability
 
 
-def warm_start_key(
-    warm_run: Run, own_files: Iterable[str], read: Callable[[Path], bytes] = Path.read_bytes
-) -> str:
+def warm_start_key(warm_run: Run, own_files: Iterable[str]) -> str:
     """Return a hash of everything that affects the weights of the warm start `warm_run`."""
     content = warm_run.plain()
     irrelevant = ("output_dir", "run_name", "inference", "client", "sync", "logger", "record")
@@ -61,7 +57,7 @@ def warm_start_key(
     sources = {path for name in _PACKAGES for path in (_ROOT / name).rglob("*.py")}
     # Leave out files in other packages of rl/, because they do not affect the weights.
     sources |= {Path(file) for file in own_files if not Path(file).is_relative_to(_ROOT / "rl")}
-    content["sources"] = [hashlib.sha256(read(path)).hexdigest() for path in sorted(sources)]
+    content["sources"] = [hashlib.sha256(path.read_bytes()).hexdigest() for path in sorted(sources)]
     content["files"] = [_file_hash(key, value) for key, value in leaves(content["env"])]
     content["versions"] = [version(name) for name in _LIBRARIES]
     return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:16]
@@ -86,11 +82,8 @@ def _file_hash(key: str, value: Any) -> Any:
             if key.rpartition(".")[2] not in _DATA_KEYS:
                 return ""
             pattern = f"{glob.escape(str(path))}/**" if path.is_dir() else str(path)
-            found = list(islice(glob.iglob(pattern, recursive=True), _MAX_PATHS + 1))
-            if len(found) > _MAX_PATHS:
-                what = f"env.{key}={value} has over {_MAX_PATHS} files and folders"
-                raise ConfigError([f"{what}: use fewer, or model.warm_start=null"])
-            stats = [(name, os.stat(name)) for name in sorted(filter(os.path.isfile, found))]
+            found = sorted(filter(os.path.isfile, glob.iglob(pattern, recursive=True)))
+            stats = [(name, os.stat(name)) for name in found]
             return [[name, stat.st_size, stat.st_mtime_ns] for name, stat in stats] or ""
     except (OSError, RuntimeError):  # the path is too long, or the user after ~ does not exist
         return ""

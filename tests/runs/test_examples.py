@@ -15,7 +15,7 @@ import yaml
 
 from rl.config.build import build
 from rl.config.check import check
-from rl.config.rules import rule_problems
+from rl.config.rules import RULES
 from rl.runtime.folder import RunFolder
 from tests.support.composing import composed
 from tests.support.launching import ROOT, SCRIPTED, begin, ended, nightly
@@ -79,7 +79,7 @@ def overrides_of(path: Path) -> list[str]:
 def test_an_example_has_no_error_of_syntax_and_its_run_composes(path, tmp_path):
     subprocess.run(["bash", "-n"], input=shell_of(path), text=True, check=True)
     config = composed(*overrides_of(path), f"output_dir={tmp_path}")
-    assert rule_problems(config) == []
+    assert [problem for rule in RULES for problem in rule(config)] == []
     assert config["cluster"]["gpus"]
 
 

@@ -110,8 +110,6 @@ REFUSED: dict[str, Changes] = yaml.safe_load("""
 "stop_when=eval/reward = 1 is not a condition: write a metric of": {stop_when: eval/reward = 1}
 "stop_when reads eval/reward, but the run has no evaluation: use evaluation=default":
   {stop_when: eval/reward > 0.9}
-"trainer.debug=true runs one rank in this terminal, but trainer.ranks=2: set trainer.ranks":
-  {trainer.debug: true, trainer.ranks: 2}
 "trainer.debug=true needs a trainer on this machine: use cluster=local":
   {trainer.debug: true, cluster: =ray}
 "env.reward_weights={'exact': 0.0} makes every reward 0: raise one weight":
@@ -139,7 +137,7 @@ REFUSED: dict[str, Changes] = yaml.safe_load("""
 "nor a KL penalty uses rl.learner.reference.local.InitialPolicy: set kl.beta=0.01": {with: hinted}
 "an adapter freezes: set reference.refresh_every=0, or use adapter=none":
   {with: penalty, reference.refresh_every: 10, adapter: =lora}
-"sampler.top_k=20 the trainer needs logprobs among those that vLLM kept: use reference=model, or":
+"sampler.top_k=20 the trainer needs them over the tokens that vLLM kept: use reference=model, or":
   {with: endpoint, loss: =distill, sampler.top_k: 20}
 "the mean of its gradient is zero: use kl.place=reward, or kl=k3": {with: k1, kl.place: loss}
 "kl.place=reward with losses.kl.k3 has a biased gradient: use kl=k1":
@@ -409,7 +407,7 @@ def test_vllm_returns_twice_top_k_tokens_and_at_least_twenty():
 def test_an_endpoint_needs_temperature_1_at_each_step(config):
     cooler = {"_target_": "rl.schedule.linear", "start": 1.0, "end": 0.6, "steps": 9}
     changes = {"loss": "=distill", "reference": ENDPOINT, "sampler.temperature": cooler}
-    facts = Learned.from_settings(learned(loss_reads=["ref_logprobs"]))
+    facts = Learned(**learned(loss_reads=["ref_logprobs"]))
     given = split_schedules(with_choices(config, changes))
     (problem,) = each_reference_problems(given, facts)
     assert problem.startswith("reference=endpoint returns logprobs at temperature 1, but sampler.")

@@ -32,7 +32,7 @@ def test_a_run_has_typed_nodes_and_the_counts_of_its_devices(config):
     assert (run.sampler.temperature, run.sampler.uses_vllm) == expected
     four = [Host(devices=tuple("0123"), cores=4, cpus=8)]
     assert resolve(config, machines=four).run.trainer.ranks == 2
-    debugged = {**config, "trainer": {**config["trainer"], "debug": True}}
+    debugged = {**config, "trainer": {**config["trainer"], "debug": True, "ranks": 2}}
     assert resolve(debugged, machines=four).run.trainer.ranks == 1
     supervised = run.with_values({"sampler": composed("sampler=demonstrations")["sampler"]})
     assert (supervised.sampler.temperature, supervised.starts_vllm) == (1.0, False)

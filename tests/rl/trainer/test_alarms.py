@@ -21,7 +21,7 @@ FINE |= {"rollout/zero_spread": 0.3, "rollout/truncated": 0.0}
 
 def warnings(caplog, *rows: dict, loss_reads: tuple[str, ...] = ("advantages",)) -> list[str]:
     facts = learned(advantage_compares=True, loss_reads=loss_reads)
-    alarms = Alarms(Learned.from_settings(facts))
+    alarms = Alarms(Learned(**facts))
     for row in (row for row in rows for _ in range(WINDOW)):
         alarms.add(FINE | row)
     return caplog.messages
@@ -71,7 +71,7 @@ def test_no_alarm_without_a_problem(row, caplog):
 )
 def test_memory_that_grows_by_half_and_a_gib_is_named(early, last, warns, caplog):
     left = [early, *[last] * WINDOW]
-    alarms = Alarms(Learned.from_settings(learned()), memory=lambda: left.pop(0))
+    alarms = Alarms(Learned(**learned()), memory=lambda: left.pop(0))
     reward = None if last > 3 else 0.5  # None: the run trains on demonstrations
     for _ in range(2 * WINDOW - 1):
         alarms.add(FINE | {"train/reward": reward})

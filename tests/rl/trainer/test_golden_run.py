@@ -54,7 +54,7 @@ def test_a_run_in_files_and_on_the_screen(tmp_path, caplog):
     view = RunView("run", 60, started=600.0, statuses=statuses)
     metrics, memory = MetricsFile(folder), iter([1.0] * 30 + [2.5] * 30)
     facts = learned(advantage_compares=True, loss_reads=["advantages"])
-    alarms = Alarms(Learned.from_settings(facts), lambda: next(memory))
+    alarms = Alarms(Learned(**facts), lambda: next(memory))
     for step in range(60):
         metrics.append(step, made_row(step))
         row = read_metrics(folder)[-1] | {"time": 600.0 + 6 * step}
