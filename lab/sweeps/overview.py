@@ -10,12 +10,12 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import cached_property
-from math import ceil
 from pathlib import Path
 from statistics import fmean
 from threading import Event, Thread
 
 from rl.runtime.folder import RunFolder
+from rl.runtime.metrics import num_steps_done
 from rl.runtime.sweep_folder import DONE, FAILED, RUNNING, WAITING, JobRecord, SweepFolder, labels
 from rl.runtime.text import relative_path, say
 from rl.terminal.panel import format_time
@@ -45,8 +45,8 @@ class RecordedJobs:
         times = [r.ended - r.started for r in jobs if r.state == DONE and r.ended and r.started]
         # Do not count a job that was stopped since the latest start: it waits for the next start.
         waiting = [r for r in jobs if r.state == WAITING and (r.ended or 0.0) < self.started]
-        num_left = len(waiting) + self.num_by_state[RUNNING]
-        return fmean(times) * ceil(num_left / self.num_slots) if times else None
+        left = [1.0] * len(waiting) + [_share_left(r) for r in jobs if r.state == RUNNING]
+        return fmean(times) * max([sum(left) / self.num_slots, *left]) if times else None
 
     def progress(self) -> str:
         """Return the progress as text, such as "2 done, 1 failed, about 3 m 10 s left"."""
@@ -64,6 +64,14 @@ class RecordedJobs:
         elif record.state == DONE and record.result is not None:
             line += f", training reward {record.result:.3f}"
         return f"{line}; {self.progress()}"
+
+
+def _share_left(record: JobRecord) -> float:
+    """Return the share of a running job's steps that are not done; 1 if max_steps is unknown."""
+    num_steps = 0
+    with suppress(OSError):
+        num_steps = num_steps_done(RunFolder(Path(str(record.folder))))
+    return max(1 - num_steps / record.max_steps, 0.0) if record.max_steps else 1.0
 
 
 def read_jobs(sweep: SweepFolder) -> RecordedJobs:

@@ -2,6 +2,7 @@
 
 import threading
 import time
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -50,10 +51,19 @@ def test_a_line_names_a_job_its_state_and_the_progress_of_all(sweep):
     assert jobs.line_of(2, log) == failed
 
 
-@pytest.mark.parametrize(("num_slots", "rounds"), [(1, 2), (2, 1), (3, 1)])
-def test_the_running_and_the_waiting_job_take_as_long_as_the_done_one(num_slots, rounds, sweep):
+@pytest.mark.parametrize(
+    ("num_slots", "max_steps", "jobs"),
+    # With two slots, the running job ends before the waiting job.
+    [(1, 100, 1.4), (2, 100, 1), (1, 60, 1), (1, 50, 1), (1, None, 2)],
+)
+def test_a_running_job_counts_by_the_steps_that_are_left(num_slots, max_steps, jobs, sweep):
+    record = sweep.records()[1]
+    record.max_steps = max_steps
+    sweep.write(1, record)
     sweep.write_info(sweep.read_info() | {"slots": [{}] * num_slots})
-    assert overview.read_jobs(sweep).seconds_left == pytest.approx(60 * rounds)
+    Path(record.folder).mkdir()
+    RunFolder(Path(record.folder)).metrics.write_text('{"step": 59}\n')
+    assert overview.read_jobs(sweep).seconds_left == pytest.approx(60 * jobs)
 
 
 def test_changes_are_printed_once_and_the_last_ones_at_the_end(sweep, capsys, monkeypatch):
