@@ -181,7 +181,7 @@ def test_rows_are_checked_before_the_start_and_there_is_no_scripted_expert(tmp_p
     env = agent(["sh", "{prompt}"], tmp_path)
     env.check_machine()
     with pytest.raises(ValueError, match="'agent' has no scripted expert"):
-        env.demonstrations(Random(0))
+        next(env.demonstrations(Random(0)))
     (tmp_path / "tasks.jsonl").write_text("{}")
     with pytest.raises(ValueError, match="row 1 has no value in the column 'q'"):
         env.check_machine()

@@ -19,7 +19,7 @@ from envs.mixture import Mixture
 from envs.sandbox import confinement, sandbox
 from envs.sandbox.confinement import ALLOWED, MACHINES
 from envs.sandbox.sandbox import PROJECT, Limits
-from tests.support.sandboxes import OPTIONS, interpreters, make, settled
+from tests.support.sandboxes import OPTIONS, close, interpreters, make, settled
 
 
 def python(code):
@@ -138,7 +138,7 @@ def test_without_landlock_sandboxes_and_grading_work_only_if_the_configuration_a
         asyncio.run(make().run("1"))
     accepted = grader(allow_without_landlock=True)
     assert asyncio.run(accepted.means_same("x + 1", "1 + x")) is True
-    accepted.close()
+    close(accepted)
     with pytest.raises(RuntimeError, match="no Landlock"):
         asyncio.run(grader().means_same("x + 1", "1 + x"))
 
