@@ -1,7 +1,7 @@
 """Read one run for a report: how it ended, its settings, curves, and scores by question."""
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -136,7 +136,7 @@ def read_run(
         seed=settings.get("seed", seed),
         # If the folder is missing and there is no error, the folder was deleted after the run.
         has_begun=folder.path.is_dir() or error is None,
-        cause=_make_readable(_end_cause(folder, rows, error, max_steps, settings.get("stop_when"))),
+        cause=_make_readable(_end_cause(folder, rows, error, max_steps, settings)),
         num_steps=num_steps,
         max_steps=max_steps,
         seconds=float(seconds[-1]),
@@ -180,7 +180,11 @@ def _without_run_keys(
 
 
 def _end_cause(
-    folder: RunFolder, rows: Sequence[Row], error: str | None, max_steps: int, stop_when: Any
+    folder: RunFolder,
+    rows: Sequence[Row],
+    error: str | None,
+    max_steps: int,
+    settings: Mapping[str, Any],
 ) -> str:
     if not folder.path.is_dir():
         return error or f"{folder} does not exist"
@@ -194,9 +198,11 @@ def _end_cause(
         if failure := first_failure(folder):
             return f"{failure['part']}: {failure['message']}".splitlines()[0]
     # A run evaluates its last version after its last step, unless it never evaluates.
-    last_version = max(evaluated_versions(folder), default=max_steps)
+    evaluates = not str(settings.get("evaluation._target_")).endswith("NoEvaluation")
+    versions = evaluated_versions(folder) if evaluates else []
+    last_version = max(versions, default=max_steps)
     is_cut_short = min(num_steps, last_version) < max_steps
-    if rows and (not is_cut_short or is_fulfilled(stop_when, rows)):
+    if rows and (not is_cut_short or is_fulfilled(settings.get("stop_when"), rows)):
         return ""  # even if a sweep's job failed, because its run may be resumed outside the sweep
     unevaluated = ", before its evaluation" * (num_steps >= max_steps)
     return error or (f"stopped after {progress}{unevaluated}" if rows else "no step was done")

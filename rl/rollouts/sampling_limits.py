@@ -26,8 +26,9 @@ class FailureLimits:
 
     def record_group(self, group: Group) -> None:
         """Record the errors of a group; raise RunFailed if no recent rollout has a score."""
-        # A rollout with a score has the error "", so one such rollout is enough to continue.
-        self._errors.extend(rollout.error for rollout in group.rollouts)
+        # A rollout with a score has the error "", so one such rollout is enough to continue. A role
+        # that the environment does not train has neither an error nor a reward.
+        self._errors.extend(r.error for r in group.rollouts if r.error or r.reward is not None)
         if len(self._errors) == self._errors.maxlen and all(self._errors):
             (error, count), *_ = Counter(self._errors).most_common(1)
             raise RunFailed(

@@ -41,7 +41,7 @@ def copy_code(run_folder: RunFolder, files: Iterable[str], patterns: Iterable[st
         copy = folder / name
         copy.parent.mkdir(parents=True, exist_ok=True)
         shutil.copyfile(file, copy)
-    matched = [path for pattern in patterns if _data_files([path := str(Path.cwd() / pattern)])]
+    matched = [pattern for pattern in patterns if _data_files([pattern])]
     prints = {str(_relative_name(file)): _fingerprint(file) for file in _data_files(matched)}
     run_folder.code.mkdir(parents=True, exist_ok=True)
     write_atomically(run_folder.code / _DATA, json.dumps([prints, matched]))
@@ -63,7 +63,7 @@ def changed_code(run_folder: RunFolder) -> list[str]:
 
 
 def _data_files(patterns: Iterable[str]) -> list[Path]:
-    paths = (Path(path) for pattern in patterns for path in sorted(glob(pattern)))
+    paths = (Path(path).absolute() for pattern in patterns for path in sorted(glob(pattern)))
     return [path for path in paths if path.is_file()]
 
 

@@ -66,19 +66,19 @@ def read_conversations(path: str, min_reward: float | None) -> tuple[_Conversati
             num_lines += 1
             try:
                 messages, reward = record["messages"], record.get("reward")
-                check_messages(messages, f"{name}, line {number}")
-                env = str(record.get("env") or "")
+                env, last = str(record.get("env") or ""), messages[-1] if messages else {}
                 is_good = min_reward is None or (reward is not None and reward >= min_reward)
-                is_answered = bool(messages) and messages[-1]["role"] == "assistant"
+                is_cut_off = record.get("stop_reason") in _CUT_OFF
+                is_broken = is_cut_off and (not last.get("content") or last.get("tool_calls"))
+                if is_broken or not is_good:
+                    continue
+                check_messages(messages, f"{name}, line {number}")
                 calls = [c for m in messages for c in m.get("tool_calls") or ()]
-            except (KeyError, TypeError) as error:
+            except (KeyError, TypeError, AttributeError) as error:
                 raise ValueError(
                     f"{name}, line {number}: write a JSON object with `messages` ({error!r})"
                 ) from error
-            if not is_good or not is_answered or any("error" in call for call in calls):
-                continue
-            if record.get("stop_reason") not in _CUT_OFF:
-                conversations.append((env, messages))
-            elif messages[-1].get("content") and not messages[-1].get("tool_calls"):
-                conversations.append((env, [*messages[:-1], {**messages[-1], "cut_off": True}]))
+            if last.get("role") == "assistant" and not any("error" in call for call in calls):
+                marked = [{**last, "cut_off": True}] if is_cut_off else [last]
+                conversations.append((env, [*messages[:-1], *marked]))
     return conversations, num_lines

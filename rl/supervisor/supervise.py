@@ -278,5 +278,7 @@ class _Launch:
         run = replace(run, learned=asdict(self.dry_call.learned()))
         run.save(self.run_folder.config)
         inputs = {group: run.plain()[group] for group in ("env", "sampler", "buffer")}
-        data = [os.path.expanduser(text) for _, text in leaves(inputs) if isinstance(text, str)]
+        texts = [text for _, text in leaves(inputs) if isinstance(text, str)]
+        # "*" may be an operator of env=arithmetic.
+        data = [os.path.expanduser(text) for text in texts if any(map(str.isalnum, text))]
         copy_code(self.run_folder, self.dry_call.files(), data)

@@ -170,7 +170,7 @@ def test_each_run_of_an_agent_is_a_role_with_its_own_reward_and_stop_reason():
     assert [r.rewards["longest"] for r in rollouts[:3]] == [0.0, 0.0, 1.0]
     # letters + lower / 2 + longest
     assert [r.reward for r in rollouts] == [1.5, 0.5, 2.5, None]
-    assert "NaN" in rollouts[3].error  # the environment does not train the judge
+    assert rollouts[3].error == ""  # the environment does not train the judge
     rollouts, _ = play(bridge("letter-race"), "a", "bbbbbbbb", "a", max_tokens=4)
     reasons = [rollout.stop_reason for rollout in rollouts]
     assert reasons == [StopReason.STOP, StopReason.MAX_TOKENS, StopReason.STOP, StopReason.STOP]

@@ -47,7 +47,8 @@ def main(job: Job):
     with open("calls.txt", "a") as file:
         file.write(f"rate={config['rate']} seed={config['seed']} from {first} on {cores}\\\\n")
     print("printed by a job", *job.command[1:])
-    with stopped_by_signals() as stop:
+    # A test finds the process of a job by its open files.
+    with stopped_by_signals() as stop, run_folder.metrics.open("a"):
         stop.waits = True
         take_steps(config, metrics, first, broken, stop)
     if stop.asked:

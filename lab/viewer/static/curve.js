@@ -84,8 +84,8 @@ export function curve() {
       const dot = { cx: x(step), cy: y(reward), r: 3.2, class: "dot" + (quiet ? "" : " quiet") };
       picture.append(svg("circle", dot));
     }
-    low.textContent = `step ${steps[0]}`;
-    high.textContent = `${steps.at(-1)}`;
+    low.textContent = steps[0] < 0 ? "" : `step ${steps[0]}`;
+    high.textContent = steps[0] < 0 ? "" : `${steps.at(-1)}`;
     top.textContent = number(most, 2);
     bottom.textContent = number(least, 2);
     keys.replaceChildren(

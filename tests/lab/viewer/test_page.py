@@ -147,6 +147,8 @@ def test_filters_narrow_the_list_and_can_be_cleared(browser, address):
 
 def test_keys_open_rollouts_and_questions_and_an_address_opens_one_again(browser, address):
     with looking(browser, address) as page:
+        assert opened(page) == "training.1.3.0"  # the first recorded one whose rewards differ
+    with looking(browser, f"{address}#open=training.0.0.0") as page:
         expect(page.locator(".question.open")).to_have_count(1)
         for key, expected in (("j", ".0.1"), ("j", ".0.2"), ("k", ".0.1"), ("J", ".1.0")):
             page.keyboard.press(key)
@@ -293,7 +295,7 @@ def test_rollouts_without_tokens_are_labelled_and_keep_the_advantage(browser, ad
     with serving(sampled) as at, looking(browser, at) as page:
         places = [f"{mark}step {step}" for step in (0, 1) for mark in ("", "tokens · ", "")]
         expect(questions(page).locator(".place")).to_have_text(places)
-        expect(page.locator("#list .question.open .place")).to_have_text("tokens · step 0")
+        expect(page.locator("#list .question.open .place")).to_have_text("tokens · step 1")
         page.keyboard.press("3")
         page.keyboard.press("K")
         marked = "questions marked “tokens” on the left have a record"

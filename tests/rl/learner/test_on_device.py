@@ -8,6 +8,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from transformers import AutoConfig, AutoModelForCausalLM
 
+from rl.learner import logprobs as logprobs_module
 from rl.learner.logprobs import PolicyModule
 from rl.learner.weight_gradients import use_float32_gradients
 from rl.model.shared_prefixes import share_prefixes, shares_prefixes
@@ -66,7 +67,10 @@ SHARED = ["to the host", "to the host", "index"]
 
 @pytest.mark.parametrize("candidates", [0, 3])
 @pytest.mark.parametrize("waits", [PLAIN, SHARED], ids=["plain", "shared"])
-def test_an_update_stays_on_its_device_and_waits_only_where_listed(waits, candidates, tmp_path):
+def test_an_update_stays_on_its_device_and_waits_only_where_listed(
+    waits, candidates, tmp_path, monkeypatch
+):
+    monkeypatch.setattr(logprobs_module, "_has_plain_logits", lambda *_: True)  # reads values
     config = AutoConfig.from_pretrained(model_folder(tmp_path / "model"))
     model = AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16).train()
     if waits is SHARED:

@@ -67,7 +67,7 @@ def test_a_missing_file_and_a_link_to_one_outside_the_folder_are_refused(folder,
 @pytest.mark.parametrize("config_only", [False, True])
 def test_a_checkpoint_is_refused_with_the_folder_of_its_model(tmp_path, config_only):
     (tmp_path / "step_000012" / "hf").mkdir(parents=True)
-    with pytest.raises(ValueError, match=r"12 is a ch.*, model\.path=/.*/step_000012/hf$"):
+    with pytest.raises(ValueError, match=r"12 is a ch.*: set model\.path=/.*/step_000012/hf,"):
         local_folder(f"{tmp_path}/step_000012", None, "model", config_only=config_only)
 
 

@@ -216,6 +216,9 @@ def test_a_thought_or_a_call_that_was_cut_off_is_left_out(tmp_path):
     broken = {**line(thought), "messages": [user("hi"), invalid, thought]}
     path = written(tmp_path, line(thought, "max_tokens"), cut, broken, line(thought))
     assert read_conversations(path, None)[0] == [("", [user("hi"), thought])]
+    without = {"role": "assistant", "content": None}
+    path = written(tmp_path, line(without, "max_tokens", 1.0), line(without, "stop", 0.0))
+    assert read_conversations(path, 0.5) == ([], 2)
 
 
 def test_lines_below_min_reward_or_without_one_are_left_out(tmp_path):
@@ -245,7 +248,7 @@ def test_files_below_the_home_folder_are_read_in_the_order_of_their_names(tmp_pa
         ({"prompt": "hi"}, "line 2: write a JSON object with `messages`"),
         ({"messages": 5}, "line 2: write a JSON object with `messages`"),
         ({"messages": "hi"}, "line 2: message 1 has the role None"),
-        ({"messages": {"a": 1}}, "line 2: message 1 has the role None"),
+        ({"messages": {"a": 1}}, "line 2: write a JSON object with `messages`"),
     ],
 )
 def test_a_line_that_is_no_conversation_is_named(tmp_path, odd, problem):

@@ -220,7 +220,7 @@ def test_only_one_of_two_runs_computes_their_warm_start(monkeypatch, tmp_path, c
 
     def compute(_: Any, __: Run, ___: Run, folder: RunFolder, ____: DryCall) -> None:
         begun.append(folder.path)
-        assert wait_for(lambda: "waiting for another run" in capsys.readouterr().out, 20)
+        assert wait_for(lambda: "waiting for another run" in capsys.readouterr().out, 60)
         finished(folder.path)
 
     monkeypatch.setenv("OFFBYONE_CACHE", str(tmp_path / "cache"))
