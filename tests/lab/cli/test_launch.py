@@ -203,7 +203,7 @@ def test_ctrl_c_takes_one_line(program):
     process.stdout.readline()  # it has begun
     time.sleep(0.2)
     process.send_signal(signal.SIGINT)
-    _, errors = process.communicate(timeout=10)
+    _, errors = process.communicate(timeout=60)
     assert (process.returncode, errors) == (130, "\ninterrupted\n")
 
 
