@@ -25,6 +25,7 @@ _COMMANDS = {
     "vf-rl": ["offbyone", "train", "experiment=rlconfig"],
     "gepa": ["offbyone", "optimize-prompt"],
 }
+_HF_LENGTH = 4096  # default of max_seq_len with model=hf, unless the model has fewer positions
 _RowOfKey = dict[str, tuple[list[str], str]]  # key -> (all keys of its row, the row's clauses)
 _ONLY_IF = re.compile(r"([\w-]+): (?=`)")
 _ITEM = re.compile(r"(?:, | and |, and )?`([a-z_]+[\w.]*(?:=[\w.-]+)?)`(?: \([^)]*\))?")
@@ -69,12 +70,23 @@ def translate(text: str) -> str:
     numbers = {key: float(value) for key, value in pairs if key in NEUTRAL_SAMPLING}
     if num_returned_tokens(numbers):  # then ratios are exact (docs/losses.md)
         overrides = [o for o in overrides if o != "sampler.allow_biased_ratio=true"]
+    notes += _notes_on_hf(name, overrides)
+    command = shlex.join([*_COMMANDS[name], *dict.fromkeys(overrides)])
+    return "\n".join([command, *(f"# {note}" for note in notes)])
+
+
+def _notes_on_hf(name: str, overrides: list[str]) -> list[str]:
+    """Return notes on model=hf. Add a longer max_seq_len to `overrides` if max_tokens needs it."""
     chosen = dict(override.split("=", 1) for override in overrides)
+    text, notes = chosen.get("sampler.max_tokens", ""), list[str]()
+    limit = int(text) if text.isdecimal() else 0
+    if chosen.get("model") == "hf" and "max_seq_len" not in chosen and limit > _HF_LENGTH / 2:
+        overrides.append(f"model.max_seq_len={2 * limit}")
+        notes = ["model.max_seq_len: twice max_tokens, because the file sets no sequence length"]
     if chosen.get("model") == "hf" and "adapter" not in chosen and name in ("prime-rl", "hosted"):
         without = "adapter=none optim.learning_rate=1e-6"
         notes += [f"adapter: model=hf trains LoRA. To train all weights, add {without}"]
-    command = shlex.join([*_COMMANDS[name], *dict.fromkeys(overrides)])
-    return "\n".join([command, *(f"# {note}" for note in notes)])
+    return notes
 
 
 def _dotted_items(node: dict[str, Any], path: str = "") -> Iterator[tuple[str, Any]]:

@@ -194,7 +194,7 @@ def test_the_command_reads_a_file_and_refuses_one_that_is_no_toml(tmp_path, monk
 
 
 def test_every_key_of_the_tables_of_from_verifiers():
-    """The overrides of each key for values of every type."""
+    """The overrides of each key for values of every type, and the notes on model=hf."""
     values, found = ("linear", True, False, 3), {}
     sections = from_toml._sections((SHIPPED / "docs" / "from-verifiers.md").read_text())
     for name in from_toml._COMMANDS:
@@ -202,6 +202,11 @@ def test_every_key_of_the_tables_of_from_verifiers():
             items = [from_toml._translate_key(key, value, sections[name])[0] for value in values]
             lines = list(map(" ".join, items))
             found[f"{name}: {key}"] = lines[0] if len({*lines}) == 1 else lines
+    hf = [["model=hf", "sampler.max_tokens=2049"], ["model=hf", "sampler.max_tokens=2048"],
+          ["model=hf", "max_seq_len=9", "sampler.max_tokens=4000"], ["model=hf", "adapter=none"],
+          ["sampler.max_tokens=4000"]]  # fmt: skip
+    notes = from_toml._notes_on_hf
+    found["hf"] = [[notes(name, one), one] for one in hf for name in ("hosted", "gepa")]
     plain = (0.25, [1, "x y"], "null", "a'b", [True])
     found["values"] = list(map(from_toml._as_hydra_value, plain))
     golden("cli/from_toml", found)
