@@ -24,7 +24,7 @@ FOLDER is the folder of a sweep (outputs/sweeps/...), of a run, or of several ru
   baseline=loss=grpo   the arm with which all other arms are compared (default: first arm)
   until.smallest_effect=0.03   decide after every seed; adds the decision "equal within 0.03"
   judged=3             average the last 3 evaluations of each run (default: 1)
-  out=report.html      the page, in the same folder as report.json, report.csv and figures/
+  out=report.html      the page, in the same folder as report.json and figures/
                        (default: in the first FOLDER)
 
 docs/report.md explains each number."""

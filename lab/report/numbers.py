@@ -1,7 +1,5 @@
-"""Format the numbers of a comparison for report.json, report.csv, the terminal and the page."""
+"""Format the numbers of a comparison for report.json, the terminal and the page."""
 
-import csv
-import io
 from collections.abc import Sequence
 from math import inf
 from typing import Any, TypeAlias
@@ -106,19 +104,3 @@ def as_table(records: Sequence[Record]) -> Table:
     for record, row in zip(records, rows, strict=True):
         drawn.add_row(*row, style=colours.get(record.get("decision"), ""))
     return drawn
-
-
-def as_csv(comparison: Comparison) -> str:
-    scores = {}  # id(run) -> score, because runs in two folders may have the same name
-    for result in comparison.results:
-        scores |= zip(map(id, result.runs), result.run_scores, strict=True)
-    why = {id(run): reason for run, reason in comparison.left_out}
-    heads = ("arm", "seed", "run", "score", "steps", "seconds", "tokens", "left_out", "commit")
-    file = io.StringIO()
-    writer = csv.writer(file)
-    writer.writerow([*heads, "folder"])
-    for arm in comparison.arms:
-        for run in arm.runs:
-            line = [arm.label, run.seed, run.name, scores.get(id(run)), run.num_steps, run.seconds]
-            writer.writerow([*line, run.tokens, why.get(id(run)), run.commit, run.folder])
-    return file.getvalue()

@@ -20,7 +20,7 @@ from lab.report.conclusion import basis, describe_power, ended_early, headline
 from lab.report.curves import curves
 from lab.report.forest import forest
 from lab.report.notes import group_by_cause
-from lab.report.numbers import arm_records, as_csv, table
+from lab.report.numbers import arm_records, table
 from lab.report.run import LAST_STEPS
 from lab.report.scoring import TRAINING
 from lab.report.statistics import NUM_DRAWS
@@ -33,11 +33,10 @@ PNG_SCALE = 2  # PNG pixels per SVG pixel
 
 
 def write_page(comparison: Comparison, path: Path, *, command: str = "") -> None:
-    """Write the page, the .csv file and figures/. `command`: the command that started the runs."""
+    """Write the page and figures/. `command`: the command that started the runs."""
     specs = {"forest": forest(comparison).to_dict(validate=False), "curves": curves(comparison)}
     # Replace lone surrogates, which settings may contain and UTF-8 cannot encode.
     path.write_text(render(comparison, specs, command), errors="replace")
-    path.with_suffix(".csv").write_text(as_csv(comparison), errors="replace")
     _write_figures(specs, path.parent / "figures")
 
 

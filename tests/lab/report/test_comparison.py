@@ -1,16 +1,15 @@
 """Compared runs: the numbers computed again by other means, and what happens to missing data."""
 
-import csv
 from dataclasses import replace
 
 import numpy as np
 import pytest
 from scipy import stats
 
-from lab.report.arms import Arm, arms_of
+from lab.report.arms import Arm
 from lab.report.comparison import NoBaseline, NothingToCompare, compare
 from lab.report.conclusion import basis, conclusion, describe_power
-from lab.report.numbers import as_csv, as_json
+from lab.report.numbers import as_json
 from lab.report.scoring import HELD_OUT, TRAINING
 from tests.support.compared_runs import NUM_QUESTIONS, arm, result, run, scores
 
@@ -217,11 +216,3 @@ def test_questions_are_paired_between_arms():
         arms.append(arm(loss, [difficulty + gain + rng.normal(0, 0.002) for _ in range(3)]))
     found = result(compare(arms), "cispo").difference
     assert 0.01 < found.low < 0.02 < found.high < 0.03
-
-
-def test_runs_of_one_name_keep_their_own_scores():
-    arms = arms_of([run(rewards=[x], overrides=(f"loss={x}",)) for x in (0.25, 0.75)])
-    lines = csv.DictReader(as_csv(compare(arms)).splitlines())
-    assert {line["arm"]: line["score"] for line in lines} == {
-        "loss=0.25": "0.25", "loss=0.75": "0.75",
-    }  # fmt: skip

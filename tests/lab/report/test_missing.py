@@ -1,6 +1,5 @@
 """Decisions when rollouts could not be scored, runs ended early, seeds repeat or a sweep grew."""
 
-import csv
 from dataclasses import replace
 from math import inf
 
@@ -12,7 +11,7 @@ from lab.report.arms import Arm
 from lab.report.comparison import compare
 from lab.report.conclusion import basis, conclusion, describe_power, ended_early, headline
 from lab.report.missing import assumptions
-from lab.report.numbers import arm_records, as_csv, table
+from lab.report.numbers import arm_records, table
 from lab.report.scoring import mean_scores
 from lab.report.statistics import Interval
 from rl.runtime.sweep_folder import NOT_STARTED
@@ -117,7 +116,7 @@ def test_runs_with_one_seed_are_averaged_and_count_as_one_seed():
     assert both.p_value == pytest.approx(result(once, "cispo").p_value, rel=0.5)
     assert both.score.value == pytest.approx(one.score.value + 0.01)
     assert "3 seeds each (3 to 6 runs)" in basis(twice)
-    kept = [line["score"] for line in csv.DictReader(as_csv(twice).splitlines())]
+    kept = [score for one in twice.results for score in one.run_scores.tolist()]
     assert len(set(kept)) == 9
 
 

@@ -1,6 +1,5 @@
 """The page: its content, how a browser draws it, and its command line."""
 
-import csv
 import json
 import re
 import shutil
@@ -15,14 +14,14 @@ from lab.report.command import main
 from lab.report.comparison import compare
 from lab.report.curves import curve_rows, curves
 from lab.report.forest import forest
-from lab.report.numbers import as_csv, as_json
+from lab.report.numbers import as_json
 from lab.report.page import render
 from lab.report.sources import read_sources
 from rl.runtime.folder import RunFolder
 from tests.support import compared_runs as made
 from tests.support.finished_runs import made_arm, made_run, made_sweep, write_evaluation
 from tests.support.golden import golden
-from tests.support.outcomes import numbers_in, without
+from tests.support.outcomes import without
 
 CHROMIUM = shutil.which("chromium") or shutil.which("google-chrome") or ""
 HOSTILE = "x\x07</script><script>alert(1)</script>"
@@ -54,8 +53,8 @@ def test_the_page_loads_nothing_and_all_files_have_escaped_names(sweep):
     assert '<td class="other">cispo</td>' in text
     assert "it has no evaluation" in text
     assert text.count("resume=true") == 1  # of the run that did not finish
-    lines = list(csv.DictReader((sweep / "report.csv").open()))
-    assert {line["arm"] for line in lines} == {"loss=grpo", "loss=cispo", f"loss={CLEANED}"}
+    arms = json.loads((sweep / "report.json").read_text())["arms"]
+    assert {arm["run"] for arm in arms} == {"loss=grpo", "loss=cispo", f"loss={CLEANED}"}
     names = {path.name for path in (sweep / "figures").iterdir()}
     assert names == {"forest.png", "forest.svg", "curves.png", "curves.svg"}
     assert (sweep / "figures" / "forest.png").read_bytes().startswith(b"\x89PNG")
@@ -250,23 +249,18 @@ def text_of(page):
     return re.sub(r"\d{4}-\d\d-\d\d \d\d:\d\d", "<time>", "\n".join(filter(None, lines)))
 
 
-def rows_of(text):
-    return [numbers_in(row) for row in csv.reader(text.splitlines())]
-
-
 def charts(specs):
     """Return the charts without the numbers that Altair gives to views of one process."""
     return json.loads(re.sub(r"(view|param)_\d+", r"\1", json.dumps(specs)))
 
 
 def test_the_command_prints_and_writes_all_numbers_of_a_sweep(whole, capsys, monkeypatch):
-    """The printed text, report.json, report.csv, the page and its charts, with judged=2."""
+    """The printed text, report.json, the page and its charts, with judged=2."""
     monkeypatch.setenv("COLUMNS", "150")
     assert main([str(whole), "judged=2", "baseline=loss=grpo"]) == 0
     folder, page = whole.parent, (whole / "report.html").read_text()
     golden("report/printed", capsys.readouterr().out.replace(str(folder), "<folder>"))
     golden("report/numbers", without(folder, json.loads((whole / "report.json").read_text())))
-    golden("report/runs_csv", without(folder, rows_of((whole / "report.csv").read_text())))
     golden("report/page", text_of(page).replace(str(folder), "<folder>"))
     specs = json.loads(re.search(r'id="specs">(.*?)</script>', page, re.S)[1])
     golden("report/charts", charts(without(folder, specs)))
@@ -281,7 +275,7 @@ def test_the_other_kinds_of_reports(kind, effect, whole, tmp_path):
     one = compare(arms_of(sources.runs), baseline="cispo", **options)
     specs = {"forest": forest(one).to_dict(validate=False), "curves": curves(one)}
     page = text_of(render(one, specs, "python train.py --multirun")).splitlines()
-    found = {"numbers": json.loads(as_json(one)), "csv": rows_of(as_csv(one)), "page": page}
+    found = {"numbers": json.loads(as_json(one)), "page": page}
     found |= {"forest": charts(specs["forest"])}
     golden(f"report/{kind}", without(folder.parent, found))
 
