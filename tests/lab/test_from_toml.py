@@ -176,7 +176,8 @@ def test_every_key_of_the_files_of_the_seed_documents_is_translated_or_named(tmp
             check(composed(*kept, f"output_dir={tmp_path}"))
         lines = text.splitlines()
         for at in [i for i, line in enumerate(lines) if re.match(r"[\w\"].* = (?!false)", line)]:
-            assert translate(without_setting(lines, at)) != answer, lines[at]
+            with suppress(ValueError):  # no key is left
+                assert translate(without_setting(lines, at)) != answer, lines[at]
 
 
 def test_the_command_reads_a_file_and_refuses_one_that_is_no_toml(tmp_path, monkeypatch, capsys):
