@@ -163,7 +163,7 @@ def _without_run_keys(
 ) -> dict[str, Any]:
     # Values with the run's name, such as paths, differ between the runs of an arm. Remove them, but
     # match whole words, so that a run named grpo keeps the value losses.grpo.grpo. If an override
-    # has the run's name, as in `run_name=gsm8k env=gsm8k`, keep what it may have set.
+    # contains the name (`run_name=gsm8k env=gsm8k`), keep the values that this override may set.
     name = re.compile(rf"(?<![\w.]){re.escape(run_name)}(?![\w.])")
     texts = {k for k, v in settings.items() if isinstance(v, str) and name.search(v)}
     named = tuple({key_of(item) for item in overrides if name.search(item)} - RUN_KEYS)

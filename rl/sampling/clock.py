@@ -1,9 +1,8 @@
 """Clock for sampler.rollout_timeout. The clock pauses while a rollout waits in a queue.
 
-The clock counts the time of the environment's code, its tools and the server. The clock does not
-count the time in which a rollout waits for the environment (max_concurrent), for a thread, for
-a judge (max_concurrent), for vLLM (if inference.args.max_num_seqs is set) or for a restart of vLLM,
-because a rollout that waits is not slow.
+The clock counts the time of the environment's code, its tools and the server. It pauses while a
+rollout waits for the environment or a judge (max_concurrent), for a free thread, for vLLM's queue
+(if inference.args.max_num_seqs is set) or for a restart of vLLM, because waiting is not slowness.
 """
 
 import asyncio
