@@ -11,8 +11,9 @@
 L counts completion tokens: L_i of rollout i, L_g of all rollouts of i's prompt, L_iu of i's turn u.
 S: rollouts, G: prompts, U: turns that have a token. All are counted in the *global* batch before it
 is split into micro-batches, so that the objective and its gradient do not depend on the split. A
-"sequence" in the papers is a whole rollout here. A rollout without tokens (for example after
-truncation=mask) has weight 0 and does not count in S. A prompt without tokens does not count in G.
+"sequence" of the papers is a whole rollout here, and a prompt is one role of a group. A rollout
+without tokens (for example after truncation=mask) has weight 0 and does not count in S. A prompt
+without tokens does not count in G.
 A token masked by a correction or a loss still counts in L.
 """
 

@@ -24,7 +24,13 @@ import torch
 from msgspec import Meta
 from torch import Tensor
 
-from losses.tokens import MAX_LOG_RATIO, Tokens, mean_per_sequence, sum_per_sequence
+from losses.tokens import (
+    MAX_LOG_RATIO,
+    Tokens,
+    mean_per_sequence,
+    require_per_token,
+    sum_per_sequence,
+)
 
 ORDERED = ("low", "high")  # rl/config/limits.py requires low < high
 
@@ -34,7 +40,10 @@ class Correction:
     """The weights that a correction gives to the tokens, and its metrics."""
 
     weights: Tensor  # [N] multiplies each token's loss, without gradient
-    metrics: dict[str, Tensor]  # name -> values [N], without gradient
+    metrics: dict[str, Tensor]  # name -> [N] or one number for all tokens, without gradient
+
+    def __post_init__(self) -> None:
+        require_per_token("weights", self.weights, self.metrics)
 
 
 def none(tokens: Tokens) -> Correction:

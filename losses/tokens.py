@@ -11,6 +11,7 @@ server or a broken update, and its true gradient, 5e8 times that of other tokens
 step. At e^-20 the lost gradient is negligible.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -85,6 +86,32 @@ class TokenLoss:
     # [N] 1.0 where the loss clamped its log ratio, or None if the loss uses no ratio. Most losses
     # set this field to Tokens.ratio_clamped.
     ratio_clamped: Tensor | None = None
+
+    def __post_init__(self) -> None:
+        require_per_token("loss", self.loss, self.metrics)
+        if self.ratio_clamped is not None:
+            require_per_token("loss", self.loss, {"ratio_clamped": self.ratio_clamped})
+
+
+def require_per_token(name: str, values: Any, metrics: Any) -> None:
+    """Raise TypeError unless values are a tensor [N], and metrics tensors [N] or of one number."""
+    if not isinstance(values, Tensor) or values.dim() != 1:
+        given = f"{name} is {describe(values)}"
+        raise TypeError(f"{given}: give a tensor [N], neither summed nor averaged over tokens")
+    if not isinstance(metrics, Mapping):
+        raise TypeError(f"metrics is {describe(metrics)}: give a dict, which may be empty")
+    for key, metric in metrics.items():
+        if not isinstance(metric, Tensor) or metric.shape not in ((), (1,), values.shape):
+            given = f"the metric {key!r} is {describe(metric)}"
+            raise TypeError(f"{given}: give a tensor with one number per token, or one for all")
+
+
+def describe(value: Any) -> str:
+    """Return a text that names a wrong result of a component in an error message."""
+    if isinstance(value, Tensor):
+        return f"a Tensor of shape {list(value.shape)}"
+    kind = type(value).__name__
+    return f"{kind} {value!r}" if isinstance(value, int | float | str) else f"a {kind}"
 
 
 def is_clamped(log_ratios: Tensor) -> Tensor:

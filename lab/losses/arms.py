@@ -209,8 +209,10 @@ def _recompute_advantages(batch: RecordedBatch, arm: Arm) -> Tokens:
     advantage, numbers = component(arm.run.advantage), dict[str, Any]()
     for members in groups.values():
         if any(line.get("turn_rewards") for line in members):
-            own = arm.base.advantage["_target_"]
-            raise ValueError(f"{arm.name}: the run has rewards per turn: keep its advantage, {own}")
+            raise ValueError(
+                f"{arm.name}: a comparison cannot recompute advantages from rewards per turn: "
+                "remove advantage=..."
+            )
         rewards = [line["shaped_reward"] for line in members]
         group = ScoredGroup(
             rewards=rewards,

@@ -135,13 +135,17 @@ def _print_steps(
     is_sharded = base.deepspeed["zero_optimization"]["stage"] > 0 and base.trainer.ranks != 1
     penalised = any("estimator" in a.run.critic or a.run.kl["place"] == "reward" for a in arms)
     # With sampler.top_k, logprobs are normalised over the returned tokens, which the record lacks.
-    is_limited = num_returned_tokens(base.sampler) > 0
-    if not found or penalised or is_sharded or is_limited:
+    remedies = {
+        "record=all trainer.checkpoint_every=10 max_steps=22": not found,
+        "critic=none kl.place=loss": penalised,
+        "trainer.ranks=1": is_sharded,
+        "sampler.top_k=-1": num_returned_tokens(base.sampler) > 0,
+    }
+    if needed := " ".join(overrides for overrides, is_needed in remedies.items() if is_needed):
         raise ValueError(
-            f"{folder}: step=true needs a checkpoint whose next two steps were recorded, of a run "
-            "without a critic, a KL penalty in the reward, sampler.top_k or ZeRO over several "
-            "ranks: train with record=all trainer.checkpoint_every=10 max_steps=22 trainer.ranks=1 "
-            "critic=none kl.place=loss sampler.top_k=-1"
+            f"{folder}: step=true needs a checkpoint whose next two steps were recorded, and no "
+            "critic, KL penalty in the reward, sampler.top_k or ZeRO over several ranks: train "
+            f"with {needed}"
         )
     table = Table(*COLUMNS, box=None, pad_edge=False)
     for row in take_steps(folder, arms, found[-1]):

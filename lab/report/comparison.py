@@ -37,7 +37,7 @@ class ArmResult(ScoredArm):
     undecided_if: str  # assumption about missing data that would change the decision, or ""
     chance_better: float
     visible_difference: float  # smallest true difference that is probably detected (power.py)
-    seeds_needed: float | None  # per arm; None: unknown or decided; inf: no number suffices
+    seeds_needed: float | None  # per arm; None: not computed; inf: no number suffices
     interquartile: st.Interval | None  # interquartile mean; None with a single environment
 
     @property

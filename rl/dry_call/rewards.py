@@ -215,7 +215,9 @@ def check_truncation(
         pairs.clear()
     with report.calling("reward", shaping, "a made-up group"):
         if not isinstance(shaping, RewardShaping):
-            raise BadResult("is not a RewardShaping: derive from rl.rollouts.credit.RewardShaping")
+            raise BadResult(
+                "is not a RewardShaping: derive it from rl.rollouts.credit.RewardShaping"
+            )
         credits = [truncation(rollout) for rollout in rollouts] if pairs else []
         group = scored_group(_EXAMPLE, rollouts[: len(credits)], credits, {"reward": 1.0})
         _require_numbers(shaping.penalties(group), list(group.rewards))

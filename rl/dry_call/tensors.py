@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_leaves
 
-from losses.tokens import TokenLoss, Tokens
+from losses.tokens import TokenLoss, Tokens, describe
 from rl.config.build import component
 from rl.config.facts import fact
 from rl.dry_call.report import BadResult, Report, unwrap
@@ -139,7 +139,7 @@ def with_statistics(loss: Any, tokens: Tokens) -> Any:
         return loss
     whole, *shares = (loss.statistics(each) for each in (tokens, *_split_sequences(tokens)))
     if not isinstance(whole, Tensor) or whole.dim() != 1 or not whole.isfinite().all():
-        what = f"has statistics() that return {_describe(whole)}"
+        what = f"has statistics() that return {describe(whole)}"
         raise BadResult(
             f"{what}: return finite sums over the tokens, in one tensor of shape [number of sums]"
         )
@@ -183,7 +183,7 @@ def check_token_loss(report: Report, result: Any, leaves: list[Tensor]) -> None:
     """Raise BadResult unless `result` is a TokenLoss of 8 finite numbers with finite gradients."""
     if not isinstance(result, TokenLoss):
         raise BadResult(
-            f"returned {_describe(result)}: return TokenLoss(loss, metrics) of losses/tokens.py"
+            f"returned {describe(result)}: return TokenLoss(loss, metrics) of losses/tokens.py"
         )
     values = result.loss
     _require_shape(values, "a loss that is ", "number per token, neither summed nor averaged")
@@ -198,20 +198,11 @@ def check_token_loss(report: Report, result: Any, leaves: list[Tensor]) -> None:
             "returned a loss or a gradient that is NaN or infinite for ordinary tokens: clamp each "
             "divisor, each argument of a logarithm, and each base of a power"
         )
-    if result.ratio_clamped is not None:
-        _require_shape(result.ratio_clamped, "ratio_clamped as ", "number per token")
     check_metrics(report, result.metrics)
 
 
-def check_metrics(report: Report, metrics: Any) -> None:
-    """Raise BadResult if a metric has a wrong shape, or the name of another metric."""
-    if not isinstance(metrics, Mapping):
-        raise BadResult(
-            f"returned metrics that are {_describe(metrics)}: return a dict, which may be empty"
-        )
-    for name, values in metrics.items():
-        if not isinstance(values, Tensor) or values.numel() != 1:
-            _require_shape(values, f"the metric {name!r} as ", "number per token, or one for all")
+def check_metrics(report: Report, metrics: Mapping[str, Tensor]) -> None:
+    """Raise BadResult if a metric has the name of another metric."""
     owners = {"the run itself uses": RUN_METRICS, "another component uses": report.metric_names}
     for owner, names in owners.items():
         if taken := " and ".join(sorted(repr(name) for name in metrics if name in names)):
@@ -223,14 +214,7 @@ def _require_shape(
     values: Any, what: str, wanted: str, shape: tuple[int, ...] = (NUM_TOKENS,)
 ) -> None:
     if not isinstance(values, Tensor) or values.shape != shape:
-        raise BadResult(f"returned {what}{_describe(values)}: return a tensor with one {wanted}")
-
-
-def _describe(value: Any) -> str:
-    if isinstance(value, Tensor):
-        return f"a Tensor of shape {list(value.shape)}"
-    kind = type(value).__name__
-    return f"{kind} {value!r}" if isinstance(value, int | float | str) else f"a {kind}"
+        raise BadResult(f"returned {what}{describe(values)}: return a tensor with one {wanted}")
 
 
 def check_correction(report: Report, correction: Any) -> bool:
@@ -242,14 +226,14 @@ def check_correction(report: Report, correction: Any) -> bool:
         result = correction(replace(tokens, old_logprobs=old, rollout_logprobs=old - gaps))
         weights = getattr(result, "weights", None)
         if not isinstance(weights, Tensor) or weights.shape != (NUM_TOKENS,):
-            returned = _describe(result if weights is None else weights)
+            returned = describe(result if weights is None else weights)
             raise BadResult(
                 f"returned {returned}{'' if weights is None else ' as weights'}: return "
                 "Correction(weights, metrics) of losses/correction.py, one weight per token"
             )
         if not weights.isfinite().all():
             raise BadResult("returned a weight that is NaN or infinite: clamp the log ratio")
-        check_metrics(report, getattr(result, "metrics", None))
+        check_metrics(report, result.metrics)
         return bool((weights == 1).all())
     return False
 

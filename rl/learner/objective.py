@@ -17,7 +17,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from losses.tokens import TokenLoss, Tokens, log_ratio
+from losses.tokens import TokenLoss, Tokens, describe, log_ratio
 from rl.learner.kl import KLPenalty
 from rl.learner.value_credit import ValueTargets
 from rl.records import MicroBatch, columns_of
@@ -121,10 +121,11 @@ class Objective:
         """Return the unweighted loss of each token [N], and metrics ([N] or one number each)."""
         tokens = with_outputs(batch, logprobs, entropies, candidate_logprobs)
         result = self.token_loss(tokens)
-        if result.loss.shape != logprobs.shape:
+        loss = getattr(result, "loss", result)
+        if not isinstance(loss, Tensor) or loss.shape != logprobs.shape:
             raise ValueError(
-                f"the token loss returned a tensor of shape {list(result.loss.shape)} for "
-                f"{len(logprobs)} tokens: return one number per token (losses/tokens.py)"
+                f"{self.token_loss} returned {describe(loss)} for {len(logprobs)} tokens: return "
+                "TokenLoss(loss, metrics) of losses/tokens.py, with one number per token"
             )
         gap = log_ratio(tokens.rollout_logprobs, logprobs.detach())  # [N] log(pi / mu)
         metrics = {
@@ -134,7 +135,6 @@ class Objective:
         }
         if result.ratio_clamped is not None:
             metrics["ratio_clamped"] = result.ratio_clamped.detach()
-        loss = result.loss
         if self.correction and tokens.old_logprobs is not None:
             corrected = self.correction(tokens)
             loss = corrected.weights * loss

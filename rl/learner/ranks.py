@@ -60,9 +60,13 @@ class Ranks:
 
     def from_first(self, text: str) -> str:
         """Return rank 0's `text` on every rank. Collective."""
+        return self.gather(text)[0]
+
+    def gather(self, text: str) -> list[str]:
+        """Return the `text` of every rank, in the order of the ranks. Collective."""
         if self.world == 1:
-            return text
-        return gather_bytes(text.encode())[0].decode()
+            return [text]
+        return [each.decode() for each in gather_bytes(text.encode())]
 
     def sum(self, value: float) -> float:
         """Return the sum of `value` over all ranks. Collective."""

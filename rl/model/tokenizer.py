@@ -273,7 +273,7 @@ class PlainParser:
 
 
 def load_parser(folder: Path, name: str, options: Options | None = None) -> Renderer:
-    """Return the renderer `name`, or a PlainParser if `name` is auto and no renderer fits."""
+    """Return the renderer `name`, or a PlainParser if `name` is auto and load_renderer fails."""
     try:
         return load_renderer(folder, name, options, skip_unknown=True)
     except ValueError:

@@ -224,7 +224,7 @@ def _select_reward(group: ScoredGroup, name: str) -> ScoredGroup:
         for reward, named in zip(group.rewards, group.named_rewards, strict=True)
     ]
     turns = [
-        # A reward that truncation set to 0 is 0 in each turn.
+        # If `named` is not the rollout's own, truncation set its rewards to 0, in each turn.
         _split_by_turn(rollout, reward, {name: 1.0} if named is rollout.rewards else {})
         for rollout, reward, named in zip(group.rollouts, rewards, group.named_rewards, strict=True)
     ]

@@ -51,7 +51,7 @@ def changed_code(run_folder: RunFolder) -> list[str]:
     """Return the names of source and data files that differ since `copy_code`, and of new data."""
     newest = sorted(run_folder.code.glob("step_*"))[-1:]
     copied = {name: _fingerprint(copy) for folder in newest for name, copy in _copies(folder)}
-    with suppress(OSError, TypeError, ValueError):  # the file is missing or damaged
+    with suppress(OSError, TypeError, ValueError):  # _DATA is missing or damaged
         prints, matched = load_json(run_folder.read(run_folder.code / _DATA))
         known = {_find_file(name) for name in prints}
         copied |= prints | {str(f): "" for f in _data_files(matched) if f not in known}

@@ -1,8 +1,8 @@
-"""Clock for sampler.rollout_timeout. The clock pauses while a rollout waits in a queue.
+"""Clock for sampler.rollout_timeout. It does not count waits that the rollout does not cause.
 
-The clock counts the time of the environment's code, its tools and the server. It pauses while a
-rollout waits for the environment or a judge (max_concurrent), for a free thread, for vLLM's queue
-(if inference.args.max_num_seqs is set) or for a restart of vLLM, because waiting is not slowness.
+The clock counts the time of the server and of the environment's code and tools. It pauses while a
+rollout waits for a slot of the environment or a judge (max_concurrent), for a free thread, for
+vLLM's queue (if inference.args.max_num_seqs is set) or for a restart of vLLM.
 """
 
 import asyncio

@@ -109,7 +109,7 @@ class Replicas:
         return None
 
     def _has_crashed(self, server: WatchedReplica) -> bool:
-        """Return whether a server of this run (not external) has served and then failed."""
+        """Return whether `server`, started by this run, was ready and then failed."""
         if server.child is None or not server.ready:
             return False
         return server.child.returncode is not None or not is_healthy(server.replica)

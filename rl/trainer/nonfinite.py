@@ -31,14 +31,18 @@ class NonFiniteSteps:
         if self._num_recorded >= _MAX_RECORDED and not is_last:
             return ""
         self._num_recorded += 1
-        record.write_all(self._run_folder, self._ranks.rank, rollouts.record_all(step))
-        # Wait until all ranks have written, because the supervisor ends all ranks if one fails.
-        self._ranks.any(True)
+        ids = rollouts.record_all(step)
+        own = record.write_all(self._run_folder, self._ranks.rank, ids)
+        # This waits until all ranks have written; the supervisor ends all ranks if one fails.
+        found = sorted({*" ".join(self._ranks.gather(" ".join(own))).split()})
+        where = "no token, but in the backward pass through the model or in the critic"
+        if found:
+            where = f"tokens of {len(found)} of {len(ids)} rollouts, for example of {found[0]}"
         message = (
-            f"the loss or the gradient was NaN or infinite (steps in a row: {self._in_a_row}). The "
-            f"limit is trainer.max_nonfinite_steps={self._limit}. Lower optim.learning_rate. In a "
-            "custom loss, check divisors and arguments of logarithms (docs/troubleshooting.md, "
-            f"instability). To try another loss on step {step}: "
+            f"the loss or the gradient was NaN or infinite at {where} (steps in a row: "
+            f"{self._in_a_row}). The limit is trainer.max_nonfinite_steps={self._limit}. Lower "
+            "optim.learning_rate. In a custom loss, check divisors and arguments of logarithms "
+            f"(docs/troubleshooting.md, instability). To try another loss on step {step}: "
             f"{program('compare_losses')} {self._run_folder} steps={step} loss=<another>"
         )
         if self._ranks.first and not is_last:

@@ -66,7 +66,17 @@ class StepRecord:
         )
         write_lines(run_folder.tokens_of(self._batch.step, f"trainer.rank{rank}"), lines)
 
-    def write_all(self, run_folder: RunFolder, rank: int, ids: tuple[str, ...]) -> None:
-        """Write all rows of the last update, but of earlier updates only rows with a record id."""
+    def write_all(self, run_folder: RunFolder, rank: int, ids: tuple[str, ...]) -> set[str]:
+        """Write all rows of the last update, but of earlier updates only rows with a record id.
+
+        Return the ids of the rollouts that have a token with a NaN or infinite loss or gradient.
+        """
+        not_finite = set[str]()
+        for _, number, tokens in self._observed:
+            micro = self._batch.micro_batches[number]
+            rollout_of_token = np.repeat(micro.rollout_ids, micro.completion_mask.sum(1))  # [N]
+            is_finite = tokens["loss"].isfinite() & tokens["grad"].isfinite()
+            not_finite |= {ids[i] for i in rollout_of_token[~is_finite.cpu().numpy()]}
         self._batch = replace(self._batch, record_ids=ids)
         self.write(run_folder, rank)
+        return not_finite

@@ -106,7 +106,7 @@ class WholeWeightsEngine(_Engine):
     _loaded: Collection[str] = ()  # names of the parameters that the model's loader has set
 
     def receive_weights(self, update_info: UpdateInfo) -> None:
-        # Keep the weights until `finish_weight_update` has compared every layer with them.
+        # Keep the weights, because `finish_weight_update` compares parameters with them.
         self._received = self.read(update_info)
         # Restore the original shapes of the parameters, so that weights can be loaded.
         initialize_layerwise_reload(self.model)

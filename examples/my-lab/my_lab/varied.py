@@ -1,6 +1,6 @@
-"""A buffer that rejects groups in which all rollouts have the same answer.
+"""A buffer that rejects groups with too few different answers (last messages).
 
-No reward can distinguish rollouts of an example that end with the same message. Unlike
+A reward that reads only the last message cannot distinguish rollouts with the same answer. Unlike
 buffer=difficulty this buffer compares no rewards, so it keeps groups that failed in different
 ways.
 """

@@ -100,7 +100,7 @@ def test_another_advantage_is_that_of_the_recorded_rewards(tmp_path):
     own, _ = arms_of(folder, ["advantage=none"])
     torch.testing.assert_close(arm.gradient(batch, 0.0)[1], own.gradient(given, 0.0)[1])
     lines["000001.0"]["turn_rewards"] = [1.0]
-    with pytest.raises(ValueError, match="rewards per turn: keep its advantage, losses"):
+    with pytest.raises(ValueError, match="rewards per turn: remove advantage="):
         arm.gradient(replace(batch, lines=lines), 0.0)
 
 

@@ -214,16 +214,16 @@ loss: a loss without a gradient
     def mine(tokens): return TokenLoss(-tokens.logprobs.detach(), {})
 loss: is NaN or inf
     def mine(tokens): return TokenLoss(-tokens.logprobs * tokens.advantages.log(), {})
-loss: the metric 'x' as float 0.5
+loss: the metric 'x' is float 0.5: give a tensor
     def mine(tokens): return TokenLoss(-tokens.logprobs, {'x': 0.5})
-loss: the metric 'x' as a Tensor of shape [2]: return a tensor with one number per token
+loss: the metric 'x' is a Tensor of shape [2]: give a tensor with one number per token
     def mine(tokens): return TokenLoss(-tokens.logprobs, {'x': tokens.logprobs[:2]})
 loss: metrics named 'reward' and 'tokens', which the run itself uses: choose other names
     def mine(tokens):
         return TokenLoss(-tokens.logprobs, {'tokens': tokens.turns, 'reward': tokens.turns})
-loss: returned metrics that are a NoneType
+loss: metrics is a NoneType: give a dict
     def mine(tokens): return TokenLoss(-tokens.logprobs, None)
-loss: returned ratio_clamped as a Tensor of shape [7]: return a tensor with one number per
+loss: the metric 'ratio_clamped' is a Tensor of shape [7]: give
     def mine(tokens): return TokenLoss(-tokens.logprobs, {}, tokens.logprobs[1:])
 loss: called with eight made-up tokens, raised KeyError: 'x'
     def mine(tokens):
@@ -257,7 +257,7 @@ advantage: a state() that a checkpoint cannot store
         def __call__(self, group): return [0.0] * 16
         def state(self): return {1: {2}}
         def load(self, state): ...
-reward: derive from rl.rollouts.credit.RewardShaping
+reward: derive it from rl.rollouts.credit.RewardShaping
     class mine:
         pass
 reward: returned 1 numbers instead of 9

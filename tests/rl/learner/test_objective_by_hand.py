@@ -159,13 +159,18 @@ def test_a_divergence_is_measured_and_joins_the_loss_with_the_present_beta(
 @pytest.mark.parametrize(
     ("mistaken", "message"),
     [
-        (lambda t: (-t.advantages * t.logprobs).mean(), r"shape \[\] for 3 tokens: .*per token"),
-        (lambda t: t.logprobs[:, None] * t.advantages, r"shape \[3, 3\] for 3 tokens"),
+        (
+            lambda t: TokenLoss((-t.logprobs).mean(), {}),
+            r"shape \[\]: give a tensor \[N\], neither",
+        ),
+        (lambda t: TokenLoss(t.logprobs, {"x": t.turns[1:]}), r"'x' is a Tensor of shape \[2\]"),
+        (lambda t: TokenLoss(t.logprobs[1:], {}), r"shape \[2\] for 3 tokens: return TokenLoss"),
+        (lambda t: None, "a NoneType for 3 tokens: return TokenLoss"),
     ],
 )
-def test_a_loss_whose_shape_depends_on_the_data_is_refused(mistaken, message):
-    with pytest.raises(ValueError, match=message):
-        Objective(lambda tokens: TokenLoss(mistaken(tokens), {}))(batch(), own(), torch.zeros(3))
+def test_a_result_that_becomes_wrong_in_a_run_is_refused(mistaken, message):
+    with pytest.raises((TypeError, ValueError), match=message):
+        Objective(mistaken)(batch(), own(), torch.zeros(3))
 
 
 @pytest.mark.parametrize(

@@ -74,7 +74,8 @@ class Rehearsal(loop.TrainingRun):
         self.settings = self.run.trainer
         self.status = Status(folder, "trainer.rank0")
         self.profiler = None
-        ranks: Any = SimpleNamespace(first=True, rank=0, from_first=lambda word: word, any=bool)
+        ranks: Any = SimpleNamespace(first=True, rank=0, from_first=str, any=bool)
+        ranks.gather = lambda text: [text, "000001.0"]  # another rank's text
         self.ranks = ranks
         self.nonfinite = NonFiniteSteps(folder, self.ranks, self.settings.max_nonfinite_steps)
         stats = STATS | (stats or {})
@@ -240,6 +241,7 @@ def test_steps_in_a_row_without_a_gradient_end_the_run(rehearsal, folder, caplog
     assert [(saved["step"], saved["keep"]) for saved in run.checkpoints] == [(ends + 1, keep)]
     assert run.rows[-1]["step"] == ends
     assert f"offbyone compare-losses {folder} steps={ends} loss=<another>" in str(caught.value)
+    assert "at tokens of 1 of 1 rollouts, for example of 000001.0 (steps" in str(caught.value)
     *first, last = [step for step, each in enumerate(skipped) if each]
     recorded = [*first[:5], last]  # more would fill the disk
     assert [call.step for call in run.calls if call.what == "record_all"] == recorded

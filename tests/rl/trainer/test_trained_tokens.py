@@ -109,16 +109,25 @@ def test_a_step_in_which_nothing_counted_leaves_a_file_without_lines(tmp_path):
     assert not any(row.trained for row in read_rows(folder, 5))
 
 
-@pytest.mark.parametrize("recorded", [0, 1])
-def test_a_step_that_is_recorded_whole_has_every_row_of_its_last_update(recorded, tmp_path):
+@pytest.mark.parametrize(
+    ("recorded", "loss", "grad"), [(0, 0.0, 0.0), (0, 0.0, np.inf), (1, np.nan, 0.0)]
+)
+def test_a_step_that_is_recorded_whole_has_every_row_of_its_last_update(
+    recorded, loss, grad, tmp_path
+):
     groups, folder = forked_groups(num_groups=4), RunFolder(tmp_path)
     (share,) = shares(groups, groups[:recorded], 1)
     step, everything = StepRecord(share), TokenRecord(num_groups=None)
+    all_ids = everything.ids(groups, groups)
     for update in range(2):
         for number, micro in enumerate(share.micro_batches):
-            step.observe(update, number, tokens_of(micro))
+            rows = np.repeat(micro.rollout_ids, micro.completion_mask.sum(1))
+            own = (rows == all_ids.index("000002.1")) & (np.arange(len(rows)) % 2 > 0)
+            more = {"loss": np.where(own, loss, 0.0), "grad": np.where(own, grad, 0.0)}
+            step.observe(update, number, tokens_of(micro, **more))
     everything.write(folder, 5, groups)
-    step.write_all(folder, 0, everything.ids(groups, groups))
+    named = step.write_all(folder, 0, all_ids)
+    assert named == (set() if loss == grad else {"000002.1"})
     rows = [row for row in read_rows(folder, 5) if row.trained]
     assert sum(row.update == 1 for row in rows) == len(trained_rows(groups))
     of_first = {row.id.split(".")[0] for row in rows if row.update == 0}
