@@ -148,7 +148,7 @@ class Binder:
 
 @contextmanager
 def _wrap_errors(owner: str, function: Function) -> Iterator[None]:
-    """Convert an error to a RuntimeError whose message names the function and the line."""
+    """Convert an error, except ToolError, to a RuntimeError that names the function and line."""
     try:
         yield
     except ToolError:

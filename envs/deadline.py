@@ -1,4 +1,4 @@
-"""A time limit that does not count the time in which its block waits for other rollouts."""
+"""A time limit that can be paused, for example while its block waits for a free slot."""
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Iterator
@@ -12,7 +12,7 @@ from contextlib import (
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 
-# This variable holds `Deadline.pause` of the running deadline, in which a wait does not count.
+# Holds `pause` of the running Deadline, a context manager. Waits in its block do not count.
 WAITING: ContextVar[Callable[[], AbstractContextManager[None]]] = ContextVar(
     "WAITING", default=nullcontext
 )
@@ -52,7 +52,7 @@ class Deadline:
 
     @contextmanager
     def pause(self) -> Iterator[None]:
-        """Stop the time during the block, also that of the deadline in whose block `run` is."""
+        """Stop the time during the block, also for the deadline that ran when `run` began."""
         loop = asyncio.get_running_loop()
         with self._outer():
             # reschedule() raises RuntimeError if the timeout has expired, or its block has ended.

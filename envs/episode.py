@@ -26,7 +26,7 @@ class StopReason(StrEnum):
     MAX_TURNS = "max_turns"
     TIMEOUT = "timeout"  # The episode exceeded sampler.rollout_timeout.
     ENV_ERROR = "env_error"  # The environment's code raised an exception.
-    ENGINE_ERROR = "engine_error"  # vLLM did not answer, or stopped during an answer.
+    ENGINE_ERROR = "engine_error"  # The server did not answer, or answered with an error.
 
     @property
     def truncated(self) -> bool:

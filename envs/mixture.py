@@ -4,8 +4,8 @@
       words: {_target_: ...}             three of four groups are from maths, on average
       maths: {_target_: ...}
 
-All rollouts of a group belong to one environment, so rewards of different environments are never
-compared. Each environment keeps its own max_turns, tools, reward weights and max_concurrent.
+All rollouts of a group belong to one environment, so no group compares rewards of different
+environments. Each environment keeps its own max_turns, tools, reward weights and max_concurrent.
 """
 
 from collections.abc import Iterator, Mapping

@@ -6,8 +6,8 @@
 
 A single-turn environment needs these two methods. An environment with tools sets `tools` and
 `max_turns`. An environment that answers the policy in words overrides `reply`. A `reply` or `score`
-that blocks must be a plain function, because plain functions run in a thread. If environment code
-raises, hangs or returns NaN in a rollout, only this rollout fails, and the run continues.
+that blocks must be a plain function, because plain functions run in a thread. If `reply` or
+`score` raises, hangs in a thread or returns NaN, only its rollout fails, and the run continues.
 """
 
 from collections.abc import Iterator, Mapping, Sequence

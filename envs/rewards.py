@@ -21,7 +21,7 @@ from envs.episode import Episode
 from envs.messages import without_reasoning
 
 _LONGEST_S = 1.0  # maximum seconds of a regex match, because a match blocks all other rollouts
-# Punctuation, except signs, decimal points, and operators and separators before a digit.
+# Matches punctuation, except signs, decimal points, and operators and separators before digits.
 _DROPPED = re.compile(
     rf"""(?! (?<![\w)]) [-.] \$?\.?\d                       # -5, .5, -.5, -$5
         | (?<=[\w)]) [-+*/^.:=<>] -?\.?\d                 # x+1, 1/2, 1.5, x^-2

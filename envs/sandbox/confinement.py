@@ -64,8 +64,8 @@ RIGHTS = {1: 13, 2: 14, 3: 15, 4: 15}  # number of file rights by Landlock versi
 
 NO_LANDLOCK = (
     "this kernel has no Landlock (it needs Linux 5.13 or newer and must be switched on), so the "
-    "policy could read your files: use another machine, or set allow_without_landlock=true beside "
-    "memory_mb"
+    "policy could read your files: use another machine, or set allow_without_landlock=true in "
+    "the config section that contains memory_mb"
 )
 
 _libc = ctypes.CDLL(None, use_errno=True)

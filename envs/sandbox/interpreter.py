@@ -21,7 +21,7 @@ from collections import deque
 from envs.sandbox.confinement import confine
 
 HEADER = struct.Struct(">I8s")
-# Ticket of all messages until the sandbox is ready. Its answers are empty or error messages.
+# Ticket of all messages until the sandbox is ready. The answers are empty or error messages.
 READY = bytes(8)
 NAME = "<python>"  # file name of the policy's code in tracebacks
 MAX_FRAMES = 5  # maximum number of traceback frames in the output

@@ -99,7 +99,7 @@ class Evaluator:
         player = self.player.at_version(version)
         settings = player.schedules.apply(self.settings, "evaluation", version)
         sampler = player.sampler.for_evaluation(temperature=settings.temperature)
-        # Use only prefix caches of this version.
+        # Fix the version, so that requests use only prefix caches of this version.
         chat = replace(player.chat, sampler=sampler, version=LiveVersion(version))
         without_hints = {"hinted_envs": frozenset(), "strategy": Independent()}
         return replace(player, sampler=sampler, chat=chat, **without_hints)

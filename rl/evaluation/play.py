@@ -20,7 +20,7 @@ from rl.runtime.files import json_line
 
 
 def choose_examples(env: Environment, split: Split, num_examples: int) -> list[Example]:
-    """Return `num_examples` examples of a split, or all if there are fewer. Raise ValueError."""
+    """Return up to `num_examples` examples. Raise ValueError if none exist or eval ids repeat."""
     pools = [pool for pool in env.pools(split) if pool.examples and pool.weight > 0]
     if not pools:
         raise ValueError(f"the environment {env.name!r} has no {split} examples: add some")
@@ -30,7 +30,7 @@ def choose_examples(env: Environment, split: Split, num_examples: int) -> list[E
         random.Random("evaluation").shuffle(order)
         chosen += [pool.examples[i] for i in order[:count]]
     (name, number), count = Counter((one.env, one.id) for one in chosen).most_common(1)[0]
-    if split == "eval" and count > 1:  # a report would count them as one question
+    if split == "eval" and count > 1:  # a report would count them as one example
         raise ValueError(f"{count} examples of {name!r} have the id {number}: give each its own id")
     return chosen
 

@@ -1,6 +1,6 @@
 """Compute the metrics of an evaluation from its rollouts.
 
-A rollout without a reward (environment error, timeout) counts as an error, not as reward 0.
+Reward metrics exclude rollouts without a reward (environment error, timeout) instead of using 0.
 """
 
 import math
@@ -122,7 +122,7 @@ def rollout_means(rollouts: Sequence[Rollout]) -> dict[str, float]:
 
 
 def mean_rewards(rollouts: Sequence[Rollout]) -> dict[str, float]:
-    """Return the mean of each unweighted reward, and of its turn k as `<name>/turn_<k>`.
+    """Return the mean of each unweighted reward, and of its values in turn k as `<name>/turn_<k>`.
 
     A mean is over the finite values of scored rollouts. `<name>/nonfinite` counts NaN and infinity.
     """
@@ -176,5 +176,5 @@ def pass_at_k(groups: RewardGroups, k: int, threshold: float) -> float:
 
 
 def zero_spread(groups: RewardGroups) -> float:
-    """Return the share of groups whose rewards are all equal. Groups of one reward do not count."""
+    """Return the share of groups with all rewards equal. Groups of 0 or 1 rewards do not count."""
     return average([max(group) - min(group) <= 1e-6 for group in groups if len(group) > 1])

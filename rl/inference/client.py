@@ -116,7 +116,7 @@ class VLLMClient(AbstractAsyncContextManager["VLLMClient"]):
                 f"{_MAX_FAILURES} requests to vLLM failed in a row, the last one because "
                 f"{failure}: read {route.replica.log} for the cause"
             ) from failure
-        # Stop using this replica, because it failed all requests while other replicas answered.
+        # Stop using a replica whose last 32 requests failed while other replicas answered.
         if route.num_failed_in_a_row >= _MAX_FAILURES:
             self._router.lose(route, f"{_MAX_FAILURES} requests failed in a row")
 

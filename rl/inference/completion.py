@@ -14,7 +14,7 @@ _MAX_MISSING = 1e-4  # maximum total probability of kept tokens that vLLM does n
 
 
 class GenerationError(RunFailed):
-    """The error raised if vLLM fails. It ends the run, but its subclass RequestFailed does not."""
+    """The error of a failed server. It ends the run, but its subclass RequestFailed does not."""
 
 
 class RequestFailed(GenerationError):
@@ -37,7 +37,7 @@ class Completion:
     token_ids: list[int]  # [N] given tokens, if any, then sampled ones with the stop token
     logprobs: list[float]  # [N] logprob under the distribution that vLLM sampled from; 0 if unknown
     versions: list[int]  # [N] policy version of each logprob; -1 if unknown
-    cut_off: bool  # whether max_tokens, not the policy, ended the completion
+    cut_off: bool  # whether a token limit, not the policy, ended the completion
     prompt_ids: list[int] = field(default_factory=list)  # [P]
     num_untracked_tokens: int = 0  # number of sampled tokens if the server returns no token ids
     stop: str | None = None  # the stop string (sampler.stop) that ended the completion, if any

@@ -26,7 +26,7 @@ class KeyGuard:
 
     async def __call__(self, scope: Mapping[str, Any], receive: Call, send: Call) -> None:
         keys = [value for name, value in scope.get("headers", ()) if name == b"authorization"]
-        # compare_digest takes equally long for every wrong key, so its duration reveals nothing.
+        # The duration of compare_digest does not depend on the characters, so it reveals none.
         has_key = len(keys) == 1 and hmac.compare_digest(keys[0], self._expected)
         # Let `lifespan` pass, which uvicorn sends when it starts and stops. No client can send it.
         if has_key or scope["type"] == "lifespan":

@@ -1,6 +1,6 @@
-"""Chooses the least busy vLLM replica for all requests of a group of rollouts.
+"""Choose the least busy vLLM replica for all requests of a group of rollouts.
 
-The rollouts of a group share a prompt, and each turn's prompt begins with the previous turns. So
+The rollouts of a group share a prompt, and a later prompt usually begins with earlier turns. So
 the replica that sampled the first turns has most of the next prompt in its prefix cache.
 
     serve(replicas)    use only these replicas, because they have the newest weights

@@ -172,7 +172,7 @@ def is_healthy(replica: Replica, *, or_refuses_key: bool = False) -> bool:
 
 
 def prefix_cache_counts(replica: Replica) -> tuple[float, float] | None:
-    """Return (prompt tokens received, those found in vLLM's cache), or None if vLLM is down."""
+    """Return (prompt tokens received, those found in vLLM's cache); None if the request fails."""
     try:
         with http_client(replica, _HEALTH_TIMEOUT_S) as client:
             text = client.get("/metrics").raise_for_status().text

@@ -59,8 +59,8 @@ if __name__ == "__main__":
             env[KEY_FILE] = f"/proc/self/fd/{key_file}"
             family = socket.AF_INET6 if ":" in address.host else socket.AF_INET
             socket.create_server((address.host, address.port), family=family).close()
-    except (OSError, ValueError) as error:  # OSError: the port is used, or of another host
+    except (OSError, ValueError) as error:  # OSError: the port is in use, or of another host
         sys.exit(f"vLLM cannot be started: {error}")
-    # The run's TMPDIR exists only on the supervisor's host. No other user may reach vLLM's sockets.
+    # Make a private folder for sockets. The run's TMPDIR exists only on the supervisor's host.
     env["TMPDIR"] = tempfile.mkdtemp(prefix="offbyone-vllm-")
     os.execve(command[0], [*command, *sys.argv[3:]], {**os.environ, **env})

@@ -74,7 +74,7 @@ def enable_gradient_checkpointing(model: PreTrainedModel) -> None:
 
 
 def compile_layers(model: PreTrainedModel, backend: str = "inductor") -> None:
-    """Compile the decoder layers for inputs of any shape. Raise ValueError if there is none."""
+    """Compile the decoder layers for inputs of any shape. Raise ValueError if there are none."""
     layers = [one for one in model.modules() if isinstance(one, GradientCheckpointingLayer)]
     if not layers:
         kind = type(model).__name__
@@ -93,7 +93,7 @@ def write_model(
     model: PreTrainedModel, weights: Mapping[str, Tensor], folder: Path, source: Path
 ) -> None:
     """Save `weights` to `folder` with the config of `model` and the tokenizer files of `source`."""
-    # Copy the generation config, because transformers refuses to save some that it has loaded.
+    # Copy the generation config's file, because transformers refuses to save some loaded configs.
     model.generation_config = type(model.generation_config)()
     model.save_pretrained(folder, state_dict=dict(weights))
     (folder / "generation_config.json").unlink(missing_ok=True)

@@ -43,7 +43,7 @@ class Shape:
         return 2 * self.layers * self.key * bytes_of(dtype) * max_seq_len
 
     def cache_gib(self, max_seq_len: int, dtype: str) -> int:
-        """Return the whole GiB of vLLM's key-value cache that hold one row, at least 1."""
+        """Return the GiB of vLLM's key-value cache for one row, rounded up to a whole number."""
         return max(math.ceil(self.row_cache_bytes(max_seq_len, dtype) / GIB), 1)
 
     def linear_layers(self) -> dict[str, tuple[int, int]]:

@@ -79,7 +79,7 @@ class TinyModel:
             "hidden_act": "silu",
             "rms_norm_eps": 1e-6,
             # With the usual 0.02 and rope_theta=1e4, the model learns no word of env=reverse-text
-            # in 150 supervised steps. With 0.08 and rope_theta=100, 23-53 % of them in 120 steps.
+            # in 150 supervised steps. With 0.08 and rope_theta=100, it learns 23-53 % in 120 steps.
             "initializer_range": 0.08,
             "rope_parameters": {"rope_type": "default", "rope_theta": self.rope_theta},
             "attention_bias": False,

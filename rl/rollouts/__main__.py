@@ -98,7 +98,7 @@ def _hinted_envs(
 
 
 def dispatcher_state(start: ResumePoint | None) -> DispatcherState:
-    """Return the saved state, or a new one if `start` is None. Raise ValueError if damaged."""
+    """Return the saved state, or a new one without `start`. Raise ValueError if it is damaged."""
     if start is None:
         return DispatcherState()
     with naming_damage(RunFolder.state_of(start.folder)):
@@ -106,7 +106,7 @@ def dispatcher_state(start: ResumePoint | None) -> DispatcherState:
 
 
 async def main(run_folder: RunFolder) -> None:
-    """Play groups and answer the ranks' requests until the supervisor ends this process."""
+    """Play groups and answer the ranks' calls until the supervisor or an error ends the process."""
     run, status = Run.load(run_folder.config), Status(run_folder, "rollouts")
     status.set("loading the environment")
     env: Environment = build(run.env)()
@@ -136,8 +136,8 @@ async def main(run_folder: RunFolder) -> None:
                 tally=tally,
             )
             chat = await stack.enter_async_context(build(run.client)().connect(settings))
-            # Check hints before the pools become FittingExamples. The check reads every example,
-            # and FittingExamples would render the prompt of each.
+            # Check hints before the pools become FittingExamples, because those would render the
+            # prompt of each example that the check reads.
             strategy: Strategy = build(run.strategy)()
             stateful["strategy"] = strategy
             hinted = _hinted_envs(run, env, pools, strategy)
@@ -191,5 +191,5 @@ if __name__ == "__main__":
     run_folder = RunFolder(Path(sys.argv[1]))
     pass_on_signals(run_folder)
     with reporting_failures(run_folder, "rollouts"), noting_warnings(run_folder, "rollouts"):
-        raise_file_limit()  # each running rollout needs a connection, which is an open file
+        raise_file_limit()  # each request to vLLM needs a connection, which is an open file
         asyncio.run(main(run_folder))

@@ -23,9 +23,9 @@ def none(groups: Sequence[Group]) -> list[tuple[Credit, ...]]:
 def whiten(groups: Sequence[Group]) -> list[tuple[Credit, ...]]:
     """Return credits with the advantages (A - mean) / std of the whole batch (docs/losses.md).
 
-    Mean and std (with Bessel's correction) are those of all numbers A that the advantage function
-    returned for trained rollouts with a reward. If there are fewer than two numbers, or if they
-    differ by at most 1e-6, the new advantages are 0.
+    Mean and std (with Bessel's correction) are those of all advantages A of trained rollouts with a
+    reward. If there are fewer than two such advantages, or if they differ by at most 1e-6, the new
+    advantages are 0. Credits without a reward do not change.
     """
     credits = [credit for group in groups for credit in group.credits]
     trained = [credit for credit in credits if credit.trains and credit.reward is not None]

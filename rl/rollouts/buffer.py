@@ -3,9 +3,9 @@
 A group that started under version v must be trained at step v + max_staleness at the latest. The
 dispatcher never starts more groups than the batches up to that step can hold. Two rules then keep
 the limit. First, the oldest groups are drawn first. Second, a batch waits for a running group if
-the later batches could not hold all remaining groups in time. So the buffer discards no group and
-does not favour short rollouts. If a batch waited only for groups that are due at its own step, a
-later step could have more due groups than its batch can hold.
+the later batches could not hold all remaining groups in time. So no accepted group is discarded,
+and short rollouts are not favoured. If a batch waited only for groups that are due at its own step,
+a later step could have more due groups than its batch can hold.
 """
 
 from collections import Counter
@@ -24,7 +24,7 @@ def replayed(group: Group, step: int) -> Group:
 
 
 class FifoBuffer:
-    """A buffer that accepts every trainable group and returns the oldest groups first."""
+    """A buffer that accepts each group with a reward and a row, and returns the oldest first."""
 
     def __init__(self) -> None:
         self._groups: list[Group] = []

@@ -167,10 +167,10 @@ class GroupCredit(Stateful):
     def _set_compared(self, credits: Sequence[Credit]) -> list[Credit]:
         """Return the credits with `compared`: the numbers that the advantage compares in the group.
 
-        `compared` is () if the advantage compares nothing. None stands for the rewards, or for the
-        advantages per turn. An advantage may compare something else, such as lengths. Then equal
-        rewards get advantages other than 0, or different rewards all get 0. In these two cases, and
-        for advantages per token, `compared` is the rollout's (smallest, largest) advantage.
+        `compared` is () if the advantage compares nothing. With normalise_each, it is already set.
+        None stands for the rewards, or for the advantages per turn. If equal rewards get advantages
+        other than 0, or different rewards all get 0, the advantage compares something else, such as
+        lengths. Then, and for advantages per token, `compared` is (smallest, largest) advantage.
         """
         if not self.compares:
             return [replace(credit, compared=()) for credit in credits]

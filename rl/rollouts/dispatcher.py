@@ -82,7 +82,7 @@ class Dispatcher:
         self._running: dict[int, int] = {}  # group index -> policy version at its start
         pending = zip(self.state.pending, self.state.places, strict=True)
         self._untrained: dict[int, Place] = dict(pending)  # started groups that no batch has used
-        self._taken: dict[int, Place] = {}  # groups that the newest batch used first
+        self._taken: dict[int, Place] = {}  # the new, not replayed, groups of the newest batch
         self._limits = FailureLimits(self.group_size, self.groups_per_step)
 
     async def run(self) -> None:

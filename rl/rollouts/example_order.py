@@ -88,7 +88,7 @@ class SequentialOrder(ExampleOrder):
         self._num_drawn = [0] * len(pools)
 
     def next(self, index: int) -> Place:
-        """Return the place of group `index`, which depends only on the seed and the index."""
+        """Return the place of group `index`. The seed, the pools and the index determine it."""
         weights = [pool.weight for pool in self.pools]
         while len(self._draws) <= index:
             (pool,) = self._random.choices(range(len(weights)), weights)

@@ -45,7 +45,7 @@ class FailureLimits:
         totals = ", ".join(f"{n} {why}" for why, n in counts.items())
         return NoMoreBatches(
             f"the buffer rejected the last {self._num_rejected} groups (whole run: {totals}): the "
-            "task may be too easy or hard for this policy. Use buffer=fifo or other examples, or "
-            "raise model.max_seq_len if most groups are without_tokens, or use another strategy if "
-            "most are without_rollouts"
+            "task may be too easy or hard for this policy. Use other examples or buffer=fifo. If "
+            "most groups are without_tokens, however, raise model.max_seq_len, and if most are "
+            "without_rollouts, use another strategy"
         )

@@ -3,7 +3,7 @@
 A rank may send these calls:
 
     next_batch    returns the rank's share of the batch of a step
-    record_all    returns all rollout ids of the newest batch; for rank 0, also writes its tokens
+    record_all    returns the newest batch's rollout ids; for rank 0, writes the batch's tokens
     publish       tells this process that vLLM has new weights, so that more groups may start
     evaluation    returns the metrics of the evaluation of a policy version
     state         returns the state of this process for a checkpoint
@@ -80,7 +80,7 @@ class RolloutService:
             writer.close()
 
     async def _answer(self, call: Call) -> Answer:
-        """Answer a rank's call. If the call fails, the answer makes the rank save and end.
+        """Answer a rank's call. After an error, this or a later answer makes the rank save and end.
 
         Raise the error if the rank cannot save without the result.
         """
@@ -99,7 +99,7 @@ class RolloutService:
     async def _call_result(self, call: Call) -> object:
         if call.what == "next_batch":
             # The first rank that asks for a step starts the plan for all ranks. The previous
-            # plan is no longer needed, because all ranks have updated with its batch.
+            # plan is no longer needed, because all ranks have received its batch.
             if call.step not in self._plans:
                 self._plans = {call.step: asyncio.create_task(self._plan_step(call))}
             return (await self._plans[call.step])[call.rank]
@@ -230,8 +230,8 @@ class RolloutService:
     async def watch(self) -> None:
         """Show the progress of the next batch and check for a stop request, four times a second.
 
-        After an error, wait until the ranks have saved a checkpoint, because the supervisor ends
-        them when this process ends. Then raise the error.
+        After an error, wait until the ranks have saved and closed their connections, because the
+        supervisor ends them when this process ends. Raise the error after at most wait_timeout s.
         """
         while not self._failure.done():
             self._status.set(self._dispatcher.progress())

@@ -1,6 +1,6 @@
 """The credit of rollouts that a token limit cut off.
 
-    keep           the rollout keeps its reward and trains on all its tokens
+    keep           the rollout keeps its reward, and its tokens are trained
     mask           no token is trained; the reward stays in the group's baseline
     zero_reward    the reward is 0
     mask_zero      no token is trained; the reward in the group's baseline is 0

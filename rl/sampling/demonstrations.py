@@ -67,8 +67,8 @@ class ImitationSampler:
             if (conversation := next(stream, None)) is None:
                 raise ValueError(
                     f"the conversations of the environment {env.name!r} ended, but a group needs "
-                    f"{group_size}: let demonstrations() yield endlessly: choose each "
-                    "with rng in a loop `while True`"
+                    f"{group_size}: let demonstrations() yield endlessly, for example choose "
+                    "a conversation with rng in a loop `while True`"
                 )
             messages = env.add_system_prompt(conversation)
             try:
@@ -155,7 +155,7 @@ def completion_ids(renderer: Renderer, message: Any) -> list[int]:
     """Return the tokens that the policy would have sampled for `message`.
 
     The stop token is included unless the message is `cut_off`. The message is rendered after an
-    empty question, because the tokens of a turn do not depend on earlier turns in any chat format.
+    empty question. This suffices, because the tokens of a turn do not depend on earlier turns.
     """
     question: Any = {"role": "user", "content": ""}
     prompt = renderer.render_ids([question], add_generation_prompt=True)

@@ -15,7 +15,7 @@ class EnvironmentFailed(Exception):
 
 @contextmanager
 def as_environment_error(env: Environment, method: str) -> Iterator[None]:
-    """Convert exceptions to EnvironmentFailed, except vLLM's errors and the task's cancellation."""
+    """Convert exceptions to EnvironmentFailed, except server errors and the task's cancellation."""
     try:
         yield
     except GenerationError:

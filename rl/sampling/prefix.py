@@ -72,7 +72,7 @@ def prefix_of(rollout: Rollout, turn: int, count: int) -> Prefix:
 async def sample_turn(
     chat: Chat, prompt: Prompt, seed: int | None, prefix: Prefix | None = None, number: int = 0
 ) -> Completion:
-    """Sample turn `number`. It begins with the tokens that `prefix` has for this turn, if any."""
+    """Return turn `number`. The policy samples the tokens that `prefix` does not contain."""
     given = prefix.turn(number, prompt) if prefix else None
     if prefix is None or given is None or not given.token_ids:
         (completion,) = await chat.generate(prompt, 1, seed)

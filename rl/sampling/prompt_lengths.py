@@ -2,7 +2,7 @@
 
 A rollout whose prompt fills max_seq_len has no token to train. So FittingExamples counts the tokens
 of a prompt when its example is drawn, and returns another example if the prompt is too long.
-The choice depends only on the example's index, so a resumed run makes the same choice.
+The choice depends only on the data and the example's index, so a resumed run makes it again.
 """
 
 import logging

@@ -6,7 +6,7 @@
 
 Some chat formats drop the thinking of earlier turns (Qwen3, DeepSeek-R1). The prompt of turn two
 then does not begin with the tokens of turn one, and a rollout becomes several training rows. The
-client tests the format when a run starts. `client.on_rewrite` decides what follows: later prompts
+client tests the format before a multi-turn run. `client.on_rewrite` then decides: later prompts
 keep the thinking (extend), several rows are trained (fork), or the run does not start (refuse).
 """
 
@@ -133,7 +133,7 @@ class RendererChat(Chat):
         return min(self.sampler.max_tokens, self.max_seq_len - len(prompt.token_ids))
 
     def shares_request(self, prompt: Prompt) -> bool:
-        """Return False if the group's request could outlast rollout_timeout at maximum length."""
+        """Return False if no token fits or the longest completion could exceed rollout_timeout."""
         return 0 < self.max_new_tokens(prompt) <= self.sampler.rollout_timeout * _MIN_TOKENS_PER_S
 
     def fills_context(self, completion: Completion) -> bool:

@@ -13,9 +13,9 @@ def with_rewards(
 ) -> Rollout:
     """Return the rollout with these named rewards and their weighted sum.
 
-    The rollout has an error and no reward if a reward with a weight is missing or not finite. If
-    it is missing in the first rollout of an environment's role, raise ValueError, because its name
-    in reward_weights is probably wrong. `checked`: environments and roles already checked.
+    If a reward with a weight is missing or not finite, the rollout has no reward but an error (NaN
+    for a role is no error). If it is missing in a role's first rollout, raise ValueError, because
+    its name in reward_weights is probably wrong. `checked`: environments and roles already checked.
     """
     key, score = f"{env.name} {rollout.role}", f"{type(env).__name__}.score (or score_group)"
     weights = {name: weight for name, weight in env.reward_weights.items() if weight}

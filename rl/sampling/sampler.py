@@ -39,7 +39,7 @@ class PolicySampler:
         parse_stops(self.stop, "sampler.stop")
 
     def for_evaluation(self, **changes: Any) -> Self:
-        """Return a copy for evaluation, whose requests ask for no alternative tokens."""
+        """Return a copy for evaluation, for which vLLM returns only the sampled tokens."""
         return replace(self, allow_biased_ratio=True, **changes)
 
     def non_default_parameters(self) -> dict[str, Any]:

@@ -25,7 +25,7 @@ from rl.sampling.row_builder import RowBuilder
 
 @dataclass
 class Speaker:
-    """Callable that samples an episode's turns. `rows` gets the turns of the first role."""
+    """Callable that samples an episode's turns. `rows` gets only the turns of its own role."""
 
     chat: Chat
     rows: RowBuilder
@@ -94,9 +94,9 @@ class Speaker:
 
     @contextmanager
     def _noting_errors(self) -> Iterator[None]:
-        """Note an error, because the environment may catch it. Let waits pause the clock.
+        """Note an error, because the environment may catch it. Let waits pause the episode's clock.
 
-        A task of an HTTP server has the context of the episode that started the server.
+        Set WAITING again, because a task of an HTTP server may have another episode's context.
         """
         token = WAITING.set(self.inputs.clock.pause)
         try:

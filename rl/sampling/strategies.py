@@ -21,7 +21,7 @@ class Extremes(Strategy):
 
     async def play(self, group: StartedGroup, play_one: PlayOne, size: int) -> Sequence[Rollout]:
         rollouts = await play_attempts(group, play_one, range(self.factor * size))
-        # Put attempts without a reward last. Keep them only if fewer than `size` attempts have one.
+        # Attempts without a reward come last. Keep them only if fewer than `size` have a reward.
         rollouts.sort(key=lambda r: float("inf") if r.reward is None else -r.reward)
         end = max(sum(rollout.reward is not None for rollout in rollouts), size)
         num_worst = size // 2

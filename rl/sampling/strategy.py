@@ -36,7 +36,7 @@ class PlayOne(Protocol):
         Args:
             example: the group's example, or another example of the same environment.
             seed: the number of the attempt in the group, which no other attempt may have.
-            prefix: tokens with which the attempt begins: a Prefix (`prefix_of`), a list, or a text.
+            prefix: first tokens of the attempt, as a Prefix (`prefix_of`), a list or a text.
             prefix_trains: whether the prefix is trained.
             hint: "" shows the example's info["hint"], another text replaces it, None shows none.
                 With a hint, sampling and training use the prompt of `env.teacher_messages`.

@@ -36,7 +36,7 @@ class TranscriptSampler(ImitationSampler):
             raise ValueError(f"{problem}: correct sampler.path or sampler.min_reward")
 
     def conversations(self, env: Environment, rng: Random) -> Iterator[list[Message]]:
-        """Yield random conversations of `env`, endlessly, or of all envs if `env` has none."""
+        """Yield random conversations of `env` or no env, endlessly. If there are none, use all."""
         pairs, num_lines = read_conversations(self.path, self.min_reward)  # from the cache
         if len(pairs) < num_lines:
             warn_once(self._describe(len(pairs), num_lines))
@@ -55,8 +55,8 @@ class TranscriptSampler(ImitationSampler):
 def read_conversations(path: str, min_reward: float | None) -> tuple[_Conversations, int]:
     """Return (environment or "", messages) of each usable line, and the number of all lines.
 
-    A usable conversation ends with an assistant message. Its reward is at least `min_reward`, if
-    that is not None. If the last turn was cut off, its message gets `cut_off`, so that no stop
+    A usable conversation ends with an assistant message and, if `min_reward` is set, has at least
+    this reward. If the last turn was cut off, its message gets `cut_off`, so that no stop
     token is trained. A conversation that was cut off inside thinking or a tool call, or that has an
     invalid tool call, is left out, because no chat format can render it.
     """
