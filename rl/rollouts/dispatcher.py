@@ -1,4 +1,4 @@
-"""Start groups when vLLM gets new weights, and return complete batches.
+"""Start as many groups as max_staleness allows, and return complete batches.
 
     publish(v) ---> admission: started < (v + 1 + max_staleness) * new_per_step + rejected
                        |  start group i with the next example; at most max_concurrent rollouts run

@@ -178,7 +178,7 @@ class RolloutService:
             shares_prefixes=call.shares_prefixes,
             whole_groups=fact(self._run.loss["_target_"], "whole_groups", False),
         )
-        await recording  # wait, so that every trained step has its token file
+        await recording  # wait, so that no step is trained before its token file is written
         record_ids = self._record.ids(groups, recorded)
         # If `pack` raises an error here, `_plan_step` gives the batch back to the dispatcher.
         return [msgspec.Raw(pack(replace(share, record_ids=record_ids))) for share in shares]

@@ -77,7 +77,7 @@ class Player:
 
         In a single-turn environment the attempts that start together share one request, which is
         about 20 % faster than one request each. If max_tokens is large, they do not share it,
-        because one slow completion would make the shared request time out.
+        because one slow completion could make the shared request time out.
         """
         env = self.env.environment_of(example)
         sampler = replace(self.sampler, **(env.sampling or {}))  # `env.sampling` overrides options
