@@ -106,8 +106,8 @@ def _download(path: str, revision: str | None, group: str, patterns: list[str]) 
     except OSError as error:  # the hub is unreachable, or the disk is full
         reason = out_of_reach or f"{type(error).__name__}: {str(error).strip().splitlines()[0]}"
         raise ValueError(
-            f"cannot get {name} from the hub ({reason}): set {group}.path to a local folder, "
-            "HF_HOME to a cache that contains the model, or HF_ENDPOINT to a mirror, or run once "
+            f"cannot get {name} from the hub ({reason}): set {group}.path=<local folder>, set "
+            "HF_HOME to a cache that contains the model, set HF_ENDPOINT to a mirror, or run once "
             "with a network and without HF_HUB_OFFLINE"
         ) from error
     return Path(str(snapshot))
