@@ -66,7 +66,7 @@ def made_up_corpus(rng: Random) -> tuple[list[Page], list[Question]]:
         tables[kind] = [_invented_row(kind, columns, rng) for _ in range(NUM_INVENTED_ROWS)]
     pairs = [(kind, row) for kind, rows in tables.items() for row in rows]
     names = Counter(name for kind, row in pairs for name in _identifiers(kind, row))
-    # Drop rows with a repeated identifier: titles must differ, and a question has one answer.
+    # Drop rows with a repeated identifier, because a question must have only one answer.
     unique = {
         kind: [row for row in rows if all(names[name] == 1 for name in _identifiers(kind, row))]
         for kind, rows in tables.items()

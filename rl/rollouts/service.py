@@ -220,7 +220,7 @@ class RolloutService:
         """Report an error and plan no more batches, so that the ranks save a checkpoint."""
         if not self._failure.done():
             self._failure.set_result(error)
-        # Report this error before `stop` causes further errors: the supervisor shows the oldest.
+        # Report this error before `stop` causes others, because the supervisor shows the oldest.
         try:
             report_failure(self._run_folder, "rollouts", error)
         except OSError:  # perhaps the disk is full: the ranks get the message and try to report it

@@ -47,7 +47,7 @@ class MessagesClient(ChatEndpoint):
 
 @dataclass
 class MessagesChat(Chat):
-    """A chat that sends text, not tokens. `client` limits concurrent requests, `slots` does not."""
+    """A chat that sends text, not tokens. `client`, not `slots`, limits concurrent requests."""
 
     endpoint: MessagesClient
     client: HttpClient

@@ -159,7 +159,7 @@ class Player:
             start = replace(start, opening=None, seeds=replace(start.seeds, retries=retries))
 
     def _log_once(self, env: Environment, error: str) -> None:
-        """Log an error when it first occurs, because metrics count errors only per batch."""
+        """Log an error when it first occurs, because metrics contain only the number of errors."""
         if error and error not in self._logged and len(self._logged) < 100:
             self._logged.add(error)
             log.warning("%s: %s", env.name, error)

@@ -9,7 +9,7 @@ from rl.sampling.strategy import PlayOne, StartedGroup, Strategy, play_attempts
 
 
 class Extremes(Strategy):
-    """Play `factor * size` attempts. Keep the `size / 2` best and worst ones. arXiv:2504.13818."""
+    """Play `factor * size` attempts. Keep the best and the worst `size / 2`. arXiv:2504.13818."""
 
     reads_rewards: ClassVar[bool] = True
 

@@ -21,7 +21,7 @@ from envs.protocol import Environment
 from rl.sampling.demonstrations import ImitationSampler, warn_once
 
 _CUT_OFF = {reason.value for reason in StopReason if reason.truncated}
-_Conversations = list[tuple[str, list[Message]]]  # (environment or "", messages) of each
+_Conversations = list[tuple[str, list[Message]]]  # (environment or "", messages)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,7 +36,7 @@ class TranscriptSampler(ImitationSampler):
             raise ValueError(f"{problem}: correct sampler.path or sampler.min_reward")
 
     def conversations(self, env: Environment, rng: Random) -> Iterator[list[Message]]:
-        """Yield random conversations of `env` or no env, endlessly. If there are none, use all."""
+        """Yield random conversations of `env` or of no env, endlessly. Without any, use all."""
         pairs, num_lines = read_conversations(self.path, self.min_reward)  # from the cache
         if len(pairs) < num_lines:
             warn_once(self._describe(len(pairs), num_lines))
