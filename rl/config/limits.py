@@ -18,7 +18,7 @@ NEUTRAL_SAMPLING = {
     "presence_penalty": 0.0,
     "frequency_penalty": 0.0,
 }
-# vLLM can return the tokens from which it samples if only these of the options above are set:
+# With top_k and no other options than these, vLLM can return the tokens from which it samples:
 LIMITING_SAMPLING = ("top_p", "top_k", "min_p")
 MAX_TOP_K = 128  # largest sampler.top_k with which vLLM returns the likely tokens
 

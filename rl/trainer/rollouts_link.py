@@ -74,7 +74,7 @@ class RolloutsLink:
     def evaluation(self, version: int) -> dict[str, float]:
         """Return the metrics of a version's evaluation, {} if the evaluation fails or none is due.
 
-        All ranks must call this, because the next collective waits for all ranks and may time out.
+        All ranks must call this. Otherwise a rank waits in the next collective, which may time out.
         """
         late = (
             f"the evaluation of version {version} took longer than trainer.wait_timeout="
