@@ -18,7 +18,7 @@ from rl.wire import HEADER, Answer, Call, NoMoreBatches, pack, unpack
 T = TypeVar("T")
 
 _POLL_MS = 500  # milliseconds between two checks for restarted vLLMs
-_REPORT_DELAY_S = 1.0  # wait, so that the rollouts process reports its error before this rank
+_REPORT_DELAY_S = 1.0  # seconds to wait, so that the rollouts process reports its error first
 
 
 class RolloutsLink:
@@ -114,7 +114,7 @@ class RolloutsLink:
         return unpack(answer.value, kind)
 
     def _wait_for_answer(self) -> None:
-        """Wait for an answer. Meanwhile push weights to restarted vLLMs, which then sample."""
+        """Wait for an answer, or raise TimeoutError. Meanwhile push weights to restarted vLLMs."""
         timeout, poll = self._socket.gettimeout() or 0.0, select.poll()
         poll.register(self._socket, select.POLLIN)
         deadline = time.monotonic() + timeout
