@@ -24,7 +24,7 @@ MAX_TOP_K = 128  # largest sampler.top_k with which vLLM returns the likely toke
 
 
 def num_returned_tokens(sampler: Mapping[str, Any]) -> int:
-    """Return how many likely tokens vLLM returns at each position; 0 if the trainer needs none.
+    """Return how many likely tokens vLLM returns at each position; 0 if the trainer uses none.
 
     In bfloat16 several logits often equal the k-th largest, and vLLM may keep all of their tokens.
     The number is therefore 2 * top_k, and at least 20.

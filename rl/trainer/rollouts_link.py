@@ -56,7 +56,7 @@ class RolloutsLink:
         return connection
 
     def next_batch(self, step: int, timeout: float, *, shares_prefixes: bool = False) -> RankBatch:
-        """Return this rank's share of a step's batch. Raise NoMoreBatches after the last batch."""
+        """Return this rank's share of a step's batch. Raise NoMoreBatches if no batch will come."""
         self._socket.settimeout(timeout)
         late = (
             f"no batch for step {step} within trainer.wait_timeout={timeout:g} s: raise the limit "
