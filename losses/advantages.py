@@ -81,9 +81,9 @@ def turn_group_mean(
 ) -> list[list[float]]:
     """Return each turn's return minus the group's mean return at this turn.
 
-    With one turn per rollout the result equals `group_mean`. A turn t has advantage 0 if fewer than
-    two rollouts have a turn t, or if their returns are equal. An unscorable rollout gets an empty
-    list. Turn-level advantages: arXiv:2505.11821. Discounted returns: Sutton and Barto, chapter 13.
+    With one turn per rollout the numbers equal those of `group_mean`. A turn t has advantage 0 if
+    fewer than two rollouts have a turn t, or if their returns are equal. An unscorable rollout gets
+    []. Turn-level advantages: arXiv:2505.11821. Discounted returns: Sutton and Barto, chapter 13.
     """
     returns = [_returns(turns, discount) for turns in group.turn_rewards]
     longest = max(map(len, returns), default=0)

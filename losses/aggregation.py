@@ -13,8 +13,7 @@ S: rollouts, G: prompts, U: turns that have a token. All are counted in the *glo
 is split into micro-batches, so that the objective and its gradient do not depend on the split. A
 "sequence" of the papers is a whole rollout here, and a prompt is one role of a group. A rollout
 without tokens (for example after truncation=mask) has weight 0 and does not count in S. A prompt
-without tokens does not count in G.
-A token masked by a correction or a loss still counts in L.
+without tokens does not count in G. A token masked by a correction or a loss still counts in L.
 """
 
 from collections import Counter
@@ -51,7 +50,7 @@ def constant_length(
     *,
     length: Annotated[int, Meta(ge=1)],
 ) -> list[float]:
-    """Return token weights [rollouts] that average (sum of a rollout's losses) / `length`.
+    """Return token weights [rollouts] that average (sum of losses) / `length` over the rollouts.
 
     Dr.GRPO, arXiv:2503.20783.
     """

@@ -4,8 +4,8 @@
     loss_t = -demonstration_weight * log pi         the token is a demonstration
 
 SRFT, arXiv:2506.19767, and CHORD, arXiv:2508.11408, adapt the weight of demonstrations. Here
-the weight is constant. policy_loss gets the demonstrations, too, so its loss of a sequence must not
-depend on other sequences. The metrics of policy_loss are 0 at demonstrations.
+the option demonstration_weight sets it. policy_loss gets the demonstrations, too, so its loss of a
+sequence must not depend on other sequences. The metrics of policy_loss are 0 at demonstrations.
 """
 
 from collections.abc import Callable

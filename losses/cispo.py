@@ -3,7 +3,7 @@
     ratio  = pi / anchor                     pi: policy in training, anchor: losses/tokens.py
     loss_t = -stop_gradient(clip(ratio, clip_low, clip_high)) * advantage * log pi
 
-Every token keeps a gradient, because only its weight is bounded. The bounds are absolute, not
+A clipped token keeps a gradient, because only its weight is bounded. The bounds are absolute, not
 distances from 1. CISPO: MiniMax-M1, arXiv:2506.13585. Bounds [0, 5]: ScaleRL, arXiv:2510.13786.
 """
 

@@ -1,4 +1,4 @@
-"""Decoupled PPO: bound the distance of pi from a proximal policy between mu and pi.
+"""Decoupled PPO: bound the distance of pi from a proximal policy, which is between mu and pi.
 
     log prox = (1 - a) * log mu + a * sg(log pi)       a = staleness / (staleness + 1)
     r        = pi / prox                               prox: proximal policy, sg: without gradient

@@ -4,9 +4,9 @@
     d loss_t / d log p_i = -q_i + q_0 p_i / p_0                        for i > 0
 
 i = 1..K are the teacher's most likely tokens, and i = 0 is the rest: all other tokens together.
-The policy learns to cover all modes of the teacher, because each of the K tokens is a soft label.
-The loss does not depend on the sampled token, so it works on the policy's text (arXiv:2306.13649,
-GKD with lambda 1) and on demonstrations (lambda 0).
+The policy learns all modes of the teacher, because a token that only the teacher finds likely has a
+large loss. The loss does not depend on the sampled token, so it works on the policy's text
+(arXiv:2306.13649, GKD with lambda 1) and on demonstrations (lambda 0).
 """
 
 from losses.candidates import candidate_distributions

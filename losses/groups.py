@@ -23,6 +23,7 @@ class Source(IntEnum):
 class ScoredGroup:
     """One group and its rewards. Advantage functions get rewards after truncation and penalties."""
 
+    # With reward.normalise_each, an advantage function gets each named reward in turn as `rewards`:
     rewards: Sequence[float | None]  # [K] None: no score, or truncation dropped the rollout
     turn_rewards: Sequence[Sequence[float] | None]  # [K] each reward divided among the turns
     named_rewards: Sequence[Mapping[str, float]]  # [K] rewards by name, before the weighted sum

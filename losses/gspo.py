@@ -4,7 +4,7 @@
     loss_t  = max(-A * ratio_i, -A * clip(ratio_i, 1 - clip_low, 1 + clip_high))   for every t of i
 
 All tokens of a sequence share ratio_i and its gradient, so a sequence is kept or clipped whole.
-ratio_i differs from 1 far less than a token's ratio, so clip_low and clip_high are below 1e-3.
+ratio_i differs from 1 far less than a token's ratio, so clip_low and clip_high are usually < 1e-3.
 GSPO needs aggregation=sequence_mean, because with token_mean long sequences would count more. All
 tokens of a sequence must be in one micro-batch. The mean log ratio is clamped, not the log ratio of
 each token. Qwen, arXiv:2507.18071.

@@ -1,7 +1,7 @@
 """M2PO: drop the tokens with the largest |log ratio|, so that the mean square of the rest is small.
 
     m_t    = (log pi - log anchor)^2        pi, anchor: losses/tokens.py, A: advantage
-    bound  = the largest b such that the mean of all m_t < b in the batch is <= max_second_moment
+    bound  = the largest b for which the m_t below b in the batch have a mean <= max_second_moment
     loss_t = -1[m_t < bound] * ratio * A
 
 If tokens are stale, PPO's clip masks many of them, but this bound masks only outliers. The tokens

@@ -3,8 +3,8 @@
     loss = (V - R)^2 / 2
     with clip:  loss = max((V - R)^2, (V_old + clamp(V - V_old, -clip, clip) - R)^2) / 2
 
-V_old is the value before the step's first update. If V moved by more than clip, it has a gradient
-only if it is farther from R than the clipped value. clip is in units of the return. Implementations
+V_old is the value before the step's first update. A V that moved by more than clip has a gradient
+only if the clipped value is nearer to R than V is. clip is in units of the return. Implementations
 of PPO use this clip, but the paper (arXiv:1707.06347) does not.
 """
 

@@ -3,8 +3,8 @@
     log_ratio = clamp(log pi - log anchor, -20, 20)
     ratio     = exp(log_ratio)
 
-N: completion tokens of a micro-batch, S: its sequences. pi: policy in training, mu: policy that
-sampled. anchor: mu, or old (pi before the step's first update) if a batch gets several updates.
+N: completion tokens of a micro-batch, S: its sequences (rows). pi: policy in training, mu: policy
+that sampled. anchor: mu, or old (pi before the step's first update) if a batch has several updates.
 
 Beyond the clamp the ratio is constant, so its gradient is zero. A ratio of e^20 shows a broken
 server or a broken update, and its true gradient, 5e8 times that of other tokens, would dominate the
@@ -67,7 +67,7 @@ class Tokens:
     @property
     def anchor(self) -> Tensor:
         """Logprobs [N] of the policy in the denominator of the ratio, without gradient."""
-        # If old is the anchor, losses/correction.py corrects for the difference between old and mu.
+        # If old is the anchor, a correction can correct for the difference between old and mu.
         anchor = self.rollout_logprobs if self.old_logprobs is None else self.old_logprobs
         return anchor.detach()
 
@@ -94,7 +94,7 @@ class TokenLoss:
 
 
 def require_per_token(name: str, values: Any, metrics: Any) -> None:
-    """Raise TypeError unless values are a tensor [N], and metrics tensors [N] or of one number."""
+    """Raise TypeError unless values is a tensor [N] and metrics a dict of tensors [N] or scalar."""
     if not isinstance(values, Tensor) or values.dim() != 1:
         given = f"{name} is {describe(values)}"
         raise TypeError(f"{given}: give a tensor [N], neither summed nor averaged over tokens")
@@ -107,7 +107,7 @@ def require_per_token(name: str, values: Any, metrics: Any) -> None:
 
 
 def describe(value: Any) -> str:
-    """Return a text that names a wrong result of a component in an error message."""
+    """Return the words by which an error message describes a component's wrong result."""
     if isinstance(value, Tensor):
         return f"a Tensor of shape {list(value.shape)}"
     kind = type(value).__name__

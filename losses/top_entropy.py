@@ -26,7 +26,7 @@ def top_entropy(
     clip_high: float,
     dual_clip: Annotated[float, Meta(gt=1)] | None,
 ) -> TokenLoss:
-    """Return the clipped surrogate [N], 0 at dropped tokens, where metric kept_fraction is 0."""
+    """Return the clipped surrogate [N] and metric kept_fraction [N], both 0 at dropped tokens."""
     surrogate = ppo_clip(tokens, clip_low=clip_low, clip_high=clip_high, dual_clip=dual_clip)
     kept = is_highest(tokens.entropies, tokens.sequence_ids, tokens.num_sequences, fraction).to(
         surrogate.loss.dtype
@@ -37,7 +37,7 @@ def top_entropy(
 
 
 def is_highest(values: Tensor, sequence_ids: Tensor, num_sequences: int, fraction: float) -> Tensor:
-    """Return a mask [N] of the ceil(fraction * length) highest values per sequence and ties."""
+    """Return a mask [N] of each sequence's ceil(fraction * length) highest values, and of ties."""
     if not len(values):
         return torch.zeros_like(values, dtype=torch.bool)
     lengths = torch.bincount(sequence_ids, minlength=num_sequences)  # [S]

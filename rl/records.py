@@ -43,7 +43,7 @@ class SampledColumns:
     """
 
     token_ids: Annotated[Ints, Column(np.int32, recorded_as="token_ids")]
-    # Whether the policy, or the expert of a demonstration, chose the token:
+    # True at completion tokens, which the policy, or the expert of a demonstration, chose:
     completion_mask: Annotated[Bools, Column(np.bool_, recorded_as="mask")]
     # Logprob that vLLM computed when it sampled the token:
     rollout_logprobs: Annotated[Floats, Column(np.float32, recorded_as="mu")]
@@ -72,7 +72,7 @@ class TrainingRow(SampledColumns):
     """One row: exactly the tokens that vLLM read and sampled, or those of a demonstration."""
 
     hinted_prompt: Ints | None = None  # prompt with hints, for a reference model that uses hints
-    # With top_p, top_k or min_p, the tokens from which each token was sampled, padded with -1:
+    # Tokens from which vLLM sampled each token, padded with -1; None if vLLM did not send them:
     kept: Ints | None = None  # [num_completion, largest number of such tokens]
 
     @property

@@ -106,7 +106,7 @@ def correction_problems(config: Config, learned: Learned) -> Iterator[str]:
 
 def negative_reward_problems(config: Config, learned: Learned) -> Iterator[str]:
     truncation, advantage = config["truncation"]["_target_"], config["advantage"]["_target_"]
-    # With normalise_each, these penalties lower advantages, not rewards (rl/rollouts/credit.py).
+    # With normalise_each, truncation and length penalty lower advantages, not rewards (credit.py).
     on_rewards = not value_of(config, "reward.normalise_each")
     lowers_rewards = {
         truncation: on_rewards and learned.truncation_lowers_rewards,

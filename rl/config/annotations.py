@@ -7,7 +7,7 @@ The following annotations are supported:
     a class, a Callable[...]                 a nested node with its own `_target_`
 
 This module evaluates the source text of an annotation without importing its file. A name that
-cannot be resolved counts as Any, so only the function that receives a value can check the value.
+cannot be resolved counts as Any, which accepts every value.
 """
 
 import ast

@@ -78,6 +78,6 @@ def _constant(module: Module, definition: Definition, name: str) -> Any:
                 ast.Assign(targets=[ast.Name(id=target)], value=value)
                 | ast.AnnAssign(target=ast.Name(id=target), value=ast.expr() as value)
             ) if target == name:
-                with suppress(ValueError):  # the value is not a literal
+                with suppress(ValueError):  # raised if the value is not a literal
                     return ast.literal_eval(value)
     return None

@@ -53,7 +53,7 @@ def _optimizer_problems(config: Mapping[str, Any], run_folder: RunFolder) -> Ite
     before = run_folder.read_yaml(run_folder.config)
     stage = value_of(config, "deepspeed.zero_optimization.stage")
     keys = ["deepspeed.zero_optimization.stage", "model.dtype", "trainer.max_grad_norm"]
-    # Compare the options that the checkpoint sets, because it would override those of this run.
+    # Compare `optim` except `not_set`, because the checkpoint would override the other options.
     not_set = {"learning_rate", "schedule", "warmup_steps", "min_ratio"}
     optim = [f"optim.{option}" for option in sorted(config["optim"].keys() - not_set)]
     keys += [key for key in optim if value_of(before, key) is not None]

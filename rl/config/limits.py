@@ -18,13 +18,13 @@ NEUTRAL_SAMPLING = {
     "presence_penalty": 0.0,
     "frequency_penalty": 0.0,
 }
-# vLLM can return the tokens from which it samples if only these of the options above are set:
+# With top_k and no other options than these, vLLM can return the tokens from which it samples:
 LIMITING_SAMPLING = ("top_p", "top_k", "min_p")
 MAX_TOP_K = 128  # largest sampler.top_k with which vLLM returns the likely tokens
 
 
 def num_returned_tokens(sampler: Mapping[str, Any]) -> int:
-    """Return how many likely tokens vLLM returns at each position; 0 if the trainer needs none.
+    """Return how many likely tokens vLLM returns at each position; 0 if the trainer uses none.
 
     In bfloat16 several logits often equal the k-th largest, and vLLM may keep all of their tokens.
     The number is therefore 2 * top_k, and at least 20.

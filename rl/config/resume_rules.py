@@ -117,7 +117,7 @@ def _resolve_path(value: Any) -> Any:
     """Return the absolute path if `value` names an existing file or folder, else `value`."""
     if isinstance(value, str) and "/" in value and "\n" not in value:
         for path in (Path(value), SHIPPED / value):
-            with suppress(OSError):  # the operating system rejects the text as a path
+            with suppress(OSError):  # raised if the operating system rejects the text as a path
                 if path.exists():
                     return path.resolve()
     return value

@@ -103,7 +103,7 @@ class DryCall:
             num_before = len(answers)
             with suppress(subprocess.TimeoutExpired):
                 end = f"ended with status {self._child.wait(LIMIT_S)}"
-            with suppress(OSError, ValueError):  # there is no answer yet
+            with suppress(OSError, ValueError):  # raised if there is no answer yet
                 answers, files = json.loads(self._path("answer").read_text())
             # Kill the child, because its own timer (learn.py) cannot interrupt native code.
             if not end and len(answers) == num_before:

@@ -2,8 +2,8 @@
 
     configurations (pickle) -> import the targets, call them with made-up values -> facts (JSON)
 
-child.py runs this module in a process of its own. It never calls an environment's `score` and
-`reply`, the logger or the critic's model, because they may use a judge, a sandbox or the internet.
+child.py runs this module in a process of its own. The module calls no logger, and no `score` or
+`reply` of an environment, because they may use a judge, a sandbox or the internet.
 """
 
 import json

@@ -185,7 +185,7 @@ def _require_numbers(result: Any, items: list[Any], part: str = "", unit: str = 
         elif not isinstance(number, int | float | np.number) or not math.isfinite(number):
             raise BadResult(
                 f"returned {number!r} instead of a finite number: return one for each "
-                f"{unit}, or 0 to learn nothing from it"
+                f"{unit}, for example 0"
             )
 
 
@@ -201,7 +201,7 @@ def check_truncation(
         made_up_rollout(0.5),  # a rollout without tokens
     ]
     pairs: list[tuple[Rollout, Credit]] = []
-    # Ignore KeyError, because a made-up rollout lacks the named rewards of the environment.
+    # Ignore KeyError, because a made-up rollout whose reward is None has no named rewards.
     with report.calling("truncation", truncation, "a made-up rollout", ignored=KeyError):
         for rollout in rollouts:
             credit = truncation(rollout)

@@ -1,7 +1,7 @@
 """Check loss, correction, divergence and critic by calls with made-up tensors before a run.
 
 A loss gets eight made-up tokens of two sequences with several turns, and a third sequence without
-tokens. The importance ratios are near 1, so that no loss clips them. Advantages have both signs.
+tokens. The ratios are near 1, within the usual bounds of PPO's clip. Advantages have both signs.
 """
 
 import random

@@ -161,7 +161,7 @@ class Critic:
         return credited, metrics
 
     def update(self, step: int, batches: Sequence[Batch], updates: int) -> dict[str, float]:
-        """Take `updates` steps and return mean metrics, or only return {} if there is no state."""
+        """Take `updates` steps and return mean metrics. Return {} if no rank has a state."""
         pairs = [(batch, cast("ValueTargets", batch.value_targets)) for batch in batches]
         if not self._ranks.any(any(bool(targets.weights.any()) for _, targets in pairs)):
             return {}

@@ -132,7 +132,7 @@ def save_engine(engine: Any, folder: Path) -> None:
 
 def load_engine(engine: Any, folder: Path) -> None:
     """Load the engine's state. Raise ValueError if files are missing or damaged. Collective."""
-    if not engine._get_all_ckpt_names(str(folder), _TAG):  # DeepSpeed's error is empty
+    if not engine._get_all_ckpt_names(str(folder), _TAG):  # DeepSpeed's own error has no text
         raise ValueError(
             f"{folder} lacks DeepSpeed's files: restore them, or delete the checkpoint"
         )

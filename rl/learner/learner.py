@@ -36,7 +36,7 @@ _STATE = "learner.json"
 def load_for_training(run: Run, folder: Path, *, compiled: bool) -> PreTrainedModel:
     """Load the model in `folder` for training, with the run's adapter."""
     model = load_model(folder, getattr(torch, run.model.dtype), run.seed)
-    # adapter_config.json contains a hub name (newest revision only) or the base model's folder.
+    # adapter_config.json names the base model by hub name (only the newest revision) or folder.
     name = None if run.init_from or run.model.get("revision") else run.model.path
     base = name if name and not Path(name).expanduser().exists() else str(folder)
     model = build(run.adapter)().attach(model, run.seed, base)

@@ -1,7 +1,7 @@
 """A module around the policy that returns logprobs of completion tokens instead of logits.
 
-With sampler.top_p, top_k or min_p, vLLM samples each token from a set, the kept tokens.
-vLLM renormalises its logprobs over this set. The module does the same:
+With sampler.top_p, top_k or min_p, vLLM samples each token from a set, the kept tokens. vLLM
+renormalises its logprobs over this set. The module does the same if it gets the set (`kept`):
 
     log pi(a) = logit(a) - logsumexp of the logits of the kept tokens
 
@@ -31,7 +31,7 @@ class Rows:
     mask: Tensor  # [B, T] bool, N of them True
     envs: tuple[str, ...]  # [B] name of each row's environment, "" for an empty row
     temperatures: Tensor | None = None  # [N, 1], or None if the run has only one temperature
-    kept: Tensor | None = None  # [N, S] kept tokens, padded with -1; None if sampling had no limit
+    kept: Tensor | None = None  # [N, S] kept tokens, padded with -1; None: the whole vocabulary
 
 
 @dataclass(frozen=True, eq=False)

@@ -8,7 +8,7 @@ from rl.runtime.start_record import program
 from rl.trainer.rollouts_link import RolloutsLink
 from rl.trainer.trained_tokens import StepRecord
 
-_MAX_RECORDED = 5  # maximum number of recorded batches, plus the one that ends the run
+_MAX_RECORDED = 5  # maximum number of recorded batches, besides the one that ends the run
 
 log = logging.getLogger(__name__)
 
@@ -33,7 +33,7 @@ class NonFiniteSteps:
         self._num_recorded += 1
         ids = rollouts.record_all(step)
         own = record.write_all(self._run_folder, self._ranks.rank, ids)
-        # This waits until all ranks have written; the supervisor ends all ranks if one fails.
+        # `gather` waits until all ranks have written. If a rank fails, the supervisor ends all.
         found = sorted({*" ".join(self._ranks.gather(" ".join(own))).split()})
         where = "no token, but in the backward pass through the model or in the critic"
         if found:

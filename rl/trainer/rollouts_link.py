@@ -18,7 +18,7 @@ from rl.wire import HEADER, Answer, Call, NoMoreBatches, pack, unpack
 T = TypeVar("T")
 
 _POLL_MS = 500  # milliseconds between two checks for restarted vLLMs
-_REPORT_DELAY_S = 1.0  # wait, so that the rollouts process reports its error before this rank
+_REPORT_DELAY_S = 1.0  # seconds to wait, so that the rollouts process reports its error first
 
 
 class RolloutsLink:
@@ -56,7 +56,7 @@ class RolloutsLink:
         return connection
 
     def next_batch(self, step: int, timeout: float, *, shares_prefixes: bool = False) -> RankBatch:
-        """Return this rank's share of a step's batch. Raise NoMoreBatches after the last batch."""
+        """Return this rank's share of a step's batch. Raise NoMoreBatches if no batch will come."""
         self._socket.settimeout(timeout)
         late = (
             f"no batch for step {step} within trainer.wait_timeout={timeout:g} s: raise the limit "
@@ -74,7 +74,7 @@ class RolloutsLink:
     def evaluation(self, version: int) -> dict[str, float]:
         """Return the metrics of a version's evaluation, {} if the evaluation fails or none is due.
 
-        All ranks must call this, because the next collective waits for all ranks and may time out.
+        All ranks must call this. Otherwise a rank waits in the next collective, which may time out.
         """
         late = (
             f"the evaluation of version {version} took longer than trainer.wait_timeout="
@@ -114,7 +114,7 @@ class RolloutsLink:
         return unpack(answer.value, kind)
 
     def _wait_for_answer(self) -> None:
-        """Wait for an answer. Meanwhile push weights to restarted vLLMs, which then sample."""
+        """Wait for an answer, or raise TimeoutError. Meanwhile push weights to restarted vLLMs."""
         timeout, poll = self._socket.gettimeout() or 0.0, select.poll()
         poll.register(self._socket, select.POLLIN)
         deadline = time.monotonic() + timeout
