@@ -8,6 +8,7 @@ from traceback import extract_tb
 
 ROOT = Path(__file__).parents[1]
 _STANDARD = Path(sysconfig.get_path("stdlib"))
+_CHECKS_RESULTS = str(ROOT / "losses" / "tokens.py")  # its errors are about a result of user code
 
 
 @cache
@@ -39,7 +40,7 @@ def find_location(error: BaseException, file: str | None = None) -> tuple[str, i
     """
     if isinstance(error, SyntaxError) and Path(error.filename or "").is_file():
         return str(error.filename), error.lineno or 1
-    frames = extract_tb(error.__traceback__)
+    frames = [f for f in extract_tb(error.__traceback__) if f.filename != _CHECKS_RESULTS]
     inside = [frame for frame in frames if frame.filename == file]
     chosen = inside or [frame for frame in frames if not is_library(frame.filename)] or frames
     return (chosen[-1].filename, chosen[-1].lineno or 1) if chosen else None

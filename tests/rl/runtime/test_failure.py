@@ -5,7 +5,9 @@ import re
 from contextlib import nullcontext
 
 import pytest
+import torch
 
+from losses.tokens import TokenLoss
 from rl.runtime.failure import RunFailed, first_failure, message_of, reporting_failures
 from rl.runtime.folder import RunFolder
 
@@ -40,11 +42,13 @@ def test_the_message_is_for_the_user_and_the_traceback_for_the_log(tmp_path, cap
         failing(tmp_path / str(number), error)
         assert reported(tmp_path / str(number)) == f"rollouts: {message}"
         assert "Traceback" in capsys.readouterr().err
-    try:  # the place is the last line that is not a library's
-        json.loads(3)
-    except TypeError as error:
-        failing(tmp_path, error)
-    assert re.search(r"^rollouts: TypeError: .* \(test_failure\.py:\d+\)$", reported(tmp_path))
+    # The place is the last line that is in no library and does not check results.
+    for number, call in enumerate((lambda: json.loads(3), lambda: TokenLoss(torch.zeros(()), {}))):
+        try:
+            call()
+        except TypeError as error:
+            failing(folder := tmp_path / f"called{number}", error)
+        assert re.search(r"^rollouts: TypeError: .* \(test_failure\.py:\d+\)$", reported(folder))
 
 
 def test_the_first_failure_is_the_oldest_complete_report(tmp_path):
