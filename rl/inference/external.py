@@ -74,7 +74,9 @@ def why_unusable(replica: Replica, model: Path, max_seq_len: int) -> str | None:
         with http_client(replica, _TIMEOUT_S) as http:
             return _why_unusable(http, model, max_seq_len)
     except (httpx.HTTPError, KeyError, TypeError, ValueError) as error:
-        return f"cannot be used as a vLLM ({type(error).__name__}: {error}): {_REMEDY}"
+        reason = f"{type(error).__name__}: {error}".partition("\n")[0]
+        remedy = f"correct inference.urls if another program answers there, or {_REMEDY}"
+        return f"cannot be used as a vLLM ({reason}): {remedy}"
 
 
 def _why_unusable(http: httpx.Client, model: Path, max_seq_len: int) -> str | None:

@@ -128,8 +128,23 @@ async def test_the_answers_of_a_server_show_whether_it_can_be_used(
         replica = replica_at(tmp_path / "s")
         problem = await asyncio.to_thread(why_unusable, replica, model, 64)
         assert await asyncio.to_thread(is_healthy, replica) is (key is None)
-        assert await asyncio.to_thread(is_healthy, replica, or_refuses_key=True)
+        assert await asyncio.to_thread(is_healthy, replica, or_unusable=True)
     assert (problem is None) if sentence is None else (sentence in str(problem))
+
+
+@pytest.mark.parametrize(("status", "stays"), [(404, True), (302, True), (503, False)])
+async def test_another_program_at_an_external_address_is_reported_at_once(status, stays, tmp_path):
+    async def answer(request: web.Request) -> web.Response:
+        return web.Response(status=status)
+
+    async with serving({"/{path:.*}": answer}, tmp_path / "s"):
+        replica = replica_at(tmp_path / "s")
+        assert not await asyncio.to_thread(is_healthy, replica)
+        assert await asyncio.to_thread(is_healthy, replica, or_unusable=True) == stays
+        problem = await asyncio.to_thread(why_unusable, replica, tmp_path, 64)
+    remedy = "correct inference.urls if another program answers there, or start it with"
+    assert f"{status} " in problem.split(remedy)[0]
+    assert "\n" not in problem
 
 
 def test_serve_external_starts_the_same_vllm_behind_the_guard(tmp_path, monkeypatch):
