@@ -46,6 +46,6 @@ class FailureLimits:
         return NoMoreBatches(
             f"the buffer rejected the last {self._num_rejected} groups (whole run: {totals}): the "
             "task may be too easy or hard for this policy. Use buffer=fifo or other examples, or "
-            "raise model.max_seq_len if most groups are without_tokens, or use another strategy if "
+            "raise max_seq_len if most groups are without_tokens, or use another strategy if "
             "most are without_rollouts"
         )

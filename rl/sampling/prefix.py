@@ -87,7 +87,7 @@ async def sample_turn(
     if continues and max_tokens <= 0:
         raise RequestFailed(
             f"a prefix of {count} tokens leaves no tokens for the policy's turn: shorten it, or "
-            "raise sampler.max_tokens or model.max_seq_len"
+            "raise sampler.max_tokens or max_seq_len"
         )
     if num_unscored := given.versions.count(-1) if given.versions else count:
         changed = chat.sampler.non_default_parameters()
