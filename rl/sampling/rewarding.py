@@ -41,7 +41,10 @@ def with_rewards(
     total = sum(weight * rewards[name] for name, weight in weights.items())
     if math.isfinite(total):
         return replace(rollout, reward=total, rewards=rewards)
-    if rollout.role and math.isnan(total):  # the environment does not train this role
+    # NaN as the number of a role means that the environment does not train the role. NaN in a list
+    # of turns, or an infinity, is an error.
+    numbers = (rewards[name] for name in weights if name not in rollout.turn_rewards)
+    if rollout.role and any(map(math.isnan, numbers)):
         return replace(rollout, rewards=rewards)
     if broken := [name for name in weights if not math.isfinite(rewards[name])]:
         error = f"{score} returned NaN or infinity for {broken}"
