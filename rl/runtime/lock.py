@@ -10,11 +10,14 @@ import os
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from functools import cache
+from pathlib import Path
 from typing import IO, Any
 
 from rl.runtime.files import remove
 from rl.runtime.folder import RunFolder
 from rl.runtime.given_files import regular_file, why_unsafe_to_write
+from rl.runtime.text import say
 
 # These error numbers mean a full disk, an exhausted quota, or a file size limit (ulimit -f).
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
@@ -46,9 +49,9 @@ def ensure_free(run_folder: RunFolder, patience_s: float = _PATIENCE_S) -> None:
 def locked(run_folder: RunFolder, delete_on: type[Exception] | tuple[()] = ()) -> Iterator[None]:
     """Lock the run folder while the block runs. Create the folder if it does not exist.
 
-    If the block raises an error of the type `delete_on`, delete the folders that this call created.
-    Raise FolderUnusable if another process holds the lock, or if a run cannot or must not write
-    into the folder.
+    If the block raises an error of the type `delete_on`, or if the disk is full, delete the folders
+    that this call created. Raise FolderUnusable if another process holds the lock, or if a run
+    cannot or must not write into the folder.
     """
     made = [path for path in (run_folder.path, *run_folder.path.parents) if not path.exists()]
     try:
@@ -65,16 +68,22 @@ def locked(run_folder: RunFolder, delete_on: type[Exception] | tuple[()] = ()) -
             file.truncate(0)
             file.write(f"{os.getpid()}\n".encode())
         except OSError as error:
+            _delete(made)
             raise _unwritable_error(run_folder, error) from error
         try:
             yield
         except delete_on:
-            if made:
-                remove(made[0])
-            with suppress(OSError):
-                for path in made[1:]:
-                    path.rmdir()
+            _delete(made)
             raise
+
+
+def _delete(folders: list[Path]) -> None:
+    """Delete the first folder, and its parents in the list if they are empty."""
+    for path in folders[:1]:
+        remove(path)
+    with suppress(OSError):
+        for path in folders[1:]:
+            path.rmdir()
 
 
 def _unwritable_error(run_folder: RunFolder, error: OSError) -> FolderUnusable:
@@ -99,6 +108,16 @@ def try_lock(file: IO[Any], kind: int = fcntl.LOCK_EX) -> bool:
     # Children do not inherit the lock, because Python closes descriptors on exec.
     try:
         fcntl.flock(file, kind | fcntl.LOCK_NB)
-    except OSError as error:  # if the file system does not support locks, continue without one
-        return not isinstance(error, BlockingIOError)
+    except BlockingIOError:
+        return False
+    except OSError as error:
+        _warn_without_lock(error.strerror or "")
     return True
+
+
+@cache  # say it once
+def _warn_without_lock(problem: str) -> None:
+    say(
+        f"warning: this file system supports no locks ({problem}): use another one, or let no two "
+        "programs use the same folder at the same time"
+    )
