@@ -4,6 +4,8 @@ from collections.abc import Callable
 from pathlib import Path
 from tempfile import TemporaryFile
 
+import httpx
+
 from rl.config.build import build
 from rl.config.facts import fact, needs_reference
 from rl.config.limits import num_returned_tokens
@@ -12,6 +14,8 @@ from rl.config.schema import ConfigError, Run, as_config_error
 from rl.model.folder import fingerprint, vocabulary_of
 from rl.model.pretrained import local_folder
 from rl.runtime.folder import RunFolder
+
+_CONNECT_S = 10.0
 
 
 def model_of(run_folder: RunFolder, prepare: Callable[[], Path]) -> Path:
@@ -72,12 +76,29 @@ def make_cache_folder(folder: Path) -> None:
 
 
 def fetch_references(run: Run) -> list[Path]:
-    """Return the folders of reference models, downloaded if necessary, or raise ConfigError."""
+    """Return the folders of reference models, downloaded if necessary.
+
+    Raise ConfigError if a reference model is missing, or if its server cannot be reached.
+    """
     if not needs_reference(run.plain()):
         return []
+    nodes = [node for _, node in nodes_in(run.reference)]
     with as_config_error():
+        for node in nodes:
+            if "url" in node and not run.cluster.spans_hosts:  # the ranks run on this host
+                _require_connection(node["url"])
         return [
             local_folder(node["path"], node["revision"], "reference")
-            for _, node in nodes_in(run.reference)
+            for node in nodes
             if fact(node["_target_"], "same_tokens", False)
         ]
+
+
+def _require_connection(url: str) -> None:
+    try:
+        httpx.get(url, timeout=_CONNECT_S)
+    except (httpx.ConnectError, httpx.ConnectTimeout, httpx.UnsupportedProtocol) as error:
+        problem = f"reference.url={url} cannot be reached ({type(error).__name__}: {error})"
+        raise ValueError(f"{problem}: start the server, or correct this URL") from error
+    except httpx.HTTPError:  # the server is busy, which is no problem
+        pass
