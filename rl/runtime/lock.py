@@ -11,7 +11,6 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from functools import cache
-from pathlib import Path
 from typing import IO, Any
 
 from rl.runtime.files import remove
@@ -23,6 +22,7 @@ from rl.runtime.text import say
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 _PATIENCE_S = 0.5  # seconds to wait for the lock, because `ensure_free` may hold the lock briefly
 _TICK_S = 0.02
+_say_once = cache(say)
 
 
 class FolderUnusable(RuntimeError):
@@ -46,7 +46,7 @@ def ensure_free(run_folder: RunFolder, patience_s: float = _PATIENCE_S) -> None:
 
 
 @contextmanager
-def locked(run_folder: RunFolder, delete_on: type[Exception] | tuple[()] = ()) -> Iterator[None]:
+def locked(run_folder: RunFolder, delete_on: type[Exception] = FolderUnusable) -> Iterator[None]:
     """Lock the run folder while the block runs. Create the folder if it does not exist.
 
     If the block raises an error of the type `delete_on`, or if the disk is full, delete the folders
@@ -65,25 +65,19 @@ def locked(run_folder: RunFolder, delete_on: type[Exception] | tuple[()] = ()) -
     with file:
         _acquire(run_folder, file, fcntl.LOCK_EX, _PATIENCE_S)
         try:
-            file.truncate(0)
-            file.write(f"{os.getpid()}\n".encode())
-        except OSError as error:
-            _delete(made)
-            raise _unwritable_error(run_folder, error) from error
-        try:
+            try:
+                file.truncate(0)
+                file.write(f"{os.getpid()}\n".encode())
+            except OSError as error:
+                raise _unwritable_error(run_folder, error) from error
             yield
-        except delete_on:
-            _delete(made)
+        except (delete_on, FolderUnusable):
+            if made:
+                remove(made[0])
+            with suppress(OSError):
+                for path in made[1:]:
+                    path.rmdir()
             raise
-
-
-def _delete(folders: list[Path]) -> None:
-    """Delete the first folder, and its parents in the list if they are empty."""
-    for path in folders[:1]:
-        remove(path)
-    with suppress(OSError):
-        for path in folders[1:]:
-            path.rmdir()
 
 
 def _unwritable_error(run_folder: RunFolder, error: OSError) -> FolderUnusable:
@@ -111,13 +105,8 @@ def try_lock(file: IO[Any], kind: int = fcntl.LOCK_EX) -> bool:
     except BlockingIOError:
         return False
     except OSError as error:
-        _warn_without_lock(error.strerror or "")
+        _say_once(
+            f"warning: this file system supports no locks ({error.strerror}): use another one, or "
+            "let no two programs use the same folder at the same time"
+        )
     return True
-
-
-@cache  # say it once
-def _warn_without_lock(problem: str) -> None:
-    say(
-        f"warning: this file system supports no locks ({problem}): use another one, or let no two "
-        "programs use the same folder at the same time"
-    )
