@@ -8,7 +8,6 @@ import os
 from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar
-from urllib.parse import urlsplit
 
 import httpx
 from tokenizers import Tokenizer
@@ -55,17 +54,12 @@ class ExternalServers:
 
 def address_of(url: str) -> Address:
     try:
-        if url.startswith("unix:"):
-            return Address.parse(url)
-        parts = urlsplit(url)
-        if parts.scheme == "http" and parts.path in ("", "/"):
-            return Address.parse(f"tcp://{parts.netloc}")
-    except ValueError:
-        pass
-    raise ValueError(
-        f"inference.urls contains {url}, which is not the address of a vLLM: write "
-        "http://host:port, without a path, or unix:/path/to/socket"
-    )
+        return Address.parse(url.removesuffix("/").replace("http:", "tcp:", 1))
+    except ValueError as error:
+        raise ValueError(
+            f"inference.urls contains {url}, which is not the address of a vLLM: write "
+            "http://host:port, without a path, or unix:/path/to/socket"
+        ) from error
 
 
 def why_unusable(replica: Replica, model: Path, max_seq_len: int) -> str | None:

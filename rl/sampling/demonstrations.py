@@ -12,7 +12,6 @@ trained to write it.
 import logging
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from functools import cache
 from itertools import count
 from random import Random
 from typing import Any, ClassVar
@@ -31,11 +30,6 @@ log = logging.getLogger(__name__)
 
 _MAX_TOO_LONG = 100  # the run ends after this many consecutive conversations that are too long
 _NUM_SKIPPED = count(1)  # counts the conversations that were too long
-
-
-@cache
-def warn_once(text: str) -> None:
-    log.warning(text)
 
 
 class ConversationTooLong(ValueError):

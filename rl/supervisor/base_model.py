@@ -76,22 +76,15 @@ def make_cache_folder(folder: Path) -> None:
 
 
 def fetch_references(run: Run) -> list[Path]:
-    """Return the folders of reference models, downloaded if necessary.
-
-    Raise ConfigError if a reference model is missing, or if its server cannot be reached.
-    """
-    if not needs_reference(run.plain()):
-        return []
-    nodes = [node for _, node in nodes_in(run.reference)]
+    """Return the folders of reference models, downloaded if necessary, or raise ConfigError."""
+    folders: list[Path] = []
     with as_config_error():
-        for node in nodes:
-            if "url" in node and not run.cluster.spans_hosts:  # the ranks run on this host
+        for _, node in nodes_in(run.reference) if needs_reference(run.plain()) else ():
+            if fact(node["_target_"], "same_tokens", False):
+                folders.append(local_folder(node["path"], node["revision"], "reference"))
+            elif "url" in node and not run.cluster.spans_hosts:  # the ranks run on this host
                 _require_connection(node["url"])
-        return [
-            local_folder(node["path"], node["revision"], "reference")
-            for node in nodes
-            if fact(node["_target_"], "same_tokens", False)
-        ]
+    return folders
 
 
 def _require_connection(url: str) -> None:

@@ -20,7 +20,7 @@ from safetensors.torch import _TYPES, load_file
 
 from rl.weights.fingerprint import combine_hashes, fingerprint, tensor_hash
 
-DTYPES = {dtype: name for name, dtype in _TYPES.items()}  # names of dtypes in safetensors
+_DTYPES = {dtype: name for name, dtype in _TYPES.items()}  # names of dtypes in safetensors
 
 
 class MemoryFile:
@@ -115,7 +115,7 @@ def layout(weights: Mapping[str, torch.Tensor], alignment: int = 1) -> tuple[dic
         begin = -(-end // alignment) * alignment
         end = begin + tensor.numel() * tensor.element_size()
         header[name] = {
-            "dtype": DTYPES[tensor.dtype],
+            "dtype": _DTYPES[tensor.dtype],
             "shape": list(tensor.shape),
             "data_offsets": [begin, end],
         }
