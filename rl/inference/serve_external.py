@@ -70,7 +70,7 @@ if __name__ == "__main__":
     # Below, this process becomes vLLM. When vLLM ends, the pipe closes, and the shell deletes the
     # folder. The shell ignores signals, because Ctrl-C reaches every process of the terminal.
     delete = ["sh", "-c", 'trap "" HUP INT TERM; read line; rm -rf "$0"', folder]
-    shell = subprocess.Popen(delete, stdin=subprocess.PIPE)
-    assert shell.stdin is not None
-    os.set_inheritable(shell.stdin.fileno(), True)
+    end_to_read, end_to_keep = os.pipe()
+    os.set_inheritable(end_to_keep, True)
+    shell = subprocess.Popen(delete, stdin=end_to_read)
     os.execve(command[0], [*command, *sys.argv[3:]], {**os.environ, **env})

@@ -230,11 +230,9 @@ def run_vllm(
         routes = VLLMRoutes(replica, timeout=timeout, limit="inference.startup_timeout")
         try:
             yield stack.enter_context(routes)
-        except Exception:
+        finally:  # if vLLM has ended, raise its exit status, even if the block ignored the end
             time.sleep(_EXIT_DELAY_S)
-            check_child()  # if vLLM has ended, raise its exit status as the cause
-            raise
-        check_child()  # the block may have ignored requests that failed because vLLM ended
+            check_child()
 
 
 def only_replica(run_folder: RunFolder) -> Replica:

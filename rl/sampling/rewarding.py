@@ -41,8 +41,7 @@ def with_rewards(
     total = sum(weight * rewards[name] for name, weight in weights.items())
     if math.isfinite(total):
         return replace(rollout, reward=total, rewards=rewards)
-    # NaN as the number of a role means that the environment does not train the role. NaN in a list
-    # of turns, or an infinity, is an error.
+    # NaN, unless it is in a list of turns, means that the environment does not train this role.
     numbers = (rewards[name] for name in weights if name not in rollout.turn_rewards)
     if rollout.role and any(map(math.isnan, numbers)):
         return replace(rollout, rewards=rewards)

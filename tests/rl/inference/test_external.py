@@ -141,7 +141,7 @@ async def test_another_program_at_an_external_address_is_reported_at_once(status
         replica = replica_at(tmp_path / "s")
         assert not await asyncio.to_thread(is_healthy, replica)
         assert await asyncio.to_thread(is_healthy, replica, or_unusable=True) == stays
-        problem = await asyncio.to_thread(why_unusable, replica, tmp_path, 64)
+        problem = str(await asyncio.to_thread(why_unusable, replica, tmp_path, 64))
     remedy = "correct inference.urls if another program answers there, or start it with"
     assert f"{status} " in problem.split(remedy)[0]
     assert "\n" not in problem
@@ -179,10 +179,11 @@ def test_serve_external_starts_the_same_vllm_behind_the_guard(tmp_path, monkeypa
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
 
     def execute(*call: Any) -> None:
-        shell = sys._getframe(1).f_globals["shell"]
-        assert os.get_inheritable(shell.stdin.fileno())  # vLLM keeps the pipe open
+        caller = sys._getframe(1).f_globals
+        assert os.get_inheritable(caller["end_to_keep"])  # vLLM keeps the pipe open
         executed.append((*call, Path(call[2]["TMPDIR"]).stat().st_mode & 0o777))
-        shell.communicate()  # closes the pipe and waits
+        os.close(caller["end_to_keep"])
+        caller["shell"].wait()
 
     monkeypatch.setattr(os, "execve", execute)
     monkeypatch.setattr(sys, "argv", ["", str(folder.path), "http://10.0.0.7:8000", "--own", "4"])
