@@ -134,7 +134,7 @@ class Search:
             raise ValueError(
                 f"the question to the reflection model has {len(question):,} characters, which "
                 "leaves no tokens for an answer: lower minibatch_size, or raise "
-                "reflection.max_seq_len (model.max_seq_len if the policy is the reflection model)"
+                "reflection.max_seq_len (max_seq_len if the policy is the reflection model)"
             )
         return chat.message(prompt, completion).get("content") or "", completion.cut_off
 

@@ -19,7 +19,7 @@ from rl.config.build import build
 from rl.config.ranges import PositiveFloat, PositiveInt
 from rl.config.schema import Run
 from rl.evaluation.play import choose_examples, play, write_rollouts
-from rl.evaluation.summary import PlayedExample, summarise
+from rl.evaluation.summary import summarise
 from rl.inference.live_version import LiveVersion
 from rl.runtime.folder import RunFolder
 from rl.sampling.player import Player
@@ -91,7 +91,9 @@ class Evaluator:
             settings.rollouts_per_example,
             max_concurrent=self.player.sampler.max_concurrent,
         )
-        _assert_one_version(played, version)
+        rows = [row for one in played for rollout in one.rollouts for row in rollout.rows]
+        found = {int(v) for row in rows for v in row.token_versions[row.completion_mask]}
+        assert found <= {version}, f"the evaluation of version {version} has tokens of {found}"
         write_rollouts(self.run_folder.evaluation_of(version), played)
         return summarise(played, settings.pass_threshold).metrics()
 
@@ -113,16 +115,3 @@ def evaluator_of(
         return None
     examples = choose_examples(env, "eval", settings.num_examples)
     return Evaluator(settings, player, examples, run_folder, last=run.max_steps)
-
-
-def _assert_one_version(played: Sequence[PlayedExample], version: int) -> None:
-    versions = {
-        int(token_version)
-        for example in played
-        for rollout in example.rollouts
-        for row in rollout.rows
-        for token_version in row.token_versions[row.completion_mask]
-    }
-    assert versions <= {version}, (
-        f"the evaluation of version {version} has tokens of versions {sorted(versions)}"
-    )

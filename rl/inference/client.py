@@ -102,7 +102,7 @@ class VLLMClient(AbstractAsyncContextManager["VLLMClient"]):
                     attempt += 1
                     continue
                 self._count_failure(route, failure)
-                raise RequestFailed(str(failure)) from failure
+                raise RequestFailed(f"{failure} (details: {route.replica.log})") from failure
             finally:
                 route.num_pending -= n
             route.num_failed_in_a_row = self._tally.num_failed_in_a_row = 0
@@ -137,10 +137,11 @@ class VLLMClient(AbstractAsyncContextManager["VLLMClient"]):
             async with self._session(route).post(path, json=body) as response:
                 status, content = response.status, await response.read()
         except aiohttp.ConnectionTimeoutError as error:  # probably the replica's host is down
-            why = f"no connection to {address} within {_CONNECT_S:g} s"
+            why = f"no connection to {address} within {_CONNECT_S:g} s: check its host and network"
             raise AttemptFailed(why, unanswered=True) from error
         except TimeoutError as error:
-            why = f"vLLM sent nothing for sampler.rollout_timeout={self._timeout:g} s"
+            limit = f"sampler.rollout_timeout={self._timeout:g} s"
+            why = f"vLLM sent nothing for {limit}: raise it, or lower sampler.max_concurrent"
             raise AttemptFailed(why, retryable=False, unanswered=True) from error
         except aiohttp.ClientError as error:
             raise AttemptFailed(
@@ -163,7 +164,8 @@ class VLLMClient(AbstractAsyncContextManager["VLLMClient"]):
             return read(content)
         except ValueError as error:
             raise AttemptFailed(
-                f"vLLM's answer to {path} has an unexpected form ({error!r}): {text}"
+                f"vLLM's answer to {path} has an unexpected form ({error!r}): use the version of "
+                f"vLLM in pyproject.toml. The answer: {text}"
             ) from error
 
     def _session(self, route: Route) -> aiohttp.ClientSession:

@@ -95,7 +95,8 @@ def completion_of(choice: Choice, prompt_ids: list[int], returns_kept: bool = Fa
     if len(content) != len(token_ids) or -1 in versions:
         raise AttemptFailed(
             f"vLLM returned {len(token_ids)} tokens with {len(content)} logprobs and weight "
-            f"versions {choice.weight_versions}: every token needs a logprob and a version"
+            f"versions {choice.weight_versions}, but every token needs both: use the version of "
+            "vLLM in pyproject.toml"
         )
     return Completion(
         token_ids=token_ids,

@@ -8,7 +8,6 @@ import os
 from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar
-from urllib.parse import urlsplit
 
 import httpx
 from tokenizers import Tokenizer
@@ -55,17 +54,12 @@ class ExternalServers:
 
 def address_of(url: str) -> Address:
     try:
-        if url.startswith("unix:"):
-            return Address.parse(url)
-        parts = urlsplit(url)
-        if parts.scheme == "http" and parts.path in ("", "/"):
-            return Address.parse(f"tcp://{parts.netloc}")
-    except ValueError:
-        pass
-    raise ValueError(
-        f"inference.urls contains {url}, which is not the address of a vLLM: write "
-        "http://host:port, without a path, or unix:/path/to/socket"
-    )
+        return Address.parse(url.removesuffix("/").replace("http:", "tcp:", 1))
+    except ValueError as error:
+        raise ValueError(
+            f"inference.urls contains {url}, which is not the address of a vLLM: write "
+            "http://host:port, without a path, or unix:/path/to/socket"
+        ) from error
 
 
 def why_unusable(replica: Replica, model: Path, max_seq_len: int) -> str | None:
@@ -74,7 +68,9 @@ def why_unusable(replica: Replica, model: Path, max_seq_len: int) -> str | None:
         with http_client(replica, _TIMEOUT_S) as http:
             return _why_unusable(http, model, max_seq_len)
     except (httpx.HTTPError, KeyError, TypeError, ValueError) as error:
-        return f"cannot be used as a vLLM ({type(error).__name__}: {error}): {_REMEDY}"
+        reason = f"{type(error).__name__}: {error}".partition("\n")[0]
+        remedy = f"correct inference.urls if another program answers there, or {_REMEDY}"
+        return f"cannot be used as a vLLM ({reason}): {remedy}"
 
 
 def _why_unusable(http: httpx.Client, model: Path, max_seq_len: int) -> str | None:

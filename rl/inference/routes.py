@@ -159,14 +159,16 @@ def http_client(replica: Replica, timeout: float) -> httpx.Client:
     )
 
 
-def is_healthy(replica: Replica, *, or_refuses_key: bool = False) -> bool:
+def is_healthy(replica: Replica, *, or_unusable: bool = False) -> bool:
+    """Return whether vLLM answers. `or_unusable`: also if it refuses the key or is no vLLM."""
     path = replica.address.path
     if path and not path.exists():
         return False
     try:
         with http_client(replica, _HEALTH_TIMEOUT_S) as client:
             status = client.get("/health").status_code
-            return status == httpx.codes.OK or (or_refuses_key and status in REFUSALS)
+            # A proxy may answer 5xx while vLLM starts.
+            return status == httpx.codes.OK or (or_unusable and status < 500)
     except httpx.HTTPError:
         return False
 

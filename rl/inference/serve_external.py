@@ -9,9 +9,11 @@ needs the key in the environment variable that inference.api_key_variable names.
 
 import os
 import socket
+import subprocess
 import sys
 import tempfile
 from pathlib import Path
+from zlib import crc32
 
 from rl.config.schema import Run
 from rl.inference.external import address_of
@@ -33,7 +35,9 @@ def server_command(run_folder: RunFolder, address: Address) -> tuple[list[str], 
         cpu_kv_cache_gib=None,
         args={},
     )
-    policy = served_policy(run, run_folder, run.seed + address.port)
+    # Include the host's name, because servers on several hosts may listen on 0.0.0.0.
+    seed = crc32(f"{run.seed} {socket.gethostname()} {address}".encode())
+    policy = served_policy(run, run_folder, seed)
     return vllm_command(server, run_folder, Replica("inference", address), policy)
 
 
@@ -62,5 +66,11 @@ if __name__ == "__main__":
     except (OSError, ValueError) as error:  # OSError: the port is in use, or of another host
         sys.exit(f"vLLM cannot be started: {error}")
     # Make a private folder for sockets. The run's TMPDIR exists only on the supervisor's host.
-    env["TMPDIR"] = tempfile.mkdtemp(prefix="offbyone-vllm-")
+    env["TMPDIR"] = folder = tempfile.mkdtemp(prefix="offbyone-vllm-")
+    # Below, this process becomes vLLM. When vLLM ends, the pipe closes, and the shell deletes the
+    # folder. The shell ignores signals, because Ctrl-C reaches every process of the terminal.
+    delete = ["sh", "-c", 'trap "" HUP INT TERM; read line; rm -rf "$0"', folder]
+    end_to_read, end_to_keep = os.pipe()
+    os.set_inheritable(end_to_keep, True)
+    shell = subprocess.Popen(delete, stdin=end_to_read)
     os.execve(command[0], [*command, *sys.argv[3:]], {**os.environ, **env})

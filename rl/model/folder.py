@@ -21,6 +21,11 @@ _OTHER_HEADS = (
     *("ForMaskedLM", "ForSequenceClassification", "ForTokenClassification"),
     *("ForQuestionAnswering", "ForSpeechSeq2Seq", "ForImageClassification"),
 )
+OTHER_TOKENIZER = (
+    "has another tokenizer than the policy, so it cannot score the policy's tokens: choose a "
+    "teacher of the policy's model family, or train on the teacher's text with loss=sft "
+    "sampler=transcripts"
+)
 
 
 def weight_files(folder: Path) -> Iterator[Path]:
@@ -175,11 +180,7 @@ def check_teacher(teacher: Path, policy: Path) -> None:
     """Raise ValueError if a reference model cannot score every token of the policy."""
     theirs, ours = (_tokens_and_merges(folder) for folder in (teacher, policy))
     if theirs != ours:
-        raise ValueError(
-            f"reference.path={teacher} has another tokenizer than the policy, so it cannot "
-            "score the policy's tokens: choose a teacher of the policy's model family, or "
-            "train on the teacher's text with loss=sft sampler=transcripts"
-        )
+        raise ValueError(f"reference.path={teacher} {OTHER_TOKENIZER}")
     # A teacher may lack logits of ids without a token, because the policy rarely samples these ids.
     size = vocabulary_of(teacher)
     if size and (missing := _tokens_with_ids_from(policy, size)):

@@ -46,6 +46,6 @@ class FailureLimits:
         return NoMoreBatches(
             f"the buffer rejected the last {self._num_rejected} groups (whole run: {totals}): the "
             "task may be too easy or hard for this policy. Use other examples or buffer=fifo. If "
-            "most groups are without_tokens, raise model.max_seq_len. If most are "
-            "without_rollouts, use another strategy"
+            "most groups are without_tokens, raise max_seq_len. If most are without_rollouts, use "
+            "another strategy"
         )

@@ -25,6 +25,7 @@ _REMEDIES = {  # pattern in an error's message -> what the user can do
     "inference.args.gpu_memory_utilization on a GPU (docs/troubleshooting.md, memory)",
     "Too many open files": "raise the hard limit, ulimit -Hn, or lower sampler.max_concurrent "
     "(docs/troubleshooting.md, open files)",
+    "(?i)address already in use": "start again, because another program has taken the port",
 }
 
 

@@ -10,16 +10,19 @@ import os
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from functools import cache
 from typing import IO, Any
 
 from rl.runtime.files import remove
 from rl.runtime.folder import RunFolder
 from rl.runtime.given_files import regular_file, why_unsafe_to_write
+from rl.runtime.text import say
 
 # These error numbers mean a full disk, an exhausted quota, or a file size limit (ulimit -f).
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 _PATIENCE_S = 0.5  # seconds to wait for the lock, because `ensure_free` may hold the lock briefly
 _TICK_S = 0.02
+_say_once = cache(say)
 
 
 class FolderUnusable(RuntimeError):
@@ -43,12 +46,12 @@ def ensure_free(run_folder: RunFolder, patience_s: float = _PATIENCE_S) -> None:
 
 
 @contextmanager
-def locked(run_folder: RunFolder, delete_on: type[Exception] | tuple[()] = ()) -> Iterator[None]:
+def locked(run_folder: RunFolder, delete_on: type[Exception] = FolderUnusable) -> Iterator[None]:
     """Lock the run folder while the block runs. Create the folder if it does not exist.
 
-    If the block raises an error of the type `delete_on`, delete the folders that this call created.
-    Raise FolderUnusable if another process holds the lock, or if a run cannot or must not write
-    into the folder.
+    If the block raises an error of the type `delete_on`, or if the disk is full, delete the folders
+    that this call created. Raise FolderUnusable if another process holds the lock, or if a run
+    cannot or must not write into the folder.
     """
     made = [path for path in (run_folder.path, *run_folder.path.parents) if not path.exists()]
     try:
@@ -62,13 +65,13 @@ def locked(run_folder: RunFolder, delete_on: type[Exception] | tuple[()] = ()) -
     with file:
         _acquire(run_folder, file, fcntl.LOCK_EX, _PATIENCE_S)
         try:
-            file.truncate(0)
-            file.write(f"{os.getpid()}\n".encode())
-        except OSError as error:
-            raise _unwritable_error(run_folder, error) from error
-        try:
+            try:
+                file.truncate(0)
+                file.write(f"{os.getpid()}\n".encode())
+            except OSError as error:
+                raise _unwritable_error(run_folder, error) from error
             yield
-        except delete_on:
+        except (delete_on, FolderUnusable):
             if made:
                 remove(made[0])
             with suppress(OSError):
@@ -99,6 +102,11 @@ def try_lock(file: IO[Any], kind: int = fcntl.LOCK_EX) -> bool:
     # Children do not inherit the lock, because Python closes descriptors on exec.
     try:
         fcntl.flock(file, kind | fcntl.LOCK_NB)
-    except OSError as error:  # if the file system does not support locks, continue without one
-        return not isinstance(error, BlockingIOError)
+    except BlockingIOError:
+        return False
+    except OSError as error:
+        _say_once(
+            f"warning: this file system supports no locks ({error.strerror}): use another one, or "
+            "let no two programs use the same folder at the same time"
+        )
     return True

@@ -7,7 +7,7 @@ first_prompt ---> Prompt ---> generate ---> Completion ---> message
 
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Self
 
@@ -95,9 +95,6 @@ class Chat:
     def group(self) -> AbstractContextManager[Self]:
         """Return a context manager that yields a chat whose requests all go to one vLLM replica."""
         return nullcontext(self)
-
-    def with_sampler(self, sampler: PolicySampler) -> Self:
-        return replace(self, sampler=sampler)
 
 
 def checked_call(call_id: object, name: object, arguments: Any, raw: str) -> Message:

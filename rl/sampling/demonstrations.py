@@ -12,7 +12,7 @@ trained to write it.
 import logging
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from functools import cache
+from itertools import count
 from random import Random
 from typing import Any, ClassVar
 
@@ -29,11 +29,7 @@ from rl.sampling.row_builder import GrowingRow
 log = logging.getLogger(__name__)
 
 _MAX_TOO_LONG = 100  # the run ends after this many consecutive conversations that are too long
-
-
-@cache
-def warn_once(text: str) -> None:
-    log.warning(text)
+_NUM_SKIPPED = count(1)  # counts the conversations that were too long
 
 
 class ConversationTooLong(ValueError):
@@ -73,11 +69,12 @@ class ImitationSampler:
             messages = env.add_system_prompt(conversation)
             try:
                 rows = tokenize(renderer, messages, max_seq_len, env.tool_specs)
-            except ConversationTooLong:
+            except ConversationTooLong as error:
                 too_long += 1
                 if too_long == _MAX_TOO_LONG:
                     raise
-                warn_once(f"demonstrations longer than max_seq_len={max_seq_len} are skipped")
+                if (number := next(_NUM_SKIPPED)).bit_count() == 1:  # the 1st, 2nd, 4th, ...
+                    log.warning("demonstrations skipped so far: %d. Newest: %s", number, error)
                 continue
             too_long = 0
             cut = messages[-1].get("cut_off")
@@ -144,9 +141,9 @@ def tokenize(
     longest = max(len(row.token_ids) for row in rows)
     if longest > max_seq_len:
         raise ConversationTooLong(
-            f"a demonstration has {longest} tokens, but max_seq_len={max_seq_len}: set "
-            f"max_seq_len={longest} or more (and model.max_seq_len, if it is less), or use shorter "
-            "demonstrations"
+            f"the demonstration after {str(messages[turns[0] - 1].get('content'))[:50]!r} has "
+            f"{longest} tokens, but max_seq_len={max_seq_len}: set max_seq_len={longest} or more "
+            "(and model.max_seq_len, if it is less), or use shorter demonstrations"
         )
     return tuple(row.freeze() for row in rows)
 

@@ -20,17 +20,11 @@ def as_environment_error(env: Environment, method: str) -> Iterator[None]:
         yield
     except GenerationError:
         raise
-    except asyncio.CancelledError as error:
+    except (Exception, asyncio.CancelledError) as error:  # user code may raise anything
         # If the player's task is not being cancelled, the environment cancelled a task of its own.
         task = asyncio.current_task()
-        if task is None or task.cancelling():
+        if isinstance(error, asyncio.CancelledError) and (task is None or task.cancelling()):
             raise
-        raise EnvironmentFailed(_error_line(env, method, error)) from error
-    except Exception as error:  # user code may raise anything
-        raise EnvironmentFailed(_error_line(env, method, error)) from error
-
-
-def _error_line(env: Environment, method: str, error: BaseException) -> str:
-    text = " ".join(str(error).split())[:300]
-    location = format_location(error, type(env).__module__)
-    return f"{type(env).__name__}.{method} raised {type(error).__name__}: {text}{location}"
+        text = " ".join(str(error).split())[:300]
+        text = f"{type(error).__name__}: {text}{format_location(error, type(env).__module__)}"
+        raise EnvironmentFailed(f"{type(env).__name__}.{method} raised {text}") from error

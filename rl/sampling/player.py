@@ -81,7 +81,7 @@ class Player:
         """
         env = self.env.environment_of(example)
         sampler = replace(self.sampler, **(env.sampling or {}))  # `env.sampling` overrides options
-        with self.chat.with_sampler(sampler).group() as chat:
+        with replace(self.chat, sampler=sampler).group() as chat:
             player = replace(self, sampler=sampler, chat=chat)
             return await player._play_rollouts(env, index, example, group_size)
 

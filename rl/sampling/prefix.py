@@ -87,7 +87,7 @@ async def sample_turn(
     if continues and max_tokens <= 0:
         raise RequestFailed(
             f"a prefix of {count} tokens leaves no tokens for the policy's turn: shorten it, or "
-            "raise sampler.max_tokens or model.max_seq_len"
+            "raise sampler.max_tokens or max_seq_len"
         )
     if num_unscored := given.versions.count(-1) if given.versions else count:
         changed = chat.sampler.non_default_parameters()
@@ -104,7 +104,7 @@ async def sample_turn(
     given = replace(given, prompt_ids=prompt.token_ids, num_masked=0 if prefix.trains else count)
     if not continues:
         return given
-    chat = chat.with_sampler(replace(chat.sampler, max_tokens=max_tokens))
+    chat = replace(chat, sampler=replace(chat.sampler, max_tokens=max_tokens))
     (new,) = await chat.generate(begun, 1, seed)
     if new.kept and not given.kept:  # given tokens without `kept` are not trained
         given = replace(given, kept=[()] * count)

@@ -31,7 +31,8 @@ class FittingExamples(LazyExamples):
         self._examples, self._env, self._chat = examples, env, chat
         self._limit = min(max_seq_len, (max_prompt_len or max_seq_len) + 1)  # too long if >= this
         if max_prompt_len is None:
-            self._problem = f"fill model.max_seq_len={max_seq_len}: raise model.max_seq_len"
+            remedy = "raise max_seq_len (and model.max_seq_len, if it is less)"
+            self._problem = f"fill max_seq_len={max_seq_len}: {remedy}"
         else:
             problem = f"have more tokens than sampler.max_prompt_len={max_prompt_len}"
             self._problem = f"{problem}: raise it, or set sampler.max_prompt_len=null"

@@ -41,7 +41,9 @@ def with_rewards(
     total = sum(weight * rewards[name] for name, weight in weights.items())
     if math.isfinite(total):
         return replace(rollout, reward=total, rewards=rewards)
-    if rollout.role and math.isnan(total):  # the environment does not train this role
+    # NaN, unless it is in a list of turns, means that the environment does not train this role.
+    numbers = (rewards[name] for name in weights if name not in rollout.turn_rewards)
+    if rollout.role and any(map(math.isnan, numbers)):
         return replace(rollout, rewards=rewards)
     if broken := [name for name in weights if not math.isfinite(rewards[name])]:
         error = f"{score} returned NaN or infinity for {broken}"

@@ -63,7 +63,7 @@ class Speaker:
         with self._noting_errors():
             prompt = await self._next_prompt(messages, tools)
             if self.chat.max_new_tokens(prompt) <= 0:
-                raise ContextFull("the conversation fills max_seq_len: raise model.max_seq_len")
+                raise ContextFull("the conversation fills max_seq_len: raise it")
             # Draw the seed before the wait, because concurrent turns get slots in any order.
             seed, given, number = self.inputs.seeds.next(), self.inputs.prefix, self.episode.turns
             replayed = given.turn(number, prompt) if given else None

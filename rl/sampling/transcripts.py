@@ -7,6 +7,7 @@ Each line of a file is a JSON object with `messages`, for example a line of a ru
 If `sampler.min_reward` is set, lines with a lower `reward` or without a reward are not used.
 """
 
+import logging
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cache
@@ -18,8 +19,9 @@ from envs.episode import StopReason
 from envs.loading import read_json_lines
 from envs.messages import Message, check_messages
 from envs.protocol import Environment
-from rl.sampling.demonstrations import ImitationSampler, warn_once
+from rl.sampling.demonstrations import ImitationSampler
 
+_warn_once = cache(logging.getLogger(__name__).warning)
 _CUT_OFF = {reason.value for reason in StopReason if reason.truncated}
 _Conversations = list[tuple[str, list[Message]]]  # (environment or "", messages)
 
@@ -39,7 +41,7 @@ class TranscriptSampler(ImitationSampler):
         """Yield random conversations of `env` or of no env, endlessly. Without any, use all."""
         pairs, num_lines = read_conversations(self.path, self.min_reward)  # from the cache
         if len(pairs) < num_lines:
-            warn_once(self._describe(len(pairs), num_lines))
+            _warn_once(self._describe(len(pairs), num_lines))
         of_env = [messages for name, messages in pairs if name in ("", env.name)]
         usable = of_env or [messages for _, messages in pairs]
         while True:

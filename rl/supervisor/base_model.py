@@ -4,6 +4,8 @@ from collections.abc import Callable
 from pathlib import Path
 from tempfile import TemporaryFile
 
+import httpx
+
 from rl.config.build import build
 from rl.config.facts import fact, needs_reference
 from rl.config.limits import num_returned_tokens
@@ -12,6 +14,8 @@ from rl.config.schema import ConfigError, Run, as_config_error
 from rl.model.folder import fingerprint, vocabulary_of
 from rl.model.pretrained import local_folder
 from rl.runtime.folder import RunFolder
+
+_CONNECT_S = 10.0
 
 
 def model_of(run_folder: RunFolder, prepare: Callable[[], Path]) -> Path:
@@ -73,11 +77,21 @@ def make_cache_folder(folder: Path) -> None:
 
 def fetch_references(run: Run) -> list[Path]:
     """Return the folders of reference models, downloaded if necessary, or raise ConfigError."""
-    if not needs_reference(run.plain()):
-        return []
+    folders: list[Path] = []
     with as_config_error():
-        return [
-            local_folder(node["path"], node["revision"], "reference")
-            for _, node in nodes_in(run.reference)
-            if fact(node["_target_"], "same_tokens", False)
-        ]
+        for _, node in nodes_in(run.reference) if needs_reference(run.plain()) else ():
+            if fact(node["_target_"], "same_tokens", False):
+                folders.append(local_folder(node["path"], node["revision"], "reference"))
+            elif "url" in node and not run.cluster.spans_hosts:  # the ranks run on this host
+                _require_connection(node["url"])
+    return folders
+
+
+def _require_connection(url: str) -> None:
+    try:
+        httpx.get(url, timeout=_CONNECT_S)
+    except (httpx.ConnectError, httpx.ConnectTimeout, httpx.UnsupportedProtocol) as error:
+        problem = f"reference.url={url} cannot be reached ({type(error).__name__}: {error})"
+        raise ValueError(f"{problem}: start the server, or correct this URL") from error
+    except httpx.HTTPError:  # the server is busy, which is no problem
+        pass

@@ -148,8 +148,8 @@ class Replicas:
         now = time.monotonic()
         if server.ready and now - server.answered_at < _HEALTH_EVERY_S:
             return None
-        # `why_unusable` reports a wrong key of an external server at once.
-        if is_healthy(replica, or_refuses_key=not server.ready and server.child is None):
+        # `why_unusable` reports at once a wrong key, or another program, at an external address.
+        if is_healthy(replica, or_unusable=not server.ready and server.child is None):
             if not server.ready and (problem := self._why_unusable(replica)):
                 # Ignore the problem soon after a restart, because routes may still be missing.
                 is_recent = replica.incarnation > 0 and now - server.started < _SILENT_S

@@ -44,9 +44,8 @@ class AdapterReader(Reader):
         source: dict[str, str],
     ) -> None:
         """In worker 0, write an adapter (config `form`, matrices of `source`) to `folder`."""
-        self.form, self._folder = form, Path(folder)
-        self._has_folder = worker == 0
-        if self._has_folder:
+        self._folder = Path(folder)
+        if worker == 0:
             content = _matrix_bytes(**source)
             require_fingerprint(load(content), fingerprint)
             self._folder.mkdir(mode=0o700)
@@ -54,9 +53,7 @@ class AdapterReader(Reader):
             (self._folder / _MATRICES).write_bytes(content)
 
     def read(self, fingerprint: str, **source: str) -> dict[str, torch.Tensor]:
-        if self._has_folder:  # vLLM has already loaded this folder, so delete it
-            shutil.rmtree(self._folder)
-            self._has_folder = False
+        shutil.rmtree(self._folder, ignore_errors=True)  # vLLM has already loaded this folder
         if path := source.get("path"):
             return read_weights(path, fingerprint)
         return require_fingerprint(load(_matrix_bytes(**source)), fingerprint)

@@ -16,16 +16,11 @@ from contextlib import suppress
 from typing import Any
 
 import torch
-from safetensors.torch import load_file
+from safetensors.torch import _TYPES, load_file
 
 from rl.weights.fingerprint import combine_hashes, fingerprint, tensor_hash
 
-DTYPES = {
-    torch.float32: "F32",
-    torch.bfloat16: "BF16",
-    torch.float16: "F16",
-    torch.float64: "F64",
-}  # dtype names of safetensors
+_DTYPES = {dtype: name for name, dtype in _TYPES.items()}  # names of dtypes in safetensors
 
 
 class MemoryFile:
@@ -54,7 +49,7 @@ class MemoryFile:
         return self._memory
 
     def write(self, weights: Mapping[str, torch.Tensor]) -> str:
-        """Replace the file's content with `weights`, sorted by name. Return their fingerprint.
+        """Replace the file's content with `weights`. Return their fingerprint.
 
         Before the call, the caller must wait until no reader uses the previous weights any more.
         """
@@ -114,12 +109,13 @@ class MemoryFile:
 def layout(weights: Mapping[str, torch.Tensor], alignment: int = 1) -> tuple[dict[str, Any], int]:
     """Return safetensors' header and the end offset. Tensors start at multiples of `alignment`."""
     header, end = {}, 0
-    for name in sorted(weights):
+    # Place large elements first, so that every tensor starts at a multiple of its element's size.
+    for name in sorted(weights, key=lambda name: (-weights[name].element_size(), name)):
         tensor = weights[name]
         begin = -(-end // alignment) * alignment
         end = begin + tensor.numel() * tensor.element_size()
         header[name] = {
-            "dtype": DTYPES[tensor.dtype],
+            "dtype": _DTYPES[tensor.dtype],
             "shape": list(tensor.shape),
             "data_offsets": [begin, end],
         }

@@ -10,10 +10,11 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
+from safetensors.torch import _TYPES
 
 from rl.inference.routes import VLLMRoutes
 from rl.weights.fingerprint import combine_hashes
-from rl.weights.memory_file import DTYPES, layout, require_fingerprint
+from rl.weights.memory_file import layout, require_fingerprint
 from rl.weights.transport import Sender, Weights
 
 if TYPE_CHECKING:
@@ -68,9 +69,8 @@ def unpack(
 
 
 def _views(buffer: torch.Tensor, header: Mapping[str, Any]) -> dict[str, torch.Tensor]:
-    dtypes = {name: dtype for dtype, name in DTYPES.items()}
     return {
-        name: buffer[slice(*form["data_offsets"])].view(dtypes[form["dtype"]]).view(form["shape"])
+        name: buffer[slice(*form["data_offsets"])].view(_TYPES[form["dtype"]]).view(form["shape"])
         for name, form in header.items()
     }
 

@@ -32,14 +32,12 @@ class WeightPusher:
         self._sender = sender
         self._receivers: dict[str, VLLMRoutes] = {}
         self._connected, self._lost = set[str](), dict[str, str]()
-        self._had_several = False
         self._last, self._bound = "", MismatchBound(sender.max_mismatch, resumed=resumed)
 
     def add(self, receivers: Sequence[VLLMRoutes]) -> None:
         for receiver in receivers:
             self._receivers[receiver.replica.name] = receiver
             self._connected.discard(receiver.replica.name)
-        self._had_several |= len(self._receivers) > 1
 
     def take_lost(self) -> dict[str, str]:
         """Return {name: reason} of replicas that failed a push or a probe since the last call."""
@@ -94,10 +92,11 @@ class WeightPusher:
         return None
 
     def _remove(self, receiver: VLLMRoutes, failure: RunFailed) -> None:
-        del self._receivers[receiver.replica.name]
-        self._lost[receiver.replica.name] = str(failure)
+        name = receiver.replica.name
+        del self._receivers[name]
+        self._lost[name] = str(failure)
         if not self._receivers:
-            which = f"no replica is left: {receiver.replica.name}: " if self._had_several else ""
+            which = f"no replica is left: {name}: " if len(self._connected) > 1 else ""
             raise NoReceiver(f"{which}{failure}") from failure
 
     def probe(self, policy: Policy, batch: MicroBatch, version: int) -> dict[str, float]:

@@ -46,6 +46,7 @@ from rl.weights.vllm_proof import (
 )
 
 log = init_logger(f"vllm.{__name__}")  # in this process only vLLM's own logger has a handler
+_log_once = cache(lambda text: log.info("weight push: %s", text))
 
 
 def register() -> None:
@@ -193,8 +194,3 @@ class AdapterEngine(_Engine):
 
         Only a new trainer makes this call, so that vLLM drops the adapter of an earlier trainer.
         """
-
-
-@cache
-def _log_once(text: str) -> None:
-    log.info("weight push: %s", text)

@@ -20,6 +20,7 @@ from rl.config.ranges import NonNegativeInt, PositiveFloat, PositiveInt
 from rl.learner.logprobs import Logprobs, Rows
 from rl.learner.policy import Policy
 from rl.learner.reference.protocol import Reference, ReferenceSetting, join_scores
+from rl.model.folder import OTHER_TOKENIZER
 from rl.model.tokenizer import Tokenizer
 from rl.runtime.failure import RunFailed
 
@@ -78,11 +79,7 @@ class _RemoteTeacher(Reference):
         except (HttpError, ValueError, AttributeError):
             return  # the server has no usable route /tokenize, so skip the check
         if tokens is not None and tokens != Tokenizer(policy_folder).encode(_TEST_TEXT):
-            raise RunFailed(
-                f"{self._where} has another tokenizer than the policy, so it cannot score the "
-                "policy's tokens: choose a teacher of the policy's model family, or train on the "
-                "teacher's text with loss=sft sampler=transcripts"
-            )
+            raise RunFailed(f"{self._where} {OTHER_TOKENIZER}")
         if isinstance(longest, int) and longest <= max_seq_len:
             raise RunFailed(
                 f"{self._where} accepts {longest} tokens, but a request may contain max_seq_len="

@@ -155,13 +155,13 @@ async def test_a_passing_failure_is_retried_and_counted(fault, tmp_path, monkeyp
         (Status(status=500, times=99), 3, r"vLLM answered 500 to /inference/v1/generate: .*scri"),
         (Status(status=400, times=99), 0, r"vLLM answered 400"),
         (CutShort(times=99), 3, r"vLLM cannot be reached at .*vllm\.sock"),
-        (Hang(seconds=2, times=99), 0, r"vLLM sent nothing for sampler\.rollout_timeout=0\.2 s"),
+        (Hang(seconds=2, times=99), 0, r"for sampler\.rollout_timeout=0\.2 s: raise it, or lower "),
         (Abort(times=99), 3, r"vLLM ended a completion with finish_reason=abort"),
     ],
 )
 async def test_a_lasting_failure_is_an_error_of_one_request(fault, retried, sentence, tmp_path):
     async with served(tmp_path, fault) as vllm, vllm.client(timeout=0.2) as client:
-        with pytest.raises(RequestFailed, match=sentence):
+        with pytest.raises(RequestFailed, match=rf"{sentence}.* \(details: logs/inference\.log\)"):
             await ask(client)
     assert vllm.tally == RequestTally(num_retried=retried, num_failed_in_a_row=1)
 

@@ -6,6 +6,7 @@ import os
 import runpy
 import socket
 import sys
+import tempfile
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -127,8 +128,23 @@ async def test_the_answers_of_a_server_show_whether_it_can_be_used(
         replica = replica_at(tmp_path / "s")
         problem = await asyncio.to_thread(why_unusable, replica, model, 64)
         assert await asyncio.to_thread(is_healthy, replica) is (key is None)
-        assert await asyncio.to_thread(is_healthy, replica, or_refuses_key=True)
+        assert await asyncio.to_thread(is_healthy, replica, or_unusable=True)
     assert (problem is None) if sentence is None else (sentence in str(problem))
+
+
+@pytest.mark.parametrize(("status", "stays"), [(404, True), (302, True), (503, False)])
+async def test_another_program_at_an_external_address_is_reported_at_once(status, stays, tmp_path):
+    async def answer(request: web.Request) -> web.Response:
+        return web.Response(status=status)
+
+    async with serving({"/{path:.*}": answer}, tmp_path / "s"):
+        replica = replica_at(tmp_path / "s")
+        assert not await asyncio.to_thread(is_healthy, replica)
+        assert await asyncio.to_thread(is_healthy, replica, or_unusable=True) == stays
+        problem = str(await asyncio.to_thread(why_unusable, replica, tmp_path, 64))
+    remedy = "correct inference.urls if another program answers there, or start it with"
+    assert f"{status} " in problem.split(remedy)[0]
+    assert "\n" not in problem
 
 
 def test_serve_external_starts_the_same_vllm_behind_the_guard(tmp_path, monkeypatch):
@@ -145,11 +161,14 @@ def test_serve_external_starts_the_same_vllm_behind_the_guard(tmp_path, monkeypa
     command, env = server_command(folder, Address(host="10.0.0.7", port=8000))
     flags = dict(pairwise(command))
     where = {"--host": "10.0.0.7", "--port": "8000", "--middleware": GUARD}
-    plain = {"--served-model-name": "policy", "--seed": "8005", "--max-model-len": "96"}
+    plain = {"--served-model-name": "policy", "--max-model-len": "96"}
     plain |= {"--dtype": "bfloat16", "--hf-overrides": '{"head_dtype": "float32"}'}
     plain |= {"--max-logprobs": "60", "--max-lora-rank": "16", "--lora-target-modules": "q_proj"}
     assert flags == flags | where | plain
     assert "--load-format" not in flags  # because the folder has weights
+    others = [Address(host="10.0.0.8", port=8000), *(Address(path=Path(p)) for p in ("/a", "/b"))]
+    starts = [command, *(server_command(folder, address)[0] for address in others)]
+    assert len({dict(pairwise(start))["--seed"] for start in starts}) == 4
     assert env["VLLM_SERVER_DEV_MODE"] == "1"
     monkeypatch.setenv("MY_KEY", "secret")
     with pytest.raises(ValueError, match=r"with inference\.api_key_variable=MY_KEY"):
@@ -157,15 +176,25 @@ def test_serve_external_starts_the_same_vllm_behind_the_guard(tmp_path, monkeypa
     run.with_values({"inference.api_key_variable": "MY_KEY"}).save(folder.config)
     assert required_key(folder) == "secret"
     executed = []
-    monkeypatch.setattr(os, "execve", lambda *call: executed.append(call))
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+
+    def execute(*call: Any) -> None:
+        caller = sys._getframe(1).f_globals
+        assert os.get_inheritable(caller["end_to_keep"])  # vLLM keeps the pipe open
+        executed.append((*call, Path(call[2]["TMPDIR"]).stat().st_mode & 0o777))
+        os.close(caller["end_to_keep"])
+        caller["shell"].wait()
+
+    monkeypatch.setattr(os, "execve", execute)
     monkeypatch.setattr(sys, "argv", ["", str(folder.path), "http://10.0.0.7:8000", "--own", "4"])
     with monkeypatch.context() as here:  # this machine does not have the address
         here.setattr(socket, "create_server", lambda *_, **__: socket.socket())
         runpy.run_module("rl.inference.serve_external", run_name="__main__")
-    ((program, arguments, env),) = executed
+    ((program, arguments, env, mode),) = executed
     assert (program, arguments) == (command[0], [*command, "--own", "4"])
     assert Path(env[KEY_FILE]).read_text() == "secret"
-    assert (Path(env["TMPDIR"]).stat().st_mode & 0o777, env["MY_KEY"]) == (0o700, "secret")
+    assert (mode, env["MY_KEY"]) == (0o700, "secret")
+    assert not Path(env["TMPDIR"]).exists()
     with socket.create_server(("127.0.0.1", 0)) as used:
         url = f"http://127.0.0.1:{used.getsockname()[1]}"
         monkeypatch.setattr(sys, "argv", ["", str(folder.path), url])

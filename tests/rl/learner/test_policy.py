@@ -1,17 +1,21 @@
 """What DeepSpeed makes of a batch, compared with plain torch."""
 
+import copy
 import math
+from contextlib import closing
 from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
 import torch.distributed as dist
+from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from losses.tokens import TokenLoss
 from rl.learner.objective import Objective
 from rl.learner.optim import Muon
+from rl.weights.memory_file import MemoryFile, read_weights
 from tests.support.policy_setup import (
     ADAPTED,
     BUDGETS,
@@ -166,6 +170,29 @@ def test_an_exported_model_loads_in_transformers_with_the_same_logits(setup, dty
     gap = (plain[..., 0] - logprobs[:, 1:]).abs().max()
     assert gap < (1e-5 if dtype == "float32" else 0.03)
     assert not logprobs[:, 0].any()
+
+
+@per_world("mode", {1: ("zero0", "zero3"), 2: ("zero3 scattered",)})
+@on_ranks
+def test_an_integer_buffer_is_saved_pushed_and_exported(setup, mode):
+    def model(*settings):
+        made = setup.model(*settings)
+        made.register_buffer("count", torch.tensor([7]))
+        return made
+
+    counting, folder = copy.copy(setup), setup.new_folder()
+    counting.model = model
+    policy = counting.policy("bfloat16", mode, setup.adamw())
+    policy.update(setup.batch(setup.rows), setup.objective)
+    policy.save(folder)
+    policy.engine.module.model.count.zero_()
+    policy.load(folder)
+    policy.export(folder / "hf", setup.sources["bfloat16"])
+    if weights := policy.weights():
+        assert load_file(folder / "hf" / "model.safetensors")["count"].tolist() == [7]
+        with closing(MemoryFile()) as file:
+            read = read_weights(file.path, file.write(weights))
+        assert (read["count"].dtype, read["count"].tolist()) == (torch.int64, [7])
 
 
 LOADED_ADAPTERS = {1: ADAPTED[1][:1], 2: [c for c in ADAPTED[2] if c[1] in ("zero1", "zero3")]}

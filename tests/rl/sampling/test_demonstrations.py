@@ -5,7 +5,7 @@ Demonstrations of files are learned without an end if their last turn was cut of
 
 import json
 from functools import partial
-from itertools import islice, repeat
+from itertools import count, islice, repeat
 from random import Random
 
 import numpy as np
@@ -16,6 +16,7 @@ from envs.messages import assistant, tool_call, user
 from envs.protocol import Environment
 from envs.reverse_text import ReverseText
 from rl.model.tokenizer import load_renderer
+from rl.sampling import demonstrations
 from rl.sampling.demonstrations import DemonstrationSampler, tokenize
 from rl.sampling.transcripts import TranscriptSampler, read_conversations
 from tests.support.scripted import (
@@ -197,13 +198,18 @@ def test_only_a_turn_that_the_policy_ended_is_learned_with_its_end(tmp_path, rea
     assert rollout.stop_reason is (StopReason.STOP if ended else StopReason.MAX_TOKENS)
 
 
-def test_a_conversation_longer_than_a_row_is_left_out_unless_all_are(tmp_path, caplog):
+def test_a_conversation_longer_than_a_row_is_left_out_unless_all_are(tmp_path, caplog, monkeypatch):
+    monkeypatch.setattr(demonstrations, "_NUM_SKIPPED", count(1))
     sampler = from_file(written(tmp_path, line(assistant("short")), line(assistant("x" * 300))))
     group = sampler.group(ScriptedEnv(), RENDERER, Random(0), 16, 256)
     assert {rollout.messages[-1]["content"] for rollout in group} == {"short"}
     assert len(group) == 16
-    said = {record.getMessage() for record in caplog.records}
-    assert said == {"demonstrations longer than max_seq_len=256 are skipped"}
+    first, second, *_ = (record.getMessage() for record in caplog.records)
+    skipped = "demonstrations skipped so far"
+    assert first.startswith(f"{skipped}: 1. Newest: the demonstration after 'hi' has 3")
+    assert "tokens, but max_seq_len=256: set max_seq_len=3" in first
+    assert second.startswith(f"{skipped}: 2. ")
+    assert len(caplog.records) < 6
     with pytest.raises(ValueError, match=r"but max_seq_len=4: set max_seq_len="):
         sampler.group(ScriptedEnv(), RENDERER, Random(0), 16, 4)
 

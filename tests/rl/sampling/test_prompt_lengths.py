@@ -24,7 +24,7 @@ def fitting(given, env=None, max_seq_len=100, max_prompt_len=None) -> FittingExa
 @pytest.mark.parametrize(
     ("max_prompt_len", "problem"),
     [
-        (None, "fill model.max_seq_len=100: raise model.max_seq_len. The last one has 100 tokens"),
+        (None, "fill max_seq_len=100: raise max_seq_len (and model.max_seq_len, if it is"),
         (80, "have more tokens than sampler.max_prompt_len=80: raise it, or set sampler"),
     ],
 )
@@ -40,8 +40,8 @@ def test_a_prompt_that_is_too_long_is_replaced_and_counted(max_prompt_len, probl
 @pytest.mark.parametrize(
     ("lengths", "max_seq_len", "message"),
     [
-        ((50, 60), 40, "all 2 prompts of env 'scripted' fill model.max_seq_len="),
-        ((100_000,), 256, "fill model.max_seq_len=256: .* The shortest has 100000 tokens"),
+        ((50, 60), 40, "all 2 prompts of env 'scripted' fill max_seq_len="),
+        ((100_000,), 256, "fill max_seq_len=256: .* The shortest has 100000 tokens"),
     ],
 )
 def test_a_data_set_without_a_usable_prompt_is_refused_at_the_start(lengths, max_seq_len, message):
@@ -57,7 +57,7 @@ def test_prompts_are_measured_with_the_tools_of_their_own_environment():
     env = ScriptedEnv()
     env.tools = [find]
     fitting(examples(50), None, 256)
-    with pytest.raises(ValueError, match=r"fill model\.max_seq_len=256"):
+    with pytest.raises(ValueError, match="fill max_seq_len=256"):
         fitting(examples(50), env, 256)
     # A conversation that its environment holds has no prompt to measure.
     one, two = ScriptedEnv(), ScriptedEnv()

@@ -234,6 +234,7 @@ def test_each_role_has_its_own_rollout_and_alternating_turns_do_not_fork():
     [
         ({}, "returned no reward for the role 'second': return NaN if this role must not"),
         ({"won": math.inf}, "returned NaN or infinity for ['won']"),
+        ({"won": [1.0, math.nan]}, "returned NaN or infinity for ['won']"),
         ({"won": math.nan}, ""),  # the environment does not train this role
     ],
 )

@@ -1,6 +1,7 @@
 """A resumed run uses the model that it started from, and no other."""
 
 import json
+import socket
 from pathlib import Path
 
 import pytest
@@ -10,6 +11,7 @@ from safetensors.torch import save_file
 from rl.config.schema import ConfigError, Run
 from rl.model.folder import fingerprint
 from rl.runtime.folder import RunFolder
+from rl.supervisor import base_model
 from rl.supervisor.base_model import fetch_references, model_of
 from tests.support.composing import composed
 
@@ -79,6 +81,21 @@ def test_every_teacher_is_downloaded_before_anything_starts(model):
         fetch_references(with_teachers(model, "/nobody/here"))
     unread = Run.of(composed("loss=cispo")).with_values({"reference.path": "/nobody/here"})
     fetch_references(unread)
+
+
+def test_a_teacher_that_cannot_be_reached_is_refused_before_anything_starts(monkeypatch):
+    monkeypatch.setattr(base_model, "_CONNECT_S", 0.2)
+    with socket.create_server(("127.0.0.1", 0)) as busy:
+        url = f"http://127.0.0.1:{busy.getsockname()[1]}/v1"
+        teacher = ["reference=endpoint", f"reference.url={url}", "reference.model=b"]
+        run = Run.of(composed("loss=distill", *teacher))
+        assert fetch_references(run) == []
+    with pytest.raises(
+        ConfigError, match=rf"reference\.url={url} cannot be reached .*: start the server"
+    ):
+        fetch_references(run)
+    ray = run.with_values({"cluster": composed("cluster=ray")["cluster"]})
+    assert fetch_references(ray) == []
 
 
 @pytest.mark.parametrize("content", ["", "/models/half", None])

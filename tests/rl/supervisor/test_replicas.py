@@ -257,7 +257,7 @@ def test_an_external_server_may_come_back_however_often(fleet):
 
 def test_an_external_server_that_refuses_the_key_ends_the_run_at_once(fleet_of, monkeypatch):
     fleet = fleet_of(NAMES[:1], why_unusable=lambda _: "refuses the key")
-    monkeypatch.setattr(module, "is_healthy", lambda _, or_refuses_key: or_refuses_key)
+    monkeypatch.setattr(module, "is_healthy", lambda _, or_unusable: or_unusable)
     assert fleet.look() is None  # a server of the run itself, which has the right key
     fleet.external = True
     fleet.replicas.start()

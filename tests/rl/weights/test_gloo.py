@@ -216,13 +216,14 @@ def test_a_tensor_that_is_held_back_is_refused(sync, vllm):
 
 def test_a_request_that_does_not_fit_the_buffer_is_refused():
     sender = opened("nccl")
-    mark = sender.pack({**WEIGHTS, "scalar": torch.tensor(2.5), "long": torch.ones(9).double()})
+    others = {"scalar": torch.tensor(2.5), "long": torch.ones(9).double()}
+    others["flags"] = torch.tensor([True, False, True])
+    mark = sender.pack({**WEIGHTS, **others})
     source = sender.source(None)
     del source["num_bytes"]
     read = packed.unpack(sender.buffer, **source, fingerprint=mark)
-    others = {name: read[name] for name in ("scalar", "long")}
     assert fingerprint(read) == fingerprint({**WEIGHTS, **others})
-    assert (float(read["scalar"]), read["long"].tolist()) == (2.5, [1.0] * 9)
+    assert all(torch.equal(read[name], tensor) for name, tensor in others.items())
     header, odd = source["header"], source["header"]["odd.weight"]
     last = odd["data_offsets"][1] - 1
     sender.buffer[last] ^= 1

@@ -16,7 +16,9 @@ WEIGHTS = {
     "a.slice": torch.randn(9, 8)[1::2, 3:],
     "empty": torch.empty(0, 7),
     "scalar": torch.tensor(2.5),
-    "odd": torch.randn(3).half(),  # six bytes: the next tensor is not aligned to its own size
+    "odd": torch.randn(3).half(),  # six bytes
+    "a.count": torch.tensor([3, -4]),
+    "a.flags": torch.tensor([True, False, True]),
     "trained": torch.nn.Parameter(torch.randn(2, 2).double()),
 }
 
@@ -29,6 +31,7 @@ def test_any_tensor_is_read_as_it_was_until_the_file_ends_with_the_block():
         assert read.keys() == WEIGHTS.keys()
         for name, tensor in WEIGHTS.items():
             torch.testing.assert_close(read[name], tensor.detach(), rtol=0, atol=0)
+            assert read[name].data_ptr() % tensor.element_size() == 0
         assert written == fingerprint(WEIGHTS) == fingerprint(read)
         for width in (4, 4, 9, 2):  # other weights of the same size, more, less
             weights = {"w": torch.randn(3, width)}
