@@ -85,6 +85,7 @@ def test_max_rl_refuses_negative_rewards_and_says_what_to_do():
 def turn_group_mean(turn_rewards, discount):
     rewards = [None if turns is None else sum(turns) for turns in turn_rewards]
     group = ScoredGroup.by_hand(rewards, turn_rewards=turn_rewards)
+    assert ScoredGroup.by_hand([2.0, None]).turn_rewards == [(2.0,), None]
     return advantages.turn_group_mean(group, discount=discount)
 
 

@@ -255,4 +255,4 @@ def test_a_strategy_that_never_returns_a_rollout_ends_the_run_with_its_reason(
         limits.record_group(group)
         end = limits.record_decision(accepted=buffer.add(group), counts=buffer.rejected)
     assert f"(whole run: {count} without_rollouts)" in str(end)
-    assert "use another strategy if most are without_rollouts" in str(end)
+    assert "If most are without_rollouts, use another strategy" in str(end)
