@@ -1,6 +1,7 @@
 """Run an evaluation without torch: start vLLM if necessary, sample rollouts, write the files.
 
 outputs/<run_name>/  config.yaml  summary.json  rollouts.jsonl  rollouts.html  logs/inference.log
+An interrupted evaluation keeps the finished examples in rollouts.incomplete.jsonl.
 """
 
 import asyncio
