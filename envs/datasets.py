@@ -85,17 +85,16 @@ class Dataset:
             if not len(rows):
                 raise ValueError(f"{path} has no rows: add rows or choose another path")
             for column in filter(None, (self.prompt, self.answer)):
-                if None in (values := _column(rows, column)):
-                    number = values.index(None)
-                    raise ValueError(
-                        f"{path}: row {number + 1} has no value in the column {column!r} (it has "
-                        f"{', '.join(map(repr, rows[number])) or 'none'}): add it, remove the row, "
-                        "set dataset.prompt and dataset.answer to existing columns, or "
-                        "dataset.answer=null"
-                    )
-            for number, prompt in enumerate(_column(rows, self.prompt), 1):
-                if isinstance(prompt, list):
-                    check_messages(prompt, f"{path}, row {number}")
+                for number, value in enumerate(_column(rows, column)):
+                    if value is None:
+                        raise ValueError(
+                            f"{path}: row {number + 1} has no value in the column {column!r} (it "
+                            f"has {', '.join(map(repr, rows[number])) or 'none'}): add it, remove "
+                            "the row, set dataset.prompt and dataset.answer to existing columns, "
+                            "or dataset.answer=null"
+                        )
+                    if column == self.prompt and isinstance(value, list):
+                        check_messages(value, f"{path}, row {number + 1}")
 
     def example(self, row: Mapping[str, Any], number: int, env: str) -> Example:
         """Return the example of a row. `info` has the answer, and all columns except the prompt."""

@@ -25,6 +25,7 @@ _LONGEST_S = 1.0  # maximum seconds of a regex match, because a match blocks all
 _DROPPED = re.compile(
     rf"""(?! (?<![\w)]) [-.] \$?\.?\d                       # -5, .5, -.5, -$5
         | (?<=[\w)]) [-+*/^.:=<>] -?\.?\d                 # x+1, 1/2, 1.5, x^-2
+        | (?<=(?<![a-z])[a-z]) [-+*/^=<>] -?[a-z](?![a-z]) # x-y, a/b, but not t-shirt, u.s.
         | (?<=\d) , (?=\d) (?!\d\d\d(?!\d)) )              # 1,2 but not 1,234
     [{re.escape(punctuation)}]""",
     re.VERBOSE,
@@ -43,7 +44,7 @@ NUMBER = re.compile(
 def normalise(text: str) -> str:
     """Return text in the form that SQuAD compares: lower case, no punctuation, no articles.
 
-    Unlike SQuAD, keep punctuation that changes a number or a formula, as in -5, 1.5, 1/2 and x+1.
+    Unlike SQuAD, keep punctuation that changes a number or a formula, as in -5, 1.5, 1/2 and x+y.
     """
     return " ".join(_ARTICLES.sub(" ", _without_punctuation(text.lower())).split())
 

@@ -7,8 +7,9 @@ from typing import Any
 
 from rl.config.build import build
 from rl.config.initial import initial_checkpoint
-from rl.config.schema import Run, as_config_error
+from rl.config.schema import ConfigError, Run, as_config_error
 from rl.config.shipped import SHIPPED
+from rl.config.signatures import did_you_mean
 from rl.dry_call.child import DryCall
 from rl.model.pretrained import local_folder
 from rl.model.shape import GIB, Shape, read_sizes, shape
@@ -38,6 +39,9 @@ def show_plan(config: dict[str, Any]) -> str:
     """Return the plan of a run as text. `config` may describe other machines (DESCRIBED)."""
     described = {key: config.pop(key) for key in DESCRIBED if key in config}
     machines = _described_hosts(**{**DESCRIBED, **described}) if described else None
+    known = [*Run.__dataclass_fields__, *DESCRIBED]
+    if hints := [f"there is no key {k}{did_you_mean(k, known)}" for k in config if k not in known]:
+        raise ConfigError(hints)
     resolved = resolve(config, machines)
     with DryCall([config]) as dry_call:
         dry_call.learned()

@@ -6,7 +6,6 @@
 `train` does what train.py does, and `sample` what evaluate.py does. Both return the results.
 """
 
-import json
 import os
 import sys
 from collections.abc import Sequence
@@ -29,8 +28,7 @@ from lab.evaluation.standalone import evaluate, read_summary
 from lab.evaluation.table import result_lines
 from rl.config.schema import ConfigError
 from rl.config.shipped import CONF
-from rl.runtime.files import LineTail
-from rl.runtime.folder import RunFolder, step_of
+from rl.runtime.folder import RunFolder, read_records, step_of
 from rl.runtime.given_files import load_yaml
 from rl.runtime.metrics import column, read_metrics, steps_done
 from rl.runtime.start_record import program
@@ -81,8 +79,8 @@ class Run(JupyterMixin):
         """Return one row per rollout, with its step (-1 in an evaluation), messages, reward, ..."""
         files = {step_of(path): path for path in self.folder.rollouts.glob("step_[0-9]*.jsonl")}
         files = dict(sorted(files.items())) or {-1: self.folder.evaluated}
-        lines = ((step, line) for step, path in files.items() for line in LineTail(path).read())
-        return _as_frame([{"step": step, **json.loads(line)} for step, line in lines])
+        lines = ((step, line) for step, path in files.items() for line in read_records(path))
+        return _as_frame([{"step": step, **line} for step, line in lines])
 
     def tokens(self, step: int) -> "DataFrame":
         """Return one row per recorded token of a step, with the columns of docs/token-record.md."""

@@ -168,11 +168,8 @@ def use_card(config: DictConfig) -> None:
     """Make Hydra use CardSweeper as its sweeper. Raise ConfigError for wrong options."""
     first, *others = jobs_of(config) or [[]]
     varied = {key_of(item) for job in others for item in {*job} - {*first}}
-    if other := sorted(varied - {"row", "card.level", "seed"}):
-        names = ", ".join(other)
-        raise ConfigError(
-            [f"a report card takes only one value of {names}: start one card for each value"]
-        )
+    if names := ", ".join(sorted(varied - {"row", "card.level", "seed"})):
+        raise ConfigError([f"a report card takes only one value of {names}: start one card each"])
     from lab.sweeps.card import CardSweeper  # slow import, which other sweeps skip
 
     _replace_sweeper(config, CardSweeper)

@@ -1,6 +1,7 @@
 """The options of conf/evaluate.yaml, and the rules that refuse bad combinations."""
 
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal, TypeVar
@@ -10,6 +11,7 @@ from msgspec import Meta
 from rl.config.annotations import Node
 from rl.config.check import check
 from rl.config.facts import fact, is_external, is_imitator
+from rl.config.limits import value_of
 from rl.config.nodes import InferenceNode, ModelNode, SamplerNode
 from rl.config.positions import ADAPTER, base_model_of
 from rl.config.process_rules import output_head_problems
@@ -74,19 +76,14 @@ def without_training_keys(config: Config) -> Config:
     A LoRA adapter in `model.path` moves to `adapter_path`, and `model.path` becomes its base model.
     """
     config = {key: config[key] for key in config if key not in ("adapter", "evaluation")}
-    client, model = config.get("client"), config.get("model")
-    if isinstance(client, Mapping) and not _needs_vllm(client):
+    model, needs_vllm = config.get("model"), True
+    with suppress(LookupError):  # `check` reports a wrong client._target_ later
+        needs_vllm = fact(str(value_of(config, "client._target_")), "needs_vllm", True)
+    if not needs_vllm:
         config |= {"model": None, "inference": None, "adapter_path": None}
     elif isinstance(model, Mapping) and (base := base_model_of(model.get("path"))):
         config |= {"model": {**model, "path": base}, "adapter_path": model["path"]}
     return config
-
-
-def _needs_vllm(client: Config) -> bool:
-    try:
-        return fact(str(client.get("_target_")), "needs_vllm", True)
-    except LookupError:  # `check` reports the wrong _target_ later
-        return True
 
 
 def _evaluation_problems(config: Config) -> Iterator[str]:

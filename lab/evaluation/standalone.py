@@ -1,6 +1,7 @@
 """Run an evaluation without torch: start vLLM if necessary, sample rollouts, write the files.
 
 outputs/<run_name>/  config.yaml  summary.json  rollouts.jsonl  rollouts.html  logs/inference.log
+An interrupted evaluation keeps the finished examples in rollouts.incomplete.jsonl.
 """
 
 import asyncio
@@ -81,23 +82,31 @@ async def _play_examples(
     setting = chat_settings(evaluation, run_folder, env)
     async with build(evaluation.client)().connect(setting) as chat:
         rollouts_per_example, total, num_scored = evaluation.rollouts_per_example, 0.0, 0
+        finished = list[PlayedExample]()
         bar = Progress(console, len(examples) * rollouts_per_example, "rollouts")
         with Watchdog(console.print) as watchdog, bar as progress:
 
             def show_progress(played: PlayedExample) -> None:
                 nonlocal total, num_scored
+                finished.append(played)
                 total, num_scored = total + sum(played.rewards), num_scored + len(played.rewards)
                 mean = f"{total / num_scored:.3f}" if num_scored else "-"
                 progress.advance(len(played.rollouts), f"mean reward {mean}")
 
             seed = evaluation.seed if sampler.seeded else None
-            return await play(
-                Player(sampler, env, chat, watchdog, seed=seed).play_group,
-                examples,
-                rollouts_per_example,
-                max_concurrent=sampler.max_concurrent,
-                done=show_progress,
-            )
+            try:
+                return await play(
+                    Player(sampler, env, chat, watchdog, seed=seed).play_group,
+                    examples,
+                    rollouts_per_example,
+                    max_concurrent=sampler.max_concurrent,
+                    done=show_progress,
+                )
+            except BaseException:  # after Ctrl-C asyncio raises CancelledError
+                path = run_folder.path / "rollouts.incomplete.jsonl"
+                write_rollouts(path, finished, _expected_answer)
+                console.print(f"{len(finished)} of {len(examples)} examples were finished: {path}")
+                raise
 
 
 def write_files(

@@ -126,7 +126,8 @@ class Arm:
 
 def arms_of(folder: RunFolder, words: Sequence[str], has_model: bool = False) -> list[Arm]:
     """Return the run's own arm, and an arm per combination of the override values in `words`."""
-    sys.path += [str(_working_folder(folder)), str(Path.cwd())]  # makes user modules importable
+    # Make user modules importable.
+    sys.path += [read_record(folder).get("started_in", "."), str(Path.cwd())]
     try:
         base = Run.load(folder.config)
         arms = [Arm(RECORDED, base, base, has_model=has_model)]
@@ -158,14 +159,10 @@ def arms_of(folder: RunFolder, words: Sequence[str], has_model: bool = False) ->
     return arms
 
 
-def _working_folder(folder: RunFolder) -> Path:
-    return Path(str(read_record(folder).get("started_in", ".")))
-
-
 def _compose_run(folder: RunFolder, words: list[str]) -> dict[str, Any]:
-    command = read_record(folder).get("command", [])
-    flags, _ = get_args_parser().parse_known_args(list(map(str, command)))
-    started_in = _working_folder(folder)
+    record = read_record(folder)
+    flags, _ = get_args_parser().parse_known_args(list(map(str, record.get("command", []))))
+    started_in = Path(record.get("started_in", "."))
     paths = (started_in / (flags.config_dir or "conf"), started_in / "conf", Path("conf").resolve())
     own = [path for path in dict.fromkeys(paths) if path.is_dir()]
     folders = ",".join(f"file://{path}" for path in [*own, CONF])

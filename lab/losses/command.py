@@ -2,6 +2,7 @@
 
 import sys
 from collections.abc import Sequence
+from math import isfinite
 from pathlib import Path
 
 import torch
@@ -156,6 +157,8 @@ def _print_steps(
 def difference(base: Tensor, arm: Tensor) -> list[str]:
     """Compare two gradients [N] of the same tokens. Return the cells of COLUMNS from cosine on."""
     base, arm = base.double(), arm.double()
+    if not (base + arm).isfinite().all():
+        return ["not finite", *["-"] * (len(COLUMNS) - 3)]
     norms = base.norm(), arm.norm()
     total = ((base != 0) | (arm != 0)).sum()
     shares = (base * arm > 0, base * arm < 0, (base != 0) & (arm == 0), (base == 0) & (arm != 0))
@@ -170,6 +173,7 @@ def _describe_batches(batches: Sequence[RecordedBatch], grad: Tensor) -> str:
     untrained = sum({batch.step: batch.num_untrained for batch in batches}.values())
     left = f" {untrained} recorded rows were not trained and are left out." if untrained else ""
     error = f"{gap / peak:.1g} of the largest gradient" if peak else f"{gap:.1g} (all are 0)"
+    error = error if isfinite(gap) else "NaN or infinity, because some gradients are not finite"
     return (
         f"{len(grad)} tokens of {len(batches)} updates, steps {batches[0].step} to "
         f"{batches[-1].step}.{left} Recomputed and recorded gradients differ by up to {error}."

@@ -4,7 +4,6 @@ A token loss and its gradient with respect to log pi need only recorded numbers:
 (losses/tokens.py), entropies, advantages and weights. N: trained tokens, S: their rows.
 """
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -21,7 +20,7 @@ from torch import Tensor
 from lab.viewer.token_record import pieces
 from losses.groups import Source
 from losses.tokens import Tokens, ratio_to
-from rl.runtime.folder import RunFolder
+from rl.runtime.folder import RunFolder, read_records
 from rl.runtime.token_files import RecordedRow, read_rows
 
 
@@ -47,11 +46,10 @@ class RecordedBatch:
 
 def recorded_tokens(path: str | Path, step: int, update: int = 0) -> RecordedBatch:
     """Return the recorded tokens of one update of a step, or raise ValueError if there are none."""
-    folder = RunFolder(Path(path))
-    batches = recorded_batches(folder, step)
+    batches = recorded_batches(RunFolder(Path(path)), step)
     if not 0 <= update < len(batches):
         where = f"update {update} of step {step}"
-        raise ValueError(f"{folder} has no token record of {where}: train with record=all")
+        raise ValueError(f"{path} has no token record of {where}: train with record=all")
     return batches[update]
 
 
@@ -150,5 +148,4 @@ def recorded_steps(folder: RunFolder) -> list[int]:
 
 def rollout_lines(folder: RunFolder, step: int) -> dict[str, Mapping[str, Any]]:
     """Return the parsed lines of a step's rollout file by rollout id."""
-    lines = map(json.loads, folder.read(folder.rollouts_of(step)).splitlines())
-    return {line["id"]: line for line in lines}
+    return {line["id"]: line for line in read_records(folder.rollouts_of(step))}

@@ -21,7 +21,7 @@ from scipy import stats
 
 from lab.report.evaluations import evaluated_versions
 from lab.report.run import RUN_KEYS
-from rl.runtime.folder import RunFolder
+from rl.runtime.folder import RunFolder, read_records
 from rl.runtime.start_record import read_record
 from rl.runtime.sweep_folder import DONE, FAILED, JobRecord
 from rl.runtime.text import key_of
@@ -105,15 +105,18 @@ def card_of(
         if not ended or {*others} != {*common} or own.keys() != {*VARIED}:
             continue
         folder, row = RunFolder(Path(str(record.folder))), own["row"]
-        means = [_mean(folder, one, rows[row]["measure"]) for one in evaluated_versions(folder)]
-        scores = [mean for mean in means if mean is not None]
+        scores = []
+        for version in evaluated_versions(folder):
+            rewards = [line["rewards"] for line in read_records(folder.evaluation_of(version))]
+            known = [x for one in rewards if (x := one.get(rows[row]["measure"])) is not None]
+            scores += [fmean(known)] if known else []
         if not scores:
             continue  # the run has no evaluation, or no rollout has the row's reward
         seconds = (record.ended or 0.0) - (record.started or 0.0)
         key = row, own["card.level"], float(own["optim.learning_rate"])
         failed = record.state == FAILED
         runs[key].append((scores[0], 0.0 if failed else scores[-1], seconds, failed))
-        commit = str(read_record(folder).get("commit") or "")
+        commit = read_record(folder).get("commit", "")
         commits[f"{commit[:10]}{commit[40:]}"] = None  # keep the suffix +uncommitted
     cells = [
         Cell(*key, list(starts), list(scores), fmean(seconds), sum(failed))
@@ -122,14 +125,6 @@ def card_of(
     ]
     minutes = sum(cell.seconds * len(cell.scores) for cell in cells) / 60
     return Card(name, time.strftime("%Y-%m-%d"), ", ".join(filter(None, commits)), minutes, cells)
-
-
-def _mean(folder: RunFolder, version: int, measure: str) -> float | None:
-    """Return the mean of the reward `measure` in an evaluation, None if no rollout has it."""
-    lines = folder.read(folder.evaluation_of(version)).splitlines()
-    rewards = [msgspec.json.decode(line)["rewards"].get(measure) for line in lines]
-    known = [reward for reward in rewards if reward is not None]
-    return fmean(known) if known else None
 
 
 def write_page(path: Path, card: Card, stored: Sequence[Card], rows: dict[str, Row]) -> str:

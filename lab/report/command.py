@@ -9,7 +9,7 @@ from rich.console import Console
 from rich.text import Text
 
 from lab.report.arms import arms_of
-from lab.report.comparison import Comparison, NoBaseline, NothingToCompare, compare
+from lab.report.comparison import Comparison, NothingToCompare, compare
 from lab.report.conclusion import basis, conclusion, describe_power
 from lab.report.numbers import Record, arm_records, as_json, as_table
 from lab.report.sources import read_sources
@@ -55,21 +55,12 @@ def main(arguments: list[str]) -> int:
             )
         if not re.fullmatch(r"\d*\.?\d+(e-?\d+)?", effect) or not float(effect):
             raise ValueError(f"{EFFECT}={effect}: give a difference above 0, such as 0.03")
+        chosen = {"smallest_effect": options.get(EFFECT, ""), "num_judged": int(judged)}
+        written = report(paths, page, baseline=options.get("baseline", ""), **chosen)
     except ValueError as problem:
-        return _print_refusal(problem)
-    baseline, effect = options.get("baseline", ""), options.get(EFFECT, "")
-    try:
-        written = report(
-            paths, page, baseline=baseline, num_judged=int(judged), smallest_effect=effect
-        )
-    except NoBaseline as problem:
-        return _print_refusal(problem)
+        print(f"no report: {printable(str(problem))}", file=sys.stderr)  # noqa: T201
+        return BAD_ARGUMENTS
     return OK if written else NO_PAGE
-
-
-def _print_refusal(problem: ValueError) -> int:
-    print(f"no report: {printable(str(problem))}", file=sys.stderr)  # noqa: T201
-    return BAD_ARGUMENTS
 
 
 def report(

@@ -136,7 +136,7 @@ def read_run(
         seed=settings.get("seed", seed),
         # If the folder is missing and there is no error, the folder was deleted after the run.
         has_begun=folder.path.is_dir() or error is None,
-        cause=_make_readable(_end_cause(folder, rows, error, max_steps, settings)),
+        cause=_make_readable(_end_cause(folder, rows, error, max_steps, settings, versions)),
         num_steps=num_steps,
         max_steps=max_steps,
         seconds=float(seconds[-1]),
@@ -144,7 +144,7 @@ def read_run(
         held_out=_curve(rows, "eval/reward", seconds, tokens),
         training=_curve(rows, "train/reward", seconds, tokens),
         evaluations={v: read_evaluation(folder, v) for v in versions[-num_judged:]},
-        commit=_make_readable(str(record.get("commit") or "")),
+        commit=_make_readable(record.get("commit", "")),
         started_from=_make_readable(folder.started_from),
         code=code_versions(folder),
         command=printable(resume_command(folder)) if record else "",
@@ -161,9 +161,10 @@ def _make_readable(text: str) -> str:
 def _without_run_keys(
     settings: dict[str, Any], run_name: str, overrides: Sequence[str]
 ) -> dict[str, Any]:
-    # Values with the run's name, such as paths, differ between the runs of an arm. Remove them, but
-    # match whole words, so that a run named grpo keeps the value losses.grpo.grpo. If an override
-    # contains the name (`run_name=gsm8k env=gsm8k`), keep the values that this override may set.
+    # Values that contain the run's name, such as paths, differ between the runs of an arm. Remove
+    # them, but match whole words, so that a run named grpo keeps the value losses.grpo.grpo. Keep a
+    # value that equals the name, because the run may be named after it. If an override contains the
+    # name (`run_name=gsm8k env=gsm8k`), also keep the values that this override may set.
     name = re.compile(rf"(?<![\w.]){re.escape(run_name)}(?![\w.])")
     texts = {k for k, v in settings.items() if isinstance(v, str) and name.search(v)}
     named = tuple({key_of(item) for item in overrides if name.search(item)} - RUN_KEYS)
@@ -175,7 +176,7 @@ def _without_run_keys(
         if key not in RUN_KEYS
         and (key.rpartition(".")[2] not in RUN_KEYS or key in overridden | seeds)
         and key.partition(".")[0] not in ("format", "learned")  # users do not set these keys
-        and (key not in texts or key.startswith(named) or (named and value == run_name))
+        and (key not in texts or key.startswith(named) or value == run_name)
     }
 
 
@@ -185,6 +186,7 @@ def _end_cause(
     error: str | None,
     max_steps: int,
     settings: Mapping[str, Any],
+    versions: Sequence[int],
 ) -> str:
     if not folder.path.is_dir():
         return error or f"{folder} does not exist"
@@ -199,8 +201,7 @@ def _end_cause(
             return f"{failure['part']}: {failure['message']}".splitlines()[0]
     # A run evaluates its last version after its last step, unless it never evaluates.
     evaluates = not str(settings.get("evaluation._target_")).endswith("NoEvaluation")
-    versions = evaluated_versions(folder) if evaluates else []
-    last_version = max(versions, default=max_steps)
+    last_version = max(versions, default=max_steps) if evaluates else max_steps
     is_cut_short = min(num_steps, last_version) < max_steps
     if rows and (not is_cut_short or is_fulfilled(settings.get("stop_when"), rows)):
         return ""  # even if a sweep's job failed, because its run may be resumed outside the sweep

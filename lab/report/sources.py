@@ -24,8 +24,7 @@ class Sources:
 def read_sources(paths: Sequence[Path], num_judged: int = 1) -> Sources:
     runs: dict[Any, Run] = {}  # key: resolved run folder, or a number if the job has none
     notes: list[str] = []
-    keys = ("question", "command", "baseline", "smallest_effect", "progress")
-    texts = dict.fromkeys(keys, "")
+    texts = dict.fromkeys(("question", "command", "baseline", "smallest_effect", "progress"), "")
     for path in paths:
         sweep, found = SweepFolder(path), runs_at(path)
         if sweep.jobs.is_dir():

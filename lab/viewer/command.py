@@ -41,8 +41,9 @@ def main(words: Sequence[str]) -> int:
         return 0
     try:
         _view(words, console)
-    except ValueError as error:
-        console.print(printable(str(error)), markup=False, style="red")
+    except (ValueError, OSError) as error:
+        remedy = ": choose another path or port" if isinstance(error, OSError) else ""
+        console.print(printable(f"{error}{remedy}"), markup=False, style="red")
         return 2
     except KeyboardInterrupt:
         return 130
@@ -102,11 +103,7 @@ def _export(
     ]
     note = " ".join(f"{name}={value}" for name, value in filters.items())
     text = page([one for one in chosen if one[2]] or chosen, note)
-    try:
-        path.write_text(text, encoding="utf-8")
-    except OSError as error:
-        problem = f"export={path} cannot be written ({error.strerror}): choose another path"
-        raise ValueError(problem) from error
+    path.write_text(text, encoding="utf-8")
     console.print(f"{printable(str(path))} ({len(text) / 1e6:.1f} MB)", markup=False)
 
 
@@ -119,12 +116,8 @@ def _serve(
 
     fragment = f"#{urlencode(filters)}" if filters else ""
     key = secrets.token_urlsafe(12)
-    try:
-        # Listen before the server starts, so that early requests wait instead of failing.
-        listener = socket.create_server(("127.0.0.1", port))
-    except OSError as error:
-        problem = f"port={port} is not available ({error.strerror}): choose another port"
-        raise ValueError(problem) from error
+    # Listen before the server starts, so that early requests wait instead of failing.
+    listener = socket.create_server(("127.0.0.1", port))
     address = f"http://127.0.0.1:{listener.getsockname()[1]}/{key}/{fragment}"
     app = application(list(indexes.values()), list(indexes), key)
     config = uvicorn.Config(

@@ -121,8 +121,6 @@ def zero_reason(token: dict[str, Any], flagged: list[str], options: dict[str, An
         return "the token's weight in the objective is 0"
     if token.get("correction") == 0:
         return "the correction for vLLM's logprobs dropped the token (correction 0)"
-    if token.get("kept") == 0:
-        return "the token's weight * correction is 0"
     if advantage == 0:
         return "advantage 0: the reward equals its baseline, such as the mean of the group"
     clips = [name for name in flagged if "clip" in name or "mask" in name or "drop" in name]

@@ -37,7 +37,8 @@ def _fill_endpoints(node: Any, endpoints: dict[str, dict[str, str]]) -> Any:
         name = str(node[key] or "???")
         if name != "???" and "://" not in name:
             if name not in endpoints:
-                raise ConfigError([f"{FILE} has no endpoint {name}: use {' or '.join(endpoints)}"])
+                known = " or ".join(endpoints) or "a URL, because the file is empty"
+                raise ConfigError([f"{FILE} has no endpoint {name}: use {known}"])
             named = {**endpoints[name], key: endpoints[name]["url"]}
             kept = {} if node["model"] in ("???", None) else {"model": node["model"]}
             node |= {field: named[field] for field in (key, *_FIELDS - {"url"}) if field in named}

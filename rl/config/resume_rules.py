@@ -55,7 +55,7 @@ def run_folder_problems(config: Config) -> Iterator[str]:
         )
     elif not name.isprintable():
         yield f"run_name={name!r} contains unprintable characters: choose another run_name"
-    elif saved.is_file() and not run_folder.has_results():
+    elif (saved.is_file() or run_folder.overrides.is_file()) and not run_folder.has_results():
         return  # the new run may replace an earlier one that has no results
     elif saved.is_file() and not resume:
         how = "use resume=true to continue it, or " if "resume" in config else ""

@@ -84,7 +84,10 @@ def check_advantage(
 
     first = next(iter(cases))
     accepted = (unit for unit in ("rollout", "turn", "token") if succeeds(Report(), first, unit))
-    unit = next(accepted, "rollout")
+    gives_lists = False
+    with Report().calling("advantage", advantage):
+        gives_lists = np.ndim(advantage(new_group(ordinary))[0]) > 0
+    unit = next(accepted, "turn" if gives_lists else "rollout")
     if not all(succeeds(report, what, unit) for what in cases):
         return {}
     with report.calling("advantage", advantage):

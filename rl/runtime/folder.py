@@ -10,7 +10,7 @@ from typing import Any
 
 import yaml
 
-from rl.runtime.files import Inside, remove, write_atomically
+from rl.runtime.files import Inside, LineTail, remove, write_atomically
 from rl.runtime.given_files import load_json, load_yaml, regular_file
 from rl.runtime.private_folder import PrivateFolder
 from rl.runtime.text import OUT_OF_MEMORY
@@ -210,6 +210,15 @@ def naming_damage(path: Path, remedy: str = "delete its checkpoint") -> Iterator
         if is_of_system or isinstance(error, ImportError) or re.search(OUT_OF_MEMORY, text):
             raise
         raise UnusableFile(f"{path} is damaged ({text}): {remedy}") from error
+
+
+def read_records(path: Path) -> list[dict[str, Any]]:
+    """Parse the complete lines of a file of JSON objects. Raise ValueError for a damaged line."""
+    records = []
+    for number, line in enumerate(LineTail(path).read(), 1):
+        with naming_damage(path, f"restore it, or delete its line {number}"):
+            records.append({**load_json(line)})
+    return records
 
 
 def _create_parent(path: Path) -> Path:

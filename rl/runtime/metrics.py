@@ -9,6 +9,7 @@ not finite is null. This file is always written, even if a logger such as wandb 
 
 import contextlib
 import json
+import logging
 import math
 import os
 import time
@@ -22,6 +23,7 @@ from rl.runtime.files import LineTail, append_line
 from rl.runtime.folder import RunFolder
 from rl.runtime.text import printable
 
+log = logging.getLogger(__name__)
 # Readers skip lines with numbers above _MAX, because the sums of a report would overflow.
 _MAX = 1e100
 LAST_STEPS = 10  # number of last steps whose mean reward is the training reward of a run
@@ -35,10 +37,7 @@ class MetricsFile:
     def __init__(self, run_folder: RunFolder) -> None:
         self._run_folder, self.path = run_folder, run_folder.metrics
         self.path.parent.mkdir(parents=True, exist_ok=True)
-        with self.path.open("a") as file:
-            # A killed run may leave an incomplete last line. End it before appending new lines.
-            if not (self.path.read_bytes() or b"\n").endswith(b"\n"):
-                file.write("\n")
+        self.path.touch()
 
     def append(self, step: int, metrics: Mapping[str, float | None]) -> None:
         """Append one line. Values above _MAX and values that are not finite become null."""
@@ -50,7 +49,12 @@ class MetricsFile:
     def truncate_after(self, step: int) -> None:
         """Remove broken lines. Move the lines of steps after `step` to metrics.dropped.jsonl."""
         aside = self.path.with_suffix(".tmp")
-        rows = read_metrics(self._run_folder)
+        # `read` leaves out an incomplete last line, which is normal after a run was killed.
+        parsed = [_parse_line(line) for line in LineTail(self.path).read()]
+        for number, row in enumerate(parsed, 1):
+            if row is None:
+                log.warning("%s: the resumed run removed the damaged line %d", self.path, number)
+        rows = [row for row in parsed if row is not None]
         # Write the removed lines first, so that a crash may duplicate lines but never lose them.
         if dropped := [row for row in rows if row["step"] > step]:
             with self._run_folder.dropped_metrics.open("a") as file:

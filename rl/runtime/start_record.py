@@ -20,19 +20,20 @@ def program(name: str) -> str:
 
 
 def read_record(folder: RunFolder) -> dict[str, Any]:
-    return folder.read_yaml(folder.overrides)
+    """Return the record without values of a wrong type, which an edit by hand may leave."""
+    items = folder.read_yaml(folder.overrides).items()
+    return {k: x for k, x in items if isinstance(x, list if k in ("overrides", "command") else str)}
 
 
 def read_overrides(folder: RunFolder) -> list[str]:
-    items = read_record(folder).get("overrides")
-    return [printable(str(item)) for item in items] if isinstance(items, list) else []
+    return [printable(str(item)) for item in read_record(folder).get("overrides", [])]
 
 
 def resume_command(folder: RunFolder) -> str:
     record = read_record(folder)
     kept = [item for item in read_overrides(folder) if key_of(item) not in START_KEYS]
-    name = quote_for_hydra(str(record.get("run_name", folder.name)))
-    command = record.get("command", ["python", "train.py"])
+    name = quote_for_hydra(record.get("run_name", folder.name))
+    command = map(str, record.get("command", ["python", "train.py"]))
     line = shlex.join([*command, *kept, f"run_name={name}", "resume=true"])
     started_in = record.get("started_in", os.getcwd())
     return line if started_in == os.getcwd() else f"cd {shlex.quote(started_in)} && {line}"
@@ -54,10 +55,8 @@ def resume_advice(folder: RunFolder) -> str:
     if not num_steps:
         return "no step was done: nothing is lost, and run_name can be used again"
     saved = folder.num_saved_steps()
+    lost = f"{saved} of {num_steps} steps are in the last checkpoint"
+    lost += ", and the others are lost" * (saved < num_steps)
     if not saved:
         lost = f"{num_steps} steps are in no checkpoint (trainer.checkpoint_every): they are lost"
-    elif saved < num_steps:
-        lost = f"{saved} of {num_steps} steps are in the last checkpoint, and the others are lost"
-    else:
-        lost = f"all {saved} steps are in the last checkpoint"
     return f"{lost}\n{'go on' if saved else 'again'}  {resume_command(folder)}"

@@ -259,10 +259,10 @@ class _Launch:
             children = Children(run, run_folder, self.reaper, with_devices(plan, hosts), hosts)
             # vLLM starts during the dry call (rl/dry_call). The other processes need its results.
             children.start(lambda: self._record_dry_call(run))
-            saved = run_folder.num_saved_steps()
+            shown = {"num_saved": run_folder.num_saved_steps(), "is_main": is_main}
             # With trainer.debug, print lines, because a live panel would overwrite the debugger.
             console = Console(force_terminal=False) if run.trainer.debug else None
-            with Screen(run_folder, run.max_steps, console, num_saved=saved) as screen:
+            with Screen(run_folder, run.max_steps, console, **shown) as screen:
                 stop.waits = is_main
 
                 def tick() -> None:

@@ -7,7 +7,6 @@ statuses and warnings from files of the run folder, which the other processes wr
 import re
 import time
 from collections.abc import Sequence
-from math import inf
 from statistics import mean
 
 from rich.console import Console, RenderableType
@@ -54,6 +53,7 @@ class Screen(Display):
         console: Console | None = None,
         *,
         num_saved: int | None = None,
+        is_main: bool = True,
     ) -> None:
         """The first `update` skips old metrics of steps >= `num_saved`, which a resume repeats."""
         super().__init__(console)
@@ -61,6 +61,7 @@ class Screen(Display):
         self.view = RunView(folder.name, max_steps)
         self._tail, self._warnings = MetricsTail(folder), WarningTail(folder)
         self._num_saved = num_saved
+        self._is_main = is_main  # of a warm start, a log file gets only the last step's line
         self._row: Row | None = None  # the newest line of metrics that was printed
         self._printed_at = float("-inf")  # unix seconds of the latest printed step line
         self._num_lines = 0
@@ -82,8 +83,9 @@ class Screen(Display):
         """Return new lines for a log file: process phases until the first step ends, then steps."""
         view = self.view
         if not view.rows or (view.rows[-1].get("time") or 0.0) < view.started:  # no new step yet
-            return [] if last else self._phase_lines()
+            return self._phase_lines() if self._is_main and not last else []
         due = self._num_lines < FIRST_STEPS or now - self._printed_at >= LINE_INTERVAL_S
+        due &= self._is_main
         if view.rows[-1] is self._row or not (due or last or view.done >= view.max_steps):
             return []
         self._row, self._printed_at = view.rows[-1], now
@@ -145,7 +147,9 @@ def final_summary(folder: RunFolder) -> str:
     if exports := folder.exports():
         lines.append(("model", str(exports[-1])))
     config = folder.read_yaml(folder.config)
-    if steps < config.get("max_steps", inf) and not is_fulfilled(config.get("stop_when"), rows):
+    max_steps = config.get("max_steps")  # the user may have edited the file
+    is_reached = isinstance(max_steps, int) and steps >= max_steps
+    if not is_reached and not is_fulfilled(config.get("stop_when"), rows):
         lines.append(("go on" if folder.num_saved_steps() else "again", resume_command(folder)))
     width = max(len(label) for label, _ in lines) + 2
     return "\n".join(f"{label:<{width}}{text}" for label, text in lines)

@@ -39,7 +39,15 @@ def test_exact_and_f1_of_text(said, answers, exact, f1):
     ("said", "answer"),
     [
         *(("-5", "5"), ("-$5", "$5"), ("1.5", "15"), (".5", "5"), ("1/2", "12"), ("1,2", "12")),
-        *(("3.000", "3,000"), ("x+1", "x1"), ("x^-2", "x2"), ("(x)+1", "x1"), ("7:30", "730")),
+        *(
+            ("3.000", "3,000"),
+            ("x+1", "x1"),
+            ("x^-2", "x2"),
+            ("(x)+1", "x1"),
+            ("7:30", "730"),
+            ("x-y", "x+y"),
+            ("2a/b", "2ab"),
+        ),
     ],
 )
 def test_punctuation_that_changes_a_number_or_a_formula_is_compared(said, answer):

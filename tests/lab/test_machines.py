@@ -94,6 +94,8 @@ def test_other_machines_can_be_planned_for(plan):
     assert "of 100.0 GiB; each GPU has 24.0" in page
     with pytest.raises(ConfigError, match="2 of 2 GPUs are for training and 0 for vLLM"):
         plan("trainer.ranks=2", gpus=2)
+    with pytest.raises(ConfigError, match=r"there is no key gpu: did you mean gpus\?"):
+        plan(gpu=8)
 
 
 @pytest.mark.parametrize(("model", "gib"), [("qwen3-0.6b", "1.1"), ("qwen3-4b-instruct", "7.5")])

@@ -104,6 +104,12 @@ def test_the_rollouts_of_a_run_that_still_writes_are_its_complete_lines(folder):
     path.write_text('{"reward": 1.0}\n{"rew')
     table = offbyone.load_run(folder.path).rollouts
     assert table.to_dict("records") == [{"step": 2, "reward": 1.0}]
+    for damaged in ('{"rew', "[1]", "5"):
+        path.write_text(f'{{"reward": 1.0}}\n{damaged}\n')
+        with pytest.raises(
+            ValueError, match=r"step_000002.jsonl is damaged .*: restore it, or delete its line 2"
+        ):
+            _ = offbyone.load_run(folder.path).rollouts
 
 
 def test_an_unknown_key_of_an_own_loss_gets_the_keys_of_this_loss(tmp_path, monkeypatch):

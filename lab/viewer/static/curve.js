@@ -84,8 +84,8 @@ export function curve() {
       const dot = { cx: x(step), cy: y(reward), r: 3.2, class: "dot" + (quiet ? "" : " quiet") };
       picture.append(svg("circle", dot));
     }
-    low.textContent = steps[0] < 0 ? "" : `step ${steps[0]}`;
-    high.textContent = steps[0] < 0 ? "" : `${steps.at(-1)}`;
+    low.textContent = stepLabel({ source: state.source, step: steps[0] });
+    high.textContent = steps.length > 1 ? number(steps.at(-1)) : "";
     top.textContent = number(most, 2);
     bottom.textContent = number(least, 2);
     keys.replaceChildren(
@@ -121,6 +121,6 @@ function of(points, [low, high], source) {
   const count = inside.reduce((sum, p) => sum + p[2], 0);
   const mean = count ? inside.reduce((sum, p) => sum + p[1] * p[2], 0) / count : null;
   const first = stepLabel({ source, step: low });
-  const name = low === high ? first : `${first}–${high}`;
+  const name = low === high ? first : `${first}–${number(high)}`;
   return `${name} · ${number(mean, 2)} · ${plural(count, "rollout")}`;
 }

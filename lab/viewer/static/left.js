@@ -123,8 +123,8 @@ export function left({ open, search }) {
     const values = new Map(table.values("used"));
     if (values.size < 2 && !state.used) return null;
     const buttons = [
-      ["true", "used"],
-      ["false", "rejected"],
+      ["true", "yes"],
+      ["false", "no"],
     ].map(([value, label]) =>
       h(
         "button",

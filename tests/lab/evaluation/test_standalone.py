@@ -290,6 +290,25 @@ def test_the_running_mean_leaves_out_rollouts_without_a_reward(tmp_path, capsys)
     assert "pass@1 0.0% " in screen
 
 
+class Interrupted(ReverseText):
+    num_scored = 0
+
+    async def score(self, episode):
+        Interrupted.num_scored += 1
+        if Interrupted.num_scored > 10:
+            raise KeyboardInterrupt
+        return await super().score(episode)
+
+
+def test_an_interrupted_evaluation_keeps_the_rollouts_of_finished_examples(tmp_path, capsys):
+    with pytest.raises(KeyboardInterrupt):
+        evaluated(tmp_path, f"env._target_={__name__}.Interrupted", "sampler.max_concurrent=2")
+    path = tmp_path / "mine" / "rollouts.incomplete.jsonl"
+    assert len(path.read_text().splitlines()) == 10
+    said = f"5 of 20 examples were finished: {path}"
+    assert said in capsys.readouterr().out.replace("\n", "")
+
+
 def test_an_evaluation_plays_counts_and_writes_every_rollout(tmp_path, capsys):
     reward, endpoint, env = evaluated(tmp_path)
     check_requests(endpoint, env.examples("eval"), seeded=False)

@@ -6,6 +6,7 @@ import subprocess
 import sys
 from dataclasses import replace
 
+import pyarrow
 import pytest
 import torch
 from pyarrow import parquet
@@ -115,6 +116,18 @@ def test_a_difference_by_hand():
     assert cosine == f"{8 / (14 * 26) ** 0.5:.4f}"
     assert norm == f"{(26 / 14) ** 0.5:.4g}"
     assert shares == ["25.0 %"] * 4
+
+
+def test_a_gradient_that_is_not_finite_is_named_and_not_compared(tmp_path, capsys):
+    folder = record_run(tmp_path)
+    path = folder.tokens_of(STEP, "trainer.rank0")
+    table = parquet.read_table(path).to_pylist()
+    table[0]["advantage"] = [float("nan") for _ in table[0]["advantage"]]
+    parquet.write_table(pyarrow.Table.from_pylist(table, parquet.read_schema(path)), path)
+    assert main([str(tmp_path), "advantage=group_zscore"]) == 0
+    screen = capsys.readouterr().out
+    assert "differ by up to NaN or infinity, because some" in " ".join(screen.split())
+    assert re.search(r"^as recorded +nan +not finite( +-){5}", screen, re.M)
 
 
 def test_the_table_of_tokens_has_the_tokens_of_all_updates_in_order(tmp_path):
@@ -229,6 +242,10 @@ def test_a_table_of_tokens_also_has_the_rows_that_were_not_trained(tmp_path):
     assert len(table) == sum(len(row.sampled["mask"]) for row in recorded)
     assert set(table.id[table.groupby("id").pi.transform("count") == 0]) == {"000000.2"}
     assert list(run.tokens(STEP + 1).columns) == []
+    lines = run.folder.rollouts_of(STEP).read_text()
+    run.folder.rollouts_of(STEP).write_text("{\n" + lines)
+    with pytest.raises(ValueError, match=r"step_000005\.jsonl is damaged .* line 1"):
+        recorded_batches(run.folder, STEP)
     run.folder.rollouts_of(STEP).unlink()
     assert run.rollouts.empty
 

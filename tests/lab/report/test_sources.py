@@ -144,6 +144,12 @@ def test_runs_that_are_named_after_the_value_that_they_vary_are_separate_arms(
     assert [arm.name for arm in arms_of(read(tmp_path))] == ["constant", "linear"]
 
 
+def test_runs_that_are_named_after_a_value_of_a_config_file_are_separate_arms(tmp_path):
+    for name in ("constant", "linear"):
+        made_run(tmp_path / name, optim={"schedule": name}, choice=None)
+    assert [arm.name for arm in arms_of(read(tmp_path))] == ["constant", "linear"]
+
+
 def test_a_run_says_whether_its_examples_were_chosen_by_rewards_and_when_its_sweep_got_it(tmp_path):
     learned = ({"selects_examples": False}, {"selects_examples": True})
     folders = [made_run(tmp_path / str(i), seed=i, learned=one) for i, one in enumerate(learned)]

@@ -34,7 +34,7 @@ def said(capsys: pytest.CaptureFixture[str], *words: str) -> tuple[int, str]:
     [
         (["empty"], "empty holds no run: offbyone view lists the runs in outputs/"),
         (["gone"], "gone does not exist"),
-        (["first", "export=first"], "cannot be written (Is a directory): choose another path"),
+        (["first", "export=first"], "Is a directory: 'first': choose another path or port"),
         (["first", "export=page.html", "step=99"], "no rollout is selected"),
         (["first", "export=page.html", "source=x"], "no rollout is selected"),
         (["first", "export=page.html", "env=x"], "no rollout is selected"),
@@ -54,8 +54,9 @@ def test_what_cannot_be_shown_or_exported_is_refused(words, problem, run, capsys
 
 def test_a_port_in_use_is_named(run, capsys):
     with socket.create_server(("127.0.0.1", 0)) as taken:
-        used = f"port={taken.getsockname()[1]}"
-        assert f"{used} is not available (Address already in use" in said(capsys, str(run), used)[1]
+        number = taken.getsockname()[1]
+        text = said(capsys, str(run), f"port={number}")[1]
+        assert f"('127.0.0.1', {number})): choose another path or port" in text
 
 
 def test_the_texts_name_a_command_that_works_in_this_folder(run, capsys, monkeypatch):

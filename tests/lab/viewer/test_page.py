@@ -112,11 +112,13 @@ def test_a_number_is_rounded_to_its_digits_but_never_to_zero(browser, address):
 def test_filters_narrow_the_list_and_can_be_cleared(browser, address):
     with looking(browser, f"{address}#source=evaluation&step=2") as page:
         expect(questions(page)).to_have_count(4)
+        expect(page.locator(".curve .ends > span").first).to_have_text("version 0")
         page.click(".clear-all")
         expect(questions(page)).to_have_count(8)
     with looking(browser, address) as page:
         expect(page.locator(".curve .levels span")).to_have_text(["0.67", "0"])
         expect(page.locator(".curve .key")).to_have_text(["training", "evaluations"])
+        expect(page.locator(".choice", has_text="trained on")).to_contain_text("no4")
         count = page.locator(".find > .count")
         expect(count).to_have_text("9 questions")
         page.click("[data-choice='used=false']")

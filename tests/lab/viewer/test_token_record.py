@@ -42,7 +42,6 @@ CLIPS = ["clip_fraction", "clip_fraction_high"]
         ({"grad": math.nan}, [], None),
         ({"weight": 0.0}, ["clip_fraction"], "the token's weight in the objective is 0"),
         ({"correction": 0.0}, [], DROPPED),
-        ({"kept": 0.0}, [], "the token's weight * correction is 0"),
         ({"advantage": 0.0}, [], MEAN),
         ({}, CLIPS, f"{UP} (clip_fraction, clip_fraction_high; {BOUNDS})"),
         ({"advantage": -1.0, "ratio": 0.5}, CLIPS[:1], f"{DOWN} (clip_fraction; {BOUNDS})"),

@@ -59,6 +59,7 @@ def test_a_model_and_an_address_of_the_command_line_are_kept(write):
         ("[large]\nurl = 'x'\n", r"endpoints.toml: \[large\] needs url and model"),
         ("[large]\nurl = 'x'\nmodel = 'y'\nkey = 'z'\n", r"\[large\] needs url and model"),
         ("[large", "endpoints.toml cannot be read"),
+        ("", "has no endpoint larg: use a URL, because the file is empty"),
     ],
 )
 def test_a_wrong_name_or_file_is_refused(text, said, write):

@@ -102,6 +102,11 @@ def test_a_folder_that_holds_a_run_is_refused_with_two_remedies(config):
     problem = only_problem(changed(config, {"resume": True}))
     assert "here holds no run: give run_name=<a folder in " in problem
     folder = trained(config)
+    (folder / "config.yaml").rename(folder / "kept")
+    (folder / "metrics.jsonl").rename(folder / "overrides.yaml")  # as if killed before its start
+    check(changed(config, {"resume": True}))
+    (folder / "overrides.yaml").rename(folder / "metrics.jsonl")
+    (folder / "kept").rename(folder / "config.yaml")
     said, remedy = f"{folder} already holds a run: ", "choose another run_name"
     assert only_problem(config) == f"{said}use resume=true to continue it, or {remedy}"
     check(changed(config, {"run_name": "other"}))

@@ -246,6 +246,8 @@ advantage: returned 15 numbers instead of 16
     def mine(group): return group.rewards[:-1]
 advantage: returned 'x' instead of a finite number
     def mine(group): return ['x' for _ in group.rewards]
+advantage: returned 2 numbers instead of 1 numbers: return one per turn of a rollout
+    def mine(group): return [[0.0] * (len(t or ()) + 1) for t in group.turn_rewards]
 advantage: returned inf instead of a finite number
     def mine(group): return [float('inf')] * len(group.rewards)
 advantage: TypeError

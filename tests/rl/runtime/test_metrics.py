@@ -48,8 +48,18 @@ def test_broken_lines_are_skipped_and_the_next_line_is_separate(ten_steps):
         file.write(b'[1]\n\n{"step": "x"}\n\xff\xfe\n{"step": 10, "a": "text"}\n')
         file.write(b'{"step": 10, "train/rew')
     assert steps(ten_steps) == list(range(10))
-    MetricsFile(RunFolder(ten_steps)).append(10, {})
+    file = MetricsFile(RunFolder(ten_steps))
+    file.truncate_after(9)
+    file.append(10, {})
     assert steps(ten_steps) == list(range(11))
+
+
+def test_a_resume_warns_of_damaged_lines_except_an_incomplete_last_one(ten_steps, caplog):
+    path = ten_steps / "metrics.jsonl"
+    path.write_text(path.read_text().replace('{"step": 3', '{"step: 3') + '{"step": 10, "tr')
+    MetricsFile(RunFolder(ten_steps)).truncate_after(99)
+    assert caplog.messages == [f"{path}: the resumed run removed the damaged line 4"]
+    assert steps(ten_steps) == [0, 1, 2, *range(4, 10)]
 
 
 def test_a_resume_drops_the_later_lines_and_appends_to_the_others(ten_steps):

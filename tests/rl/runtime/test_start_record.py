@@ -29,6 +29,9 @@ def test_the_command_repeats_the_start_with_the_same_files(tmp_path):
     assert shlex.split(resume_command(run_folder)) == [*command, *again]
     elsewhere = a_run(tmp_path / "x", command=["python", "t.py"], started_in="/a b", run_name="x")
     assert resume_command(elsewhere) == "cd '/a b' && python t.py run_name=x resume=true"
+    edited = a_run(tmp_path / "y", command=["t", 1], overrides=5, run_name=[7], started_in={})
+    assert resume_command(edited) == "t 1 run_name=y resume=true"
+    assert resume_command(a_run(tmp_path / "z", command=3)).startswith("python train.py run_name=z")
 
 
 def test_a_program_is_a_file_of_the_working_folder_or_a_command(tmp_path, monkeypatch):
@@ -60,7 +63,7 @@ def test_hydra_reads_the_same_run_name_again(name, tmp_path):
         (0, 0, "no step was done: nothing is lost, and run_name can be used again"),
         (7, 0, "7 steps are in no checkpoint (trainer.checkpoint_every): they are lost"),
         (57, 50, "50 of 57 steps are in the last checkpoint, and the others are lost"),
-        (50, 50, "all 50 steps are in the last checkpoint"),
+        (50, 50, "50 of 50 steps are in the last checkpoint"),
     ],
 )
 def test_the_advice_names_saved_and_lost_steps(done, saved, expected, tmp_path):

@@ -29,11 +29,12 @@ def on_terminal(file):
     return Console(file=file, force_terminal=True, width=80)
 
 
-def log_of(folder, max_steps=100, rows=()):
+def log_of(folder, max_steps=100, rows=(), **options):
     """Return the lines of a log file to which the screen prints while these rows are written."""
     output, metrics = io.StringIO(), MetricsFile(RunFolder(folder))
     # FORCE_COLOR takes any file for a terminal.
-    with Screen(RunFolder(folder), max_steps, Console(file=output, force_terminal=True)) as screen:
+    console = Console(file=output, force_terminal=True)
+    with Screen(RunFolder(folder), max_steps, console, **options) as screen:
         for step, row in enumerate(rows):
             metrics.append(step, row)
             screen.update()
@@ -52,6 +53,8 @@ def test_a_log_file_gets_the_start_the_first_steps_and_the_last(tmp_path):
     )
     early = log_of(tmp_path / "early", 100, [STEP] * 8)
     assert early[-1].startswith("  8/100 steps")
+    (warm_start,) = log_of(tmp_path, 60, [STEP] * 60, is_main=False)
+    assert warm_start.startswith("60/60 steps")
 
 
 def test_a_phase_is_printed_once_and_a_later_step_two_seconds_after_the_last(tmp_path):
@@ -125,7 +128,8 @@ def test_the_final_summary_has_the_results_and_the_command_that_resumes(tmp_path
         assert shown in text
     (folder / "checkpoints").rename(folder / "elsewhere")  # no checkpoint is left
     assert "\nagain        python train.py" in final_summary(RunFolder(folder))
-    for config, ended in (("max_steps: 24", True), ("max_steps: 25", False),
+    for config, ended in (("max_steps: 24", True), ("max_steps: many", False),
+                          ("max_steps: 25", False),
                           ("{max_steps: 99, stop_when: eval/reward < -0.2}", True)):  # fmt: skip
         (folder / "config.yaml").write_text(config)
         assert ("resume=true" in final_summary(RunFolder(folder))) != ended
