@@ -18,7 +18,7 @@ from typing import Any
 from envs.episode import Episode, Example, Split
 from envs.judge import Judge
 from envs.messages import Message, assistant, tool_call, user
-from envs.options import check_at_least
+from envs.options import PositiveInt, Probability
 from envs.protocol import Environment, check_weights
 from envs.rewards import exact, f1, final_text
 from envs.wiki.corpus import Page, Question, read_pages, read_questions
@@ -42,11 +42,11 @@ class WikiSearch(Environment):
     questions_split: str
     columns: Mapping[str, str]
     levels: Sequence[int]
-    num_eval: int
-    num_results: int
-    max_turns: int = field()
+    num_eval: PositiveInt
+    num_results: PositiveInt
+    max_turns: PositiveInt = field()
     describe_tools: bool = field()
-    giving_up: float
+    giving_up: Probability
     judge: Judge | None
     reward_weights: Mapping[str, float]
 
@@ -68,10 +68,6 @@ class WikiSearch(Environment):
             )
         if not levels or set(levels) - {0, 1, 2, 3}:
             raise ValueError(f"levels={list(levels)}: list one or more of 1, 2, 3, 0 (unknown)")
-        check_at_least(1, max_turns=self.max_turns)
-        check_at_least(1, num_results=self.num_results, num_eval=self.num_eval)
-        if not 0 <= self.giving_up <= 1:
-            raise ValueError(f"giving_up={self.giving_up}: set it to a share between 0 and 1")
         check_weights(self.reward_weights, REWARDS if self.judge else REWARDS[:-1])
 
     def examples(self, split: Split) -> list[Example]:

@@ -290,7 +290,6 @@ MORE = {"more": reward("needs_more"), "noted": reward("noted")}
         ({"rewards": {}}, "rewards is empty"),
         ({"reward_weights": {"exakt": 1.0}}, "exakt.* not in rewards: choose from exact, found"),
         ({"max_turns": 1}, "max_turns=1 does not suit 3 tools"),
-        ({"max_turns": 0}, "max_turns=0: set it to at least 1"),
         ({**ALONE, "tools": [], "shared": {}, "rewards": CALLS}, "=4 does not suit no tools"),
         ({"shared": {**USED, "indx": 3}}, r"no tool and no reward uses \['indx'\] of"),
         ({"shared": {**USED, "episode": 3}}, "object name episode is reserved"),

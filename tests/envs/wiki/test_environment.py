@@ -161,7 +161,6 @@ def test_a_file_without_pages_is_refused(pages, problem, tmp_path):
         ({"questions": "q.jsonl"}, "set both for a corpus of your own"),
         ({"columns": {"titel": "name"}}, r"\['titel'\]: use only the keys title, content"),
         ({"num_eval": 10**6}, "leave no question for training: lower num_eval or add a level"),
-        ({"giving_up": 2.0}, "giving_up=2.0: set it to a share"),
         ({"reward_weights": {"judge": 1.0}}, r"\['judge'\], which this environment does not score"),
     ],
 )
