@@ -135,20 +135,16 @@ def _functions_and_weights(
 
 
 def _check_unique_names(sets: Mapping[str, Toolset]) -> None:
-    origins: dict[tuple[str, str], str] = {}
+    origins: dict[str, str] = {}
     for origin, toolset in sets.items():
-        for kind, names in (
-            ("an object", [*toolset.shared, *toolset.per_episode]),
-            ("a binding of", [*toolset.bindings]),
-        ):
-            for name in names:
-                if (kind, name) in origins:
-                    raise ValueError(
-                        f"{origins[kind, name]} and {origin} both have {kind} {name!r}: rename one "
-                        "of the two or remove one (bindings pass an object to a parameter of "
-                        "another name)"
-                    )
-                origins[kind, name] = origin
+        # A binding is never named as an object, because its name contains a dot.
+        for name in (*toolset.shared, *toolset.per_episode, *toolset.bindings):
+            if name in origins:
+                raise ValueError(
+                    f"{origins[name]} and {origin} both have the object or binding {name!r}: "
+                    "rename or remove one (bindings pass an object to a parameter of another name)"
+                )
+            origins[name] = origin
 
 
 def _merge_field(sets: Mapping[str, Toolset], field: str) -> dict[str, Any]:

@@ -299,7 +299,10 @@ MORE = {"more": reward("needs_more"), "noted": reward("noted")}
         ({"tools": [reward("Near", wanted=1)]}, "tools: Near is a class"),
         ({"bindings": {"lost.index": "index"}}, "lost.index is not .* choose from search.query, "),
         ({"bindings": {"noted.notes": "pads"}}, "noted.notes=pads, but .* index, counter, dict"),
-        ({"bindings": {"lookup.index": "index"}}, "env and toolsets.words .* of 'lookup.index'"),
+        (
+            {"bindings": {"lookup.index": "index"}},
+            "env and toolsets.words .* 'lookup.index': rename",
+        ),
         ({"shared": {**USED, "dictionary": 3}}, "env and toolsets.words .* 'dictionary': rename"),
         ({"per_episode": {"begun": 1, "dictionary": 3}}, "env and toolsets.words .* 'dictionary'"),
         ({"rewards": {"one": {"fn": reward("calls")}}}, "rewards.one has fn: give it a _target_,"),
