@@ -11,7 +11,6 @@ import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from pathlib import Path
 from random import Random
 from typing import Any
 
@@ -57,10 +56,6 @@ class WikiSearch(Environment):
                 f"corpus={corpus}, questions={questions}: set both for a corpus of your own, or "
                 "set both to null for the corpus that we ship"
             )
-        for option, name in (("corpus", corpus), ("questions", questions)):
-            # Only .jsonl files are checked, because another name may be a data set of the hub.
-            if name and name.endswith(".jsonl") and not Path(name).expanduser().is_file():
-                raise ValueError(f"{option}={name} does not exist in {Path.cwd()}: correct it")
         if unknown := set(self.columns) - set(COLUMNS):
             raise ValueError(
                 f"columns contains {sorted(unknown)}: use only the keys {', '.join(COLUMNS)}, with "

@@ -182,10 +182,11 @@ def test_a_judge_is_one_more_reward():
 
 @pytest.mark.parametrize("option", ["corpus", "questions"])
 def test_a_missing_file_is_named_before_anything_starts(option, tmp_path):
-    (tmp_path / "a.jsonl").write_text("{}\n")
+    row = {"title": "a", "content": "b", "question": "c", "answer": "d"}
+    (tmp_path / "a.jsonl").write_text(json.dumps(row))
     files = {"corpus": str(tmp_path / "a.jsonl"), "questions": str(tmp_path / "a.jsonl")}
-    with pytest.raises(ValueError, match=rf"{option}=no/b.jsonl does not exist in "):
-        wiki(**{**files, option: "no/b.jsonl"})
+    with pytest.raises(ValueError, match=r"no/b\.jsonl: no such file "):
+        wiki(**{**files, option: "no/b.jsonl"}).examples("train")
 
 
 SEARCH = tool_call("search_pages", query="x")
