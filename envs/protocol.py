@@ -118,8 +118,8 @@ class Environment(Stateful):
         keeps the current value. `system_prompt` is a text or a file (envs/options.py).
         Raise ValueError if a value is invalid.
         """
-        can_continue = type(self).reply is not Environment.reply or self.tools
-        if max_turns is not None and max_turns > 1 and not can_continue:
+        # Read `tools` last, because reading them may load data.
+        if (max_turns or 1) > 1 and type(self).reply is Environment.reply and not self.tools:
             raise ValueError(
                 f"max_turns={max_turns}, but {type(self).__name__} has no tools and no reply(), so "
                 "episodes have one turn: remove max_turns, or add tools or reply()"

@@ -189,6 +189,17 @@ def test_a_missing_file_is_named_before_anything_starts(option, tmp_path):
         wiki(**{**files, option: "no/b.jsonl"}).examples("train")
 
 
+def test_options_are_set_without_loading_the_corpus():
+    env = wiki()
+    env.configure(system_prompt="Be brief.", tool_timeout=3.0)
+    assert not {"_index", "_pages_and_questions"} & vars(env).keys()
+
+
+def test_an_expert_refuses_to_answer_questions_of_unknown_level_alone():
+    with pytest.raises(ValueError, match="'wiki-search' has no scripted expert"):
+        next(wiki(levels=[0]).demonstrations(Random(0)))
+
+
 SEARCH = tool_call("search_pages", query="x")
 TWO_SEARCHES = {**SEARCH, "tool_calls": SEARCH["tool_calls"] * 2}
 VIEW = tool_call("view_sections", page_id="Oslo")
