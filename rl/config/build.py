@@ -6,7 +6,7 @@ from importlib import import_module
 from types import ModuleType
 from typing import Any
 
-from envs.user_code import format_location
+from envs.user_code import find_location
 from rl.config.annotations import convert
 from rl.config.schedules import Schedules
 from rl.config.schema import ConfigError
@@ -46,8 +46,10 @@ def _import_target(module: str, target: str) -> ModuleType:
     try:
         return import_module(module)
     except Exception as error:  # a user's module may raise any exception
-        problem = f"{type(error).__name__}: {error}{format_location(error)}"
-        raise ValueError(f"{target} cannot be imported: {problem}") from error
+        file, line = find_location(error) or (module, 1)
+        raise ValueError(
+            f"{target} cannot be imported: {type(error).__name__}: {error} ({file}:{line})"
+        ) from error
 
 
 def component(node: Mapping[str, Any]) -> Any:
