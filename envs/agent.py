@@ -22,7 +22,7 @@ from typing import Any
 from envs.composed import Composed
 from envs.episode import Episode, StopReason
 from envs.messages import Message
-from envs.options import check_at_least
+from envs.options import PositiveInt
 from envs.policy_endpoint import MODEL, PolicyEndpoint
 from envs.protocol import ContextFull, PolicyTurn, Speak
 from envs.rewards import answers_of, exact
@@ -47,11 +47,10 @@ class Agent(Composed):
         *,
         command: Sequence[str],
         variables: Mapping[str, str],
-        max_requests: int,
+        max_requests: PositiveInt,
         system_prompt: str | None = None,
     ) -> None:
         super().configure(system_prompt=system_prompt)
-        check_at_least(1, max_requests=max_requests)
         if self.tools:
             raise ValueError("tools are set, but the agent has its own: remove `tools`")
         if not any(_PROMPT in argument for argument in command):

@@ -17,7 +17,7 @@ from string import ascii_lowercase
 
 from envs.episode import Episode, Example, Split
 from envs.messages import Message, assistant, user, without_reasoning
-from envs.options import check_at_least, check_range
+from envs.options import PositiveFloat, PositiveInt, check_range
 from envs.protocol import Environment, check_weights
 
 REWARDS = ("exact", "similarity")
@@ -32,21 +32,19 @@ class AlphabetSort(Environment):
 
     min_turns: int
     max_turns: int = field()
-    num_names: int
-    names_per_turn: int
+    num_names: PositiveInt
+    names_per_turn: PositiveInt
     min_length: int
     max_length: int
-    similarity_power: float
-    num_train: int
-    num_eval: int
+    similarity_power: PositiveFloat
+    num_train: PositiveInt
+    num_eval: PositiveInt
     reward_weights: Mapping[str, float]
 
     def __post_init__(self) -> None:
         min_length, max_length = self.min_length, self.max_length
         check_range(min_turns=self.min_turns, max_turns=self.max_turns)
         check_range(min_length=min_length, max_length=max_length)
-        check_at_least(1, num_names=self.num_names, names_per_turn=self.names_per_turn)
-        check_at_least(1, num_train=self.num_train, num_eval=self.num_eval)
         total = self._total_names(self.max_turns)
         capacity = sum(len(ascii_lowercase) ** n for n in range(min_length, max_length + 1))
         if capacity < 4 * total:  # otherwise `_draw_names` would draw many names twice
@@ -61,8 +59,6 @@ class AlphabetSort(Environment):
                 f"num_eval={self.num_eval} leaves too few lists for training, because only {count} "
                 "lists of names exist: raise max_length or num_names, or lower num_eval"
             )
-        if self.similarity_power <= 0:
-            raise ValueError(f"similarity_power={self.similarity_power}: set it above 0")
         check_weights(self.reward_weights, REWARDS)
 
     def _total_names(self, turns: int) -> int:

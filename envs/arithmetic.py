@@ -16,7 +16,7 @@ from typing import ClassVar
 
 from envs.episode import Episode, Example, Split
 from envs.messages import Message, assistant, user
-from envs.options import check_at_least
+from envs.options import NonNegativeInt, PositiveInt
 from envs.protocol import Environment, check_weights
 from envs.rewards import final_text
 
@@ -34,20 +34,18 @@ class Arithmetic(Environment):
     name = "arithmetic"
     REWARDS: ClassVar[Sequence[str]] = ("correct",)  # names of the rewards that `score` returns
 
-    max_operand: int
+    max_operand: NonNegativeInt
     operators: Sequence[str]
-    num_train: int
-    num_eval: int
+    num_train: PositiveInt
+    num_eval: PositiveInt
     reward_weights: Mapping[str, float]
 
     def __post_init__(self) -> None:
-        check_at_least(0, max_operand=self.max_operand)
         operators = self.operators
         if not operators or set(operators) - set(OPERATORS) or len(set(operators)) < len(operators):
             raise ValueError(
                 f"operators={list(operators)}: list one or more of {' '.join(OPERATORS)}, each once"
             )
-        check_at_least(1, num_train=self.num_train, num_eval=self.num_eval)
         self._num_questions = len(operators) * (self.max_operand + 1) ** 2
         if self.num_eval >= self._num_questions:
             raise ValueError(

@@ -18,7 +18,7 @@ from envs.binding import Binder, Objects
 from envs.datasets import Dataset
 from envs.episode import Episode, Example, Split
 from envs.messages import Message, assistant
-from envs.options import check_at_least
+from envs.options import PositiveFloat, PositiveInt
 from envs.protocol import Environment
 from envs.tools import Function, unwrap
 
@@ -48,10 +48,10 @@ class Composed(Environment):
         toolsets: Mapping[str, Toolset],
         rewards: Mapping[str, Any],
         reward_weights: Mapping[str, float],
-        max_turns: int,
-        tool_timeout: float,
+        max_turns: PositiveInt,
+        tool_timeout: PositiveFloat,
         describe_tools: bool,
-        max_concurrent: int | None,
+        max_concurrent: PositiveInt | None,
     ) -> None:
         functions, self.reward_weights = _functions_and_weights(rewards, reward_weights)
         env = Toolset(tools=tools, shared=shared, per_episode=per_episode, bindings=bindings)
@@ -63,7 +63,6 @@ class Composed(Environment):
         named = [(getattr(unwrap(tool), "__name__", ""), tool) for tool in tools]
         binder.check([*named, *functions.items()])
         super().configure(tool_timeout=tool_timeout, max_concurrent=max_concurrent)
-        check_at_least(1, max_turns=max_turns)
         self.name, self.max_turns = name, max_turns
         self.describe_tools, self._dataset = describe_tools, dataset
         self.tools = [binder.tool(tool) for tool in tools]
@@ -136,20 +135,16 @@ def _functions_and_weights(
 
 
 def _check_unique_names(sets: Mapping[str, Toolset]) -> None:
-    origins: dict[tuple[str, str], str] = {}
+    origins: dict[str, str] = {}
     for origin, toolset in sets.items():
-        for kind, names in (
-            ("an object", [*toolset.shared, *toolset.per_episode]),
-            ("a binding of", [*toolset.bindings]),
-        ):
-            for name in names:
-                if (kind, name) in origins:
-                    raise ValueError(
-                        f"{origins[kind, name]} and {origin} both have {kind} {name!r}: rename one "
-                        "of the two or remove one (bindings pass an object to a parameter of "
-                        "another name)"
-                    )
-                origins[kind, name] = origin
+        # A binding is never named as an object, because its name contains a dot.
+        for name in (*toolset.shared, *toolset.per_episode, *toolset.bindings):
+            if name in origins:
+                raise ValueError(
+                    f"{origins[name]} and {origin} both have the object or binding {name!r}: "
+                    "rename or remove one (bindings pass an object to a parameter of another name)"
+                )
+            origins[name] = origin
 
 
 def _merge_field(sets: Mapping[str, Toolset], field: str) -> dict[str, Any]:

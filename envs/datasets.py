@@ -20,7 +20,7 @@ from typing import Any, ClassVar, Literal
 from envs.episode import Example, Split
 from envs.loading import LazyExamples, load_rows, read_json_lines, require_reachable
 from envs.messages import check_messages, user
-from envs.options import check_at_least
+from envs.options import NonNegativeInt
 
 _CHECKED_BYTES = 100_000_000  # files with more bytes in total are not checked before a run
 
@@ -35,10 +35,7 @@ class Dataset:
     path: str  # a file, a file pattern, or the data set's name on the hub
     prompt: str
     answer: str | None
-    num_eval: int
-
-    def __post_init__(self) -> None:
-        check_at_least(0, num_eval=self.num_eval)
+    num_eval: NonNegativeInt
 
     def load(self) -> dict[str, Rows]:
         """Return split -> rows: "train", and "eval" if the data set has an eval split."""

@@ -15,7 +15,7 @@ from envs.chat_endpoint import ChatEndpoint
 from envs.episode import Episode
 from envs.http_client import HttpClient
 from envs.messages import user, without_reasoning
-from envs.options import check_at_least
+from envs.options import PositiveFloat, PositiveInt
 from envs.rewards import answers_of, final_text
 
 FIELDS = ("question", "answer", "said")
@@ -35,12 +35,12 @@ class Judge(ChatEndpoint):
     raises: ClassVar[type[Exception]] = JudgeError
 
     prompt: str
-    max_score: float | None
+    max_score: PositiveFloat | None  # None: the judge says yes or no
     temperature: float
     max_tokens: int
     timeout: float
     retry_wait: float
-    max_concurrent: int
+    max_concurrent: PositiveInt
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -55,10 +55,6 @@ class Judge(ChatEndpoint):
                 f"the environment variable api_key_variable={self.api_key_variable} is not set: "
                 "export the judge's key in it, or set api_key_variable=null if no key is needed"
             )
-        if self.max_score is not None and self.max_score <= 0:
-            limit = "set it above 0, or to null if the judge says yes or no"
-            raise ValueError(f"max_score={self.max_score}: {limit}")
-        check_at_least(1, max_concurrent=self.max_concurrent)
 
     @cached_property
     def _http_client(self) -> HttpClient:

@@ -86,10 +86,8 @@ def hub_problem() -> str | None:
 def read_json_lines(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
     """Yield the line number (from 1) and the JSON object of each non-empty line of a file."""
     if not path.is_file():
-        problem = (
-            "is a folder: name a file in it" if path.is_dir() else "no such file: correct the path"
-        )
-        raise ValueError(f"{path}: {problem}")
+        where = f"relative paths start in {Path.cwd()}"
+        raise ValueError(f"{path}: no such file ({where}): correct the path")
     with path.open(encoding="utf-8") as file:
         for number, line in enumerate(file, 1):
             if not line.strip():

@@ -14,7 +14,7 @@ from typing import Any
 
 from envs.episode import Example, Split
 from envs.messages import Message
-from envs.options import parse_limits
+from envs.options import PositiveFloat, parse_limits
 from envs.protocol import Environment, Pool
 
 
@@ -23,7 +23,9 @@ class Mixture(Environment):
 
     name = "mixture"
 
-    def __init__(self, *, envs: Mapping[str, Environment], weights: Mapping[str, float]) -> None:
+    def __init__(
+        self, *, envs: Mapping[str, Environment], weights: Mapping[str, PositiveFloat]
+    ) -> None:
         if not envs:
             raise ValueError("envs is empty: add at least one environment")
         if envs.keys() != weights.keys():
@@ -31,8 +33,6 @@ class Mixture(Environment):
                 f"weights has {', '.join(weights) or 'nothing'}, but envs has {', '.join(envs)}: "
                 "set one weight for each environment"
             )
-        if wrong := {name: weight for name, weight in weights.items() if weight <= 0}:
-            raise ValueError(f"weights={wrong}: set weights above 0, or remove these environments")
         if nested := [name for name, env in envs.items() if isinstance(env, Mixture)]:
             raise ValueError(
                 f"a mixture cannot contain another mixture (envs.{' and envs.'.join(nested)}): "

@@ -10,17 +10,18 @@ different temperatures, because the trainer divides all logits by one temperatur
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
+
+from msgspec import Meta
+
+# Annotations for the usual ranges of options, as in rl/config/ranges.py, which envs/ cannot import.
+PositiveInt = Annotated[int, Meta(ge=1)]
+NonNegativeInt = Annotated[int, Meta(ge=0)]
+PositiveFloat = Annotated[float, Meta(gt=0)]
+Probability = Annotated[float, Meta(ge=0, le=1)]
 
 _MAX_STOPS = 4  # maximum number of stop texts that the OpenAI API accepts
 _LIMITS = ("max_tokens", "stop", "rollout_timeout")
-
-
-def check_at_least(minimum: int, **values: float | None) -> None:
-    """Raise ValueError if a named value is below `minimum`. A value of None is accepted."""
-    for name, value in values.items():
-        if value is not None and value < minimum:
-            raise ValueError(f"{name}={value}: set it to at least {minimum}")
 
 
 def check_range(**bounds: int) -> None:

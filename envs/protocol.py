@@ -18,7 +18,7 @@ from typing import Any, Protocol
 
 from envs.episode import Episode, Example, Split
 from envs.messages import Message
-from envs.options import check_at_least, read_system_prompt
+from envs.options import PositiveFloat, PositiveInt, read_system_prompt
 from envs.stateful import Stateful
 from envs.tools import Function, Toolbox
 
@@ -108,9 +108,9 @@ class Environment(Stateful):
         self,
         *,
         system_prompt: str | None = None,
-        max_turns: int | None = None,
-        tool_timeout: float | None = None,
-        max_concurrent: int | None = None,
+        max_turns: PositiveInt | None = None,
+        tool_timeout: PositiveFloat | None = None,
+        max_concurrent: PositiveInt | None = None,
     ) -> None:
         """Set the options common to all environments, except those that the constructor takes.
 
@@ -118,11 +118,8 @@ class Environment(Stateful):
         keeps the current value. `system_prompt` is a text or a file (envs/options.py).
         Raise ValueError if a value is invalid.
         """
-        check_at_least(1, max_turns=max_turns, max_concurrent=max_concurrent)
-        if tool_timeout is not None and tool_timeout <= 0:
-            raise ValueError(f"tool_timeout={tool_timeout:g}: set it to more than 0 seconds")
-        can_continue = type(self).reply is not Environment.reply or self.tools
-        if max_turns is not None and max_turns > 1 and not can_continue:
+        # Read `tools` last, because reading them may load data.
+        if (max_turns or 1) > 1 and type(self).reply is Environment.reply and not self.tools:
             raise ValueError(
                 f"max_turns={max_turns}, but {type(self).__name__} has no tools and no reply(), so "
                 "episodes have one turn: remove max_turns, or add tools or reply()"

@@ -15,7 +15,7 @@ from typing import ClassVar
 
 from envs.episode import Episode, Example, Split
 from envs.messages import Message, assistant, user
-from envs.options import check_at_least, check_range
+from envs.options import PositiveInt, check_range
 from envs.protocol import Environment, check_weights
 from envs.rewards import final_text
 
@@ -32,13 +32,12 @@ class ReverseText(Environment):
 
     min_length: int
     max_length: int
-    num_train: int
-    num_eval: int
+    num_train: PositiveInt
+    num_eval: PositiveInt
     reward_weights: Mapping[str, float]
 
     def __post_init__(self) -> None:
         check_range(min_length=self.min_length, max_length=self.max_length)
-        check_at_least(1, num_train=self.num_train, num_eval=self.num_eval)
         self._lengths = range(self.min_length, self.max_length + 1)
         capacity, needed = sum(BASE**n for n in self._lengths), self.num_train + self.num_eval
         if needed > capacity:

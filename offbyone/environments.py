@@ -21,8 +21,6 @@ MODEL = ("model=hf", "model.path=unknown")
 def load(name: str, **options: Any) -> Environment:
     """Return an environment, or raise ValueError (unknown name) or LookupError (unknown class)."""
     node = {"_target_": name} if "." in name else _env_node(name)
-    if "." not in name and (unknown := sorted(set(options) - set(node))):
-        raise ValueError(f"{name} has no options {unknown}: use {', '.join(list(node)[1:])}")
     node |= options
     if missing := sorted(OmegaConf.missing_keys(node)):
         raise ValueError(f"the option {name}.{missing[0]} has no default: pass a value for it")

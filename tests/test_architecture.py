@@ -22,7 +22,7 @@ MAY_IMPORT = {
     "rl.records": "envs losses",
     "rl.schedule": "rl.config",
     "rl.wire": "",
-    "rl.config": "rl.runtime",
+    "rl.config": "rl.runtime envs",
     "rl.runtime": "envs",
     "rl.dry_call": "rl.records rl.config rl.runtime rl.rollouts rl.sampling envs losses",
     "rl.terminal": "rl.runtime",
@@ -36,7 +36,7 @@ MAY_IMPORT = {
     "rl.evaluation envs losses",
     "rl.learner": "rl.records rl.config rl.runtime rl.model envs losses",
     "rl.weights": "rl.records rl.config rl.runtime rl.model rl.inference rl.learner",
-    "rl.trainer": "rl.records rl.wire rl.config rl.runtime rl.inference rl.learner rl.weights",
+    "rl.trainer": "rl.records rl.wire rl.config rl.runtime rl.inference rl.learner rl.weights envs",
     "rl.supervisor": "rl.config rl.dry_call rl.runtime rl.terminal rl.cluster rl.model "
     "rl.placement rl.inference envs",
     "lab.plan": "rl.config rl.dry_call rl.runtime rl.model rl.placement rl.supervisor",

@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 from random import Random
 
 from envs.maths.questions import GeneratedQuestions, Question
+from envs.options import PositiveInt
 
 
 def _draw_product(rng: Random, digits: int) -> Question:
@@ -61,7 +62,9 @@ KINDS: dict[str, Callable[[Random, int], Question]] = {
 
 
 class Calculations(GeneratedQuestions):
-    def __init__(self, *, kinds: Sequence[str], digits: int, num_train: int, num_eval: int) -> None:
+    def __init__(
+        self, *, kinds: Sequence[str], digits: int, num_train: PositiveInt, num_eval: PositiveInt
+    ) -> None:
         if not kinds or set(kinds) - set(KINDS):
             raise ValueError(f"kinds={list(kinds)}: list one or more of {' '.join(KINDS)}")
         if not 2 <= digits <= 6:

@@ -10,9 +10,9 @@ import re
 from fractions import Fraction
 
 from envs.messages import without_reasoning
-from envs.options import check_at_least
+from envs.options import PositiveInt
 from envs.rewards import NUMBER
-from envs.sandbox.sandbox import Limits, Sandbox, check_sandbox
+from envs.sandbox.sandbox import Limits, MemoryMb, Sandbox, check_sandbox
 from envs.tools import ToolError
 
 # The timeout is this multiple of the processor time limit, because the machine may be busy.
@@ -95,9 +95,13 @@ class Grader:
     """A pool of sandboxes that compare answers. Each sandbox starts at its first use."""
 
     def __init__(
-        self, *, workers: int, cpu_seconds: int, memory_mb: int, allow_without_landlock: bool
+        self,
+        *,
+        workers: PositiveInt,
+        cpu_seconds: PositiveInt,
+        memory_mb: MemoryMb,
+        allow_without_landlock: bool,
     ) -> None:
-        check_at_least(1, workers=workers)
         self._limits = Limits(
             cpu_seconds=cpu_seconds,
             call_timeout=CLOCK_PER_CPU * cpu_seconds,

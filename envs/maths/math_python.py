@@ -13,19 +13,18 @@ from envs.episode import Episode
 from envs.maths.environment import Maths, boxed
 from envs.maths.questions import Question
 from envs.messages import Message, assistant, tool_call
-from envs.options import check_at_least
+from envs.options import PositiveInt
 from envs.sandbox.sandbox import START_TIMEOUT, Limits, Sandbox, check_sandbox
 
 
 @dataclass(kw_only=True, eq=False)
 class MathPython(Maths):
-    max_turns: int = field()
-    max_concurrent: int | None = field()  # also limits the number of interpreter processes
+    max_turns: PositiveInt = field()
+    max_concurrent: PositiveInt | None = field()  # also limits the number of interpreter processes
     sandbox: Limits
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_at_least(1, max_turns=self.max_turns, max_concurrent=self.max_concurrent)
         self.tools = [self.python]
         self.tool_timeout = START_TIMEOUT + self.sandbox.call_timeout
 

@@ -6,7 +6,7 @@ from functools import cached_property
 from random import Random
 
 from envs.episode import Split
-from envs.options import check_at_least
+from envs.options import PositiveInt
 
 MAX_TRIES = 20  # maximum number of draws per requested question
 
@@ -44,8 +44,7 @@ class GeneratedQuestions(QuestionSource):
     The train split and `sample_questions` exclude the eval questions.
     """
 
-    def __init__(self, *, num_train: int, num_eval: int) -> None:
-        check_at_least(1, num_train=num_train, num_eval=num_eval)
+    def __init__(self, *, num_train: PositiveInt, num_eval: PositiveInt) -> None:
         self._num_train, self._num_eval = num_train, num_eval
 
     def draw(self, rng: Random) -> Question:

@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from random import Random
 
 from envs.maths.questions import GeneratedQuestions, Question
-from envs.options import check_range
+from envs.options import PositiveInt, check_range
 
 NAMES = ("Ada", "Ben", "Chen", "Dara", "Emil", "Fay", "Goran", "Hana", "Ivo", "Jun", "Kofi", "Lena")
 THINGS = ("apples", "beads", "books", "coins", "marbles", "pens", "shells", "stamps")
@@ -56,7 +56,9 @@ STEPS: tuple[tuple[str, str, Draw], ...] = (
 class WordProblems(GeneratedQuestions):
     """A source of word problems with min_steps..max_steps steps."""
 
-    def __init__(self, *, min_steps: int, max_steps: int, num_train: int, num_eval: int) -> None:
+    def __init__(
+        self, *, min_steps: int, max_steps: int, num_train: PositiveInt, num_eval: PositiveInt
+    ) -> None:
         check_range(min_steps=min_steps, max_steps=max_steps)
         super().__init__(num_train=num_train, num_eval=num_eval)
         self._num_steps = range(min_steps, max_steps + 1)

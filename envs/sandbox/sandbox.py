@@ -26,12 +26,16 @@ import time
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Annotated
+
+from msgspec import Meta
 
 from envs import threads
-from envs.options import check_at_least
+from envs.options import PositiveFloat, PositiveInt
 from envs.sandbox.interpreter import HEADER, READY
 from envs.tools import ToolError
 
+MemoryMb = Annotated[int, Meta(ge=64)]
 START_TIMEOUT = 120.0  # maximum seconds for the start of a process
 BOOT = "import sys; sys.path.append({!r}); from envs.sandbox.interpreter import main; main()"
 PROJECT = str(Path(__file__).parents[2])
@@ -44,19 +48,12 @@ ENVIRONMENT = {"LANG": "C.UTF-8", "OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS"
 class Limits:
     """The limits of code in a sandbox. conf/env/math-python.yaml explains the options."""
 
-    cpu_seconds: int
-    call_timeout: float
-    memory_mb: int
-    max_output_chars: int
+    cpu_seconds: PositiveInt
+    call_timeout: PositiveFloat
+    memory_mb: MemoryMb
+    max_output_chars: Annotated[int, Meta(ge=2)]
     site_packages: bool
     allow_without_landlock: bool
-
-    def __post_init__(self) -> None:
-        check_at_least(1, cpu_seconds=self.cpu_seconds)
-        check_at_least(64, memory_mb=self.memory_mb)
-        check_at_least(2, max_output_chars=self.max_output_chars)
-        if self.call_timeout <= 0:
-            raise ValueError(f"call_timeout={self.call_timeout}: set it to more than 0 seconds")
 
 
 class _InvalidAnswer(Exception):

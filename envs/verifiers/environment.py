@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from envs.episode import Episode, Example, Split
-from envs.options import check_at_least
+from envs.options import NonNegativeInt, PositiveInt
 from envs.protocol import Environment, Speak
 from envs.verifiers.adapter import Adapter, Row, check_text
 
@@ -36,13 +36,11 @@ class Verifiers(Environment):
 
     id: str
     args: dict[str, Any] | None
-    num_train: int | None
-    num_eval: int
-    max_concurrent: int | None = field()
+    num_train: PositiveInt | None
+    num_eval: NonNegativeInt
+    max_concurrent: PositiveInt | None = field()
 
     def __post_init__(self) -> None:
-        check_at_least(1, num_train=self.num_train, max_concurrent=self.max_concurrent)
-        check_at_least(0, num_eval=self.num_eval)
         self.name = module_of(self.id).replace("_", "-")
         self.reward_weights = {}  # set by `_rows_by_split`, which loads the environment
 

@@ -11,14 +11,13 @@ import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from pathlib import Path
 from random import Random
 from typing import Any
 
 from envs.episode import Episode, Example, Split
 from envs.judge import Judge
 from envs.messages import Message, assistant, tool_call, user
-from envs.options import check_at_least
+from envs.options import PositiveInt, Probability
 from envs.protocol import Environment, check_weights
 from envs.rewards import exact, f1, final_text
 from envs.wiki.corpus import Page, Question, read_pages, read_questions
@@ -42,11 +41,11 @@ class WikiSearch(Environment):
     questions_split: str
     columns: Mapping[str, str]
     levels: Sequence[int]
-    num_eval: int
-    num_results: int
-    max_turns: int = field()
+    num_eval: PositiveInt
+    num_results: PositiveInt
+    max_turns: PositiveInt = field()
     describe_tools: bool = field()
-    giving_up: float
+    giving_up: Probability
     judge: Judge | None
     reward_weights: Mapping[str, float]
 
@@ -57,10 +56,6 @@ class WikiSearch(Environment):
                 f"corpus={corpus}, questions={questions}: set both for a corpus of your own, or "
                 "set both to null for the corpus that we ship"
             )
-        for option, name in (("corpus", corpus), ("questions", questions)):
-            # Only .jsonl files are checked, because another name may be a data set of the hub.
-            if name and name.endswith(".jsonl") and not Path(name).expanduser().is_file():
-                raise ValueError(f"{option}={name} does not exist in {Path.cwd()}: correct it")
         if unknown := set(self.columns) - set(COLUMNS):
             raise ValueError(
                 f"columns contains {sorted(unknown)}: use only the keys {', '.join(COLUMNS)}, with "
@@ -68,10 +63,6 @@ class WikiSearch(Environment):
             )
         if not levels or set(levels) - {0, 1, 2, 3}:
             raise ValueError(f"levels={list(levels)}: list one or more of 1, 2, 3, 0 (unknown)")
-        check_at_least(1, max_turns=self.max_turns)
-        check_at_least(1, num_results=self.num_results, num_eval=self.num_eval)
-        if not 0 <= self.giving_up <= 1:
-            raise ValueError(f"giving_up={self.giving_up}: set it to a share between 0 and 1")
         check_weights(self.reward_weights, REWARDS if self.judge else REWARDS[:-1])
 
     def examples(self, split: Split) -> list[Example]:
@@ -110,6 +101,8 @@ class WikiSearch(Environment):
 
     def demonstrations(self, rng: Random) -> Iterator[list[Message]]:
         """Yield conversations in which a scripted expert answers questions about made-up pages."""
+        if set(self.levels) == {0}:  # no made-up question has this level
+            yield from super().demonstrations(rng)
         while True:
             pages, questions = made_up_corpus(rng)
             index = WikiIndex(pages, self.num_results)

@@ -3,10 +3,10 @@
 from collections.abc import Iterable, Mapping
 from functools import partial
 from importlib import import_module
-from traceback import extract_tb
 from types import ModuleType
 from typing import Any
 
+from envs.user_code import find_location
 from rl.config.annotations import convert
 from rl.config.schedules import Schedules
 from rl.config.schema import ConfigError
@@ -46,12 +46,9 @@ def _import_target(module: str, target: str) -> ModuleType:
     try:
         return import_module(module)
     except Exception as error:  # a user's module may raise any exception
-        frames = [f for f in extract_tb(error.__traceback__) if not f.filename.startswith("<")]
-        where = f"{frames[-1].filename}:{frames[-1].lineno}"
-        if isinstance(error, SyntaxError):  # The traceback lacks a syntax error's location.
-            where = f"{error.filename}:{error.lineno}"
+        file, line = find_location(error) or (module, 1)
         raise ValueError(
-            f"{target} cannot be imported: {type(error).__name__}: {error} ({where})"
+            f"{target} cannot be imported: {type(error).__name__}: {error} ({file}:{line})"
         ) from error
 
 

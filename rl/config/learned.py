@@ -33,8 +33,6 @@ class Learned:
 
     @staticmethod
     def of(run: Run) -> "Learned":
-        if not run.learned:
-            raise ValueError("config.yaml has no key `learned`: start the run with train.py")
         return Learned(**run.learned)
 
     def reads(self, fields: set[str]) -> bool:

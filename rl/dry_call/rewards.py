@@ -203,7 +203,7 @@ def check_truncation(
         made_up_rollout(0.0, max_seq_len, cut_off=True, turn_limit=max_seq_len),
         made_up_rollout(0.5),  # a rollout without tokens
     ]
-    pairs: list[tuple[Rollout, Credit]] = []
+    credits: list[Credit] = []
     # Ignore KeyError, because a made-up rollout whose reward is None has no named rewards.
     with report.calling("truncation", truncation, "a made-up rollout", ignored=KeyError):
         for rollout in rollouts:
@@ -213,16 +213,12 @@ def check_truncation(
                     f"returned a {type(credit).__name__}: return Credit(reward, trains=...) of "
                     "rl/records.py"
                 )
-            pairs.append((rollout, credit))
-    if len(pairs) < len(rollouts):
-        pairs.clear()
+            credits.append(credit)
     with report.calling("reward", shaping, "a made-up group"):
         if not isinstance(shaping, RewardShaping):
             raise BadResult(
                 "is not a RewardShaping: derive it from rl.rollouts.credit.RewardShaping"
             )
-        credits = [truncation(rollout) for rollout in rollouts] if pairs else []
         group = scored_group(_EXAMPLE, rollouts[: len(credits)], credits, {"reward": 1.0})
         _require_numbers(shaping.penalties(group), list(group.rewards))
-    rewards = [c.reward for r, c in pairs if r.reward is not None and c.reward is not None]
-    return {"truncation_lowers_rewards": any(after < 0 for after in rewards)}
+    return {"truncation_lowers_rewards": any((credit.reward or 0.0) < 0 for credit in credits)}

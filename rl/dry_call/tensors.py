@@ -224,12 +224,11 @@ def check_correction(report: Report, correction: Any) -> bool:
     tokens, *_ = made_up_tokens(has_old=True)
     with report.calling("correction", correction, INPUT):
         result = correction(replace(tokens, old_logprobs=old, rollout_logprobs=old - gaps))
-        weights = getattr(result, "weights", None)
-        if not isinstance(weights, Tensor) or weights.shape != (NUM_TOKENS,):
-            returned = describe(result if weights is None else weights)
+        weights = getattr(result, "weights", result)
+        if not hasattr(result, "metrics") or weights.shape != (NUM_TOKENS,):
             raise BadResult(
-                f"returned {returned}{'' if weights is None else ' as weights'}: return "
-                "Correction(weights, metrics) of losses/correction.py, one weight per token"
+                f"returned {describe(weights)}: return Correction(weights, metrics) of "
+                "losses/correction.py, one weight per token"
             )
         if not weights.isfinite().all():
             raise BadResult("returned a weight that is NaN or infinite: clamp the log ratio")

@@ -109,10 +109,9 @@ def init_method(rank: int) -> str:
     0 listens on all addresses, because on rank 0's host the name may resolve to loopback.
     """
     address, port = os.environ["MASTER_ADDR"], os.environ["MASTER_PORT"]
-    torchrun_listens = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
     with suppress(ValueError):
         ip_address(address)
-        if rank == 0 and not torchrun_listens:
+        if rank == 0:
             host = f"[{address}]" if ":" in address else address
             return f"{_SCHEME}://{host}:{port}"
     return "env://"

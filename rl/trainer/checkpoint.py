@@ -23,14 +23,9 @@ from safetensors import SafetensorError
 from rl.learner.learner import Learner
 from rl.runtime.failure import RunFailed
 from rl.runtime.folder import RunFolder
-from rl.runtime.lock import FULL
 
-# Error messages of torch and safetensors contain one of these words if the disk is full.
-_SIGNS_OF_FULL_DISK = (
-    "inline_container",
-    "PytorchStreamWriter",
-    *(f"os error {number}" for number in FULL),
-)
+# A RuntimeError of torch contains one of these words if a file cannot be written.
+_SIGNS_OF_FAILED_WRITE = ("inline_container", "PytorchStreamWriter")
 
 
 def save_checkpoint(
@@ -75,19 +70,14 @@ def _reporting_failure(temporary: Path, step: int, run_folder: RunFolder) -> Ite
         raise
     except (OSError, RuntimeError, SafetensorError) as error:
         _delete_incomplete(temporary)  # writing the error report needs disk space, too
-        has_sign = any(sign in str(error) for sign in _SIGNS_OF_FULL_DISK)
-        is_full = has_sign or getattr(error, "errno", None) in FULL
-        if isinstance(error, RuntimeError) and not is_full:
+        has_sign = any(sign in str(error) for sign in _SIGNS_OF_FAILED_WRITE)
+        if isinstance(error, RuntimeError) and not has_sign:
             raise  # the model or a collective failed, and the user needs the traceback
         free = shutil.disk_usage(run_folder.path).free / 2**20
-        advice = (
-            f"its files are deleted, and {free:,.0f} MiB are free at {run_folder.path}. Free more "
-            "space, then use resume=true"
-            if is_full
-            else "earlier checkpoints are unchanged. Remove the cause, then use resume=true"
-        )
         raise RunFailed(
-            f"the checkpoint of step {step} could not be written ({error}); {advice}"
+            f"the checkpoint of step {step} could not be written ({error}); its files are deleted, "
+            f"earlier checkpoints are unchanged, and {free:,.0f} MiB are free at "
+            f"{run_folder.path}. Free more space or remove the cause, then use resume=true"
         ) from error
 
 

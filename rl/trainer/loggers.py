@@ -10,6 +10,7 @@ from functools import wraps
 from pathlib import Path
 from typing import Any, Literal
 
+from envs.messages import text_of
 from rl.config.ranges import NonNegativeInt, PositiveInt
 from rl.runtime.files import write_atomically
 from rl.runtime.folder import RunFolder
@@ -188,11 +189,5 @@ def _table_row(line: dict[str, Any]) -> dict[str, Any]:
 
 
 def _as_text(messages: list[dict[str, Any]]) -> str:
-    parts = []
-    for message in messages:
-        content = message.get("content") or ""
-        said = content if isinstance(content, str) else json.dumps(content)
-        called = json.dumps(message["tool_calls"]) if message.get("tool_calls") else ""
-        parts.append(f"{message['role']}: {' '.join(filter(None, [said, called]))}")
-    text = "\n\n".join(parts)
+    text = "\n\n".join(f"{message['role']}: {text_of(message)}" for message in messages)
     return text if len(text) <= _LONGEST_TEXT else f"{text[:_LONGEST_TEXT]} ..."

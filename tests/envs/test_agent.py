@@ -165,7 +165,6 @@ def tool() -> str:
     ("command", "changed", "said"),
     [
         (["sh"], {}, r"command=\['sh'\] has no {prompt}"),
-        (["sh", "{prompt}"], {"max_requests": 0}, "max_requests=0: set it to at least 1"),
         (["sh", "{prompt}"], {"tools": [tool], "max_turns": 2}, "tools are set, but the agent has"),
         (["no-such-agent", "{prompt}"], {}, "command starts 'no-such-agent', which is not instal"),
     ],

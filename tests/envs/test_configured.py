@@ -112,8 +112,6 @@ class Lookup(Environment):
     ("make", "options", "sentence"),
     [
         (Environment, {"system_prompt": "none.txt"}, "=none.txt is not a readable file .File"),
-        (Environment, {"max_concurrent": 0}, "max_concurrent=0: set it to at least 1"),
-        (Environment, {"tool_timeout": 0.0}, "tool_timeout=0: set it to more than 0 seconds"),
         (Environment, {"max_turns": 3}, "max_turns=3, but Environment has no tools and no reply"),
         (mixture, {"worlds": {}}, r"sampling contains \['worlds'\]: choose from words, sums"),
         (mixture, {"sums": {"temperature": 0.5}}, "sums.temperature: one .* own max_tokens, stop,"),
@@ -127,6 +125,38 @@ class Lookup(Environment):
 def test_an_impossible_option_is_refused_with_one_sentence(make, options, sentence):
     with pytest.raises(ValueError, match=sentence):
         told(make(), **({"sampling": options} if make is mixture else options))
+
+
+@pytest.mark.parametrize(
+    ("choice", "changes", "bound"),
+    [
+        ("reverse-text", {"num_train": 0, "num_eval": 0, "max_concurrent": 0}, ">= 1"),
+        ("arithmetic", {"num_train": 0, "num_eval": 0}, ">= 1"),
+        ("arithmetic", {"max_operand": -1}, ">= 0"),
+        ("alphabet-sort", {"num_names": 0, "names_per_turn": 0, "num_train": 0}, ">= 1"),
+        ("alphabet-sort", {"similarity_power": 0, "tool_timeout": 0}, "> 0"),
+        ("word-problems", {"questions.num_train": 0, "grader.workers": 0}, ">= 1"),
+        ("math-python", {"questions.num_eval": 0, "max_turns": 0, "max_concurrent": 0}, ">= 1"),
+        ("math-python", {"sandbox.cpu_seconds": 0, "grader.cpu_seconds": 0}, ">= 1"),
+        ("math-python", {"sandbox.memory_mb": 63, "grader.memory_mb": 63}, ">= 64"),
+        ("math-python", {"sandbox.max_output_chars": 1}, ">= 2"),
+        ("math-python", {"sandbox.call_timeout": 0}, "> 0"),
+        ("wiki-search", {"num_eval": 0, "num_results": 0, "max_turns": 0}, ">= 1"),
+        ("wiki-search", {"giving_up": 1.5}, "<= 1"),
+        ("wiki-search-judged", {"judge.max_concurrent": 0}, ">= 1"),
+        ("wiki-search-judged", {"judge.max_score": 0}, "> 0"),
+        ("composed", {"max_turns": 0, "max_concurrent": 0}, ">= 1"),
+        ("composed", {"dataset.num_eval": -1}, ">= 0"),
+        ("agent", {"max_requests": 0}, ">= 1"),
+        ("verifiers", {"num_train": 0, "max_concurrent": 0}, ">= 1"),
+        ("three-tasks", {"weights.math-python": 0}, "> 0"),
+    ],
+)
+def test_a_number_out_of_its_range_is_refused_by_the_check(choice, changes, bound):
+    config = composed(f"env={choice}")
+    for key, value in changes.items():
+        with pytest.raises(ConfigError, match=f"env.{key}={value}, but it must be {bound}"):
+            check(changed(config, {f"env.{key}": value}))
 
 
 def test_turns_and_timeouts_can_be_configured_and_are_checked_like_all_other_options():
@@ -179,7 +209,6 @@ def test_each_environment_keeps_its_own_turns_tools_and_concurrency():
     [
         ({}, {}, "envs is empty"),
         ({"a": words()}, {"b": 1.0}, "weights has b, but envs has a: set one weight for each"),
-        ({"a": words()}, {"a": 0.0}, r"weights=\{'a': 0.0\}: set weights above 0"),
         ({"a": mixture()}, {"a": 1.0}, r"another mixture \(envs\.a\)"),
         ({"a": Lookup("b")}, {"a": 1.0}, "examples of the environment 'a' have env='b'"),
         ({"a": Lookup(count=0)}, {"a": 1.0}, r"envs\.a has no eval examples"),

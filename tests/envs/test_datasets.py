@@ -180,7 +180,6 @@ GOOD, LINES = '{"question": "q", "answer": 1}\n', "".join(json.dumps(row) + "\n"
         (None, {}, "no such file"),
         (GOOD + TOLD, {}, r"jsonl, row 2: message 1 has the role 'human': use system, user, assis"),
         (GOOD * 2, {"num_eval": 1}, "leaves no rows for training, because all 2 have prompts that"),
-        ("", {"num_eval": -1}, "num_eval=-1"),
     ],
 )
 def test_an_unusable_file_is_refused(tmp_path, text, changes, message):

@@ -253,8 +253,6 @@ async def test_a_judge_that_does_not_answer_gives_no_reward():
         ({"prompt": "{said} {json}"}, r"\['json', 'said'\]: use"),
         ({"api_key_variable": "NOT_THERE"}, "api_key_variable=NOT_THERE is not set"),
         ({"url": "localhost:8000"}, "judge.url=localhost:8000 is not an address"),
-        ({"max_score": 0.0}, "set it above 0"),
-        ({"max_concurrent": 0}, "max_concurrent=0"),
     ],
 )
 def test_impossible_options_are_refused_with_a_remedy(changes, problem):

@@ -44,7 +44,7 @@ def test_every_shipped_environment_loads_or_names_the_missing_option(file):
     [
         ("reverse-texts", {}, "'reverse-texts' does not exist: did you mean reverse-text"),
         ("zzz", {}, "environment 'zzz' does not exist: choose one of agent, alphabet-sort, "),
-        ("arithmetic", {"max_operant": 3}, r"no options \['max_operant'\]: use max_operand, "),
+        ("arithmetic", {"max_operant": 3}, "Arithmetic.max_operant is not an option: remove"),
         ("verifiers", {}, r"verifiers\.id has no default: pass"),
     ],
 )

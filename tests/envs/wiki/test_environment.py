@@ -161,7 +161,6 @@ def test_a_file_without_pages_is_refused(pages, problem, tmp_path):
         ({"questions": "q.jsonl"}, "set both for a corpus of your own"),
         ({"columns": {"titel": "name"}}, r"\['titel'\]: use only the keys title, content"),
         ({"num_eval": 10**6}, "leave no question for training: lower num_eval or add a level"),
-        ({"giving_up": 2.0}, "giving_up=2.0: set it to a share"),
         ({"reward_weights": {"judge": 1.0}}, r"\['judge'\], which this environment does not score"),
     ],
 )
@@ -183,10 +182,22 @@ def test_a_judge_is_one_more_reward():
 
 @pytest.mark.parametrize("option", ["corpus", "questions"])
 def test_a_missing_file_is_named_before_anything_starts(option, tmp_path):
-    (tmp_path / "a.jsonl").write_text("{}\n")
+    row = {"title": "a", "content": "b", "question": "c", "answer": "d"}
+    (tmp_path / "a.jsonl").write_text(json.dumps(row))
     files = {"corpus": str(tmp_path / "a.jsonl"), "questions": str(tmp_path / "a.jsonl")}
-    with pytest.raises(ValueError, match=rf"{option}=no/b.jsonl does not exist in "):
-        wiki(**{**files, option: "no/b.jsonl"})
+    with pytest.raises(ValueError, match=r"no/b\.jsonl: no such file "):
+        wiki(**{**files, option: "no/b.jsonl"}).examples("train")
+
+
+def test_options_are_set_without_loading_the_corpus():
+    env = wiki()
+    env.configure(system_prompt="Be brief.", tool_timeout=3.0)
+    assert not {"_index", "_pages_and_questions"} & vars(env).keys()
+
+
+def test_an_expert_refuses_to_answer_questions_of_unknown_level_alone():
+    with pytest.raises(ValueError, match="'wiki-search' has no scripted expert"):
+        next(wiki(levels=[0]).demonstrations(Random(0)))
 
 
 SEARCH = tool_call("search_pages", query="x")

@@ -9,6 +9,7 @@ from dataclasses import replace
 
 from rich.console import Console
 
+from envs.messages import tool_call
 from rl.config.learned import Learned
 from rl.evaluation.summary import PlayedExample, summarise
 from rl.placement.placement import Place
@@ -77,7 +78,7 @@ def test_a_run_in_files_and_on_the_screen(tmp_path, caplog):
 def test_a_table_environments_and_defaults(tmp_path):
     """wandb's table, an evaluation, variables of ranks, and the values of conf/train.yaml."""
     folder = RunFolder(tmp_path)
-    call = {"role": "assistant", "content": None, "tool_calls": [{"x": 1}]}
+    call = tool_call("f", x=1)
     said = [[{"role": "user", "content": "q" * n}, call] for n in (3994, 3995, 1, 1, 1, 1, 1)]
     rows = enumerate(said)
     texts = [{"id": i, "messages": m, "advantage": [0.5, i], "reward": i} for i, m in rows]

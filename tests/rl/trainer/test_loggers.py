@@ -17,6 +17,7 @@ from unittest.mock import Mock, call
 import pytest
 import torch
 
+from envs.messages import tool_call
 from rl.runtime.folder import RunFolder
 from rl.runtime.metrics import MetricsFile
 from rl.trainer.loggers import Loggers, WandbLogger, wandb_id
@@ -59,7 +60,7 @@ def rollouts(count):
     question, reply = {"role": "user", "content": "what?"}, {"role": "tool", "content": "done"}
     lines = []
     for i in range(count):
-        answer = {"role": "assistant", "content": f"that {i}", "tool_calls": [{"name": "f"}]}
+        answer = tool_call("f", content=f"that {i}")
         reward, advantage = (i or None), (0.5 if i % 2 else [0.5, 0.25])
         line = {"messages": [question, answer, reply], "reward": reward, "advantage": advantage}
         lines.append(json.dumps({"id": f"000000.{i}", **line}) + "\n")
@@ -86,7 +87,7 @@ def test_wandb_offline_writes_below_the_run_folder(tmp_path):
     rows = [dict(zip(table["columns"], row, strict=True)) for row in table["data"]]
     assert [row["id"] for row in rows] == ["000000.0", "000000.2", "000000.5", "000000.7"]
     assert rows[1]["prompt"] == "user: what?"
-    assert rows[1]["answer"] == 'assistant: that 2 [{"name": "f"}]\n\ntool: done'
+    assert rows[1]["answer"] == "assistant: that 2\nf\n\ntool: done"
 
 
 NO_NETWORK = {"WANDB_BASE_URL": "http://127.0.0.1:9", "WANDB_API_KEY": "0" * 40}
