@@ -44,10 +44,11 @@ def test_the_message_is_for_the_user_and_the_traceback_for_the_log(tmp_path, cap
         assert "Traceback" in capsys.readouterr().err
     # The place is the last line that is in no library and does not check results.
     for number, call in enumerate((lambda: json.loads(3), lambda: TokenLoss(torch.zeros(()), {}))):
+        folder = tmp_path / f"called{number}"
         try:
             call()
         except TypeError as error:
-            failing(folder := tmp_path / f"called{number}", error)
+            failing(folder, error)
         assert re.search(r"^rollouts: TypeError: .* \(test_failure\.py:\d+\)$", reported(folder))
 
 
