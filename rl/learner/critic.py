@@ -15,14 +15,15 @@ B: rows, T: padded length, N: completion tokens of a micro-batch, H: hidden size
 global batch, L: maximum completion tokens per rollout, K: maximum turns per rollout.
 """
 
+import json
 import math
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, ClassVar, Literal, cast
 
 import torch
-import torch.distributed as dist
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
@@ -167,7 +168,8 @@ class Critic:
             return {}
         rate = self._options.optim.rate(step, self._max_steps)
         metrics = [self._update(pairs, rate) for _ in range(updates)]
-        means = {name: sum(one[name] for one in metrics) / updates for name in metrics[0]}
+        names = dict.fromkeys(name for one in metrics for name in one)
+        means = {name: sum(one.get(name, 0.0) for one in metrics) / updates for name in names}
         return {**means, "train/critic_learning_rate": rate}
 
     def _update(self, pairs: Sequence[tuple[Batch, ValueTargets]], rate: float) -> dict[str, float]:
@@ -183,11 +185,14 @@ class Critic:
             for name, numbers in {"value_loss": result.loss, **result.metrics}.items():
                 share = (targets.weights * numbers).detach().sum().double()
                 sums[name] = sums.get(name, torch.zeros_like(share)) + share
-        totals = torch.stack(list(sums.values()))
-        dist.all_reduce(totals)
+        # Send names with the sums, because a loss may return a metric for some micro-batches only.
+        own = json.dumps({f"train/{name}": float(total) for name, total in sums.items()})
+        totals = Counter[str]()
+        for text in self._ranks.gather(own):
+            totals.update(json.loads(text))
         norm = take_step(self._engine, rate)
         return {
-            **{f"train/{name}": total for name, total in zip(sums, totals.tolist(), strict=True)},
+            **totals,
             "train/critic_grad_norm": norm,
             "train/critic_skipped": float(math.isnan(norm)),
         }

@@ -22,6 +22,7 @@ from rl.learner.reference.protocol import Reference, ReferenceSetting
 from rl.model.loading import load_model
 from rl.model.pretrained import local_folder
 from rl.model.shared_prefixes import share_prefixes, shares_prefixes
+from rl.runtime.folder import naming_damage
 
 _FILE = "reference.safetensors"
 
@@ -122,7 +123,8 @@ class _ReferenceCopy(Reference):
     def load(self, folder: Path) -> None:
         if not self._every:
             return
-        state = load_file(folder / _FILE)
+        with naming_damage(folder / _FILE) as path:
+            state = load_file(path)
         for name, parameter in self._parameters.items():
             parameter.copy_(state[name])
             if self._average:

@@ -137,7 +137,8 @@ def test_advantages_and_steps_are_those_of_plain_torch_on_the_whole_batch(setup,
     assert setup.largest_value(critic) == 0  # before the first step every value is zero
     critic.update(0, setup.credited(critic, setup.groups[1]), 1)  # a head that is not zero
     for over, split, updates, clip, whiten in CASES:
-        loss = partial(squared_error, clip=clip)
+        is_last = setup.ranks.rank == setup.ranks.world - 1
+        loss = partial(with_metric if is_last else squared_error, clip=clip)
         critic._options = replace(options, over=over, loss=loss, whiten=whiten)
         before = setup.weights(critic)
         twin.load(before)
@@ -170,8 +171,16 @@ def test_advantages_and_steps_are_those_of_plain_torch_on_the_whole_batch(setup,
             mean = sum(numbers) / updates
             assert mean > 0.01
             assert stats[f"train/{name}"] == pytest.approx(mean, rel=1e-5)
+        own = sum(float(b.value_targets.weights.sum()) for b in credited) if is_last else 0.0
+        assert stats["train/odd"] == pytest.approx(setup.ranks.sum(own))
         if clip is not None:
             assert 0.1 < stats["train/value_clip_fraction"] < 0.9
+
+
+def with_metric(*values, clip):
+    """A value loss of one rank only that has a metric more than that of the other ranks."""
+    result = squared_error(*values, clip=clip)
+    return replace(result, metrics={**result.metrics, "odd": torch.ones(())})
 
 
 def plain_metrics(groups, expected):

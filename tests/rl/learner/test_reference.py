@@ -25,6 +25,7 @@ from rl.learner.reference.protocol import ReferenceSetting
 from rl.model.tokenizer import Tokenizer
 from rl.records import RankBatch
 from rl.runtime.failure import RunFailed
+from rl.runtime.folder import UnusableFile
 from tests.rl.learner.test_objective_by_hand import ROWS
 from tests.support import tiny_policy
 from tests.support.answers import Answers
@@ -329,6 +330,10 @@ def test_in_bfloat16_too_a_reference_follows_by_the_mix_and_survives_a_checkpoin
         # The tolerance is the spacing of bfloat16 between 1 and 4, where the norms' weights are.
         moved, expected = parameter.float() - start[name].float(), 1 - 0.99**200
         torch.testing.assert_close(moved, torch.full_like(moved, expected), rtol=0, atol=0.02)
+    damaged, *_ = sorted(tmp_path.rglob("reference.safetensors"))
+    damaged.write_bytes(b"no tensors")
+    with pytest.raises(UnusableFile, match=f"{damaged} is damaged .*: delete its checkpoint"):
+        loaded.load(tmp_path)
 
 
 def reshaped(change):
