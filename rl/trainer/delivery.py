@@ -51,7 +51,10 @@ class Receivers:
         while len(started := self._started_replicas()) < len(self._inference.names):
             if time.monotonic() > began + timeout:
                 limit = f"inference.startup_timeout={timeout:g} s"
-                raise RunFailed(f"not every vLLM has started within {limit}: raise the limit")
+                raise RunFailed(
+                    f"not every vLLM has started within {limit}: see logs/inference*.log, and "
+                    "raise the limit if they start slowly"
+                )
             time.sleep(_POLL_S)
         for replica in started:
             wait_until_healthy(replica, timeout, began=began)
