@@ -5,7 +5,8 @@
     python -m benchmarks.page --all                         run every program: an hour, and 16 GiB
 
 measured/<program>.jsonl keeps one line a command; the same command replaces its line. The prose of
-a program's docstring is its section of the page.
+a program's docstring is its section of the page. A deleted program whose question is answered keeps
+its measurements, and measured/<program>.md has its prose.
 """
 
 import argparse
@@ -31,6 +32,7 @@ this page. The machine has two cores (x86-64, bf16 without AMX) and no GPU; "a l
 other processes that wanted them. An empty cell was not kept; `run` is the number of the command.
 docs/experiments.md has the conclusions, docs/cuda.md the measurements of one H100.
 """
+LAST = "07b74374"  # the last commit that has all deleted programs
 # Rows that a table leaves out and names, because they are near or between others: column and value.
 LEFT_OUT = {
     "pushing": {("part", "start"), ("part", "resume")},
@@ -76,8 +78,9 @@ def measure(command: str) -> bool:
 
 
 def page() -> str:
-    """Return the page: a section for each program, a table for each command."""
-    sections = ["\n".join(_section(name)) for name in programs()]
+    """Return the page: a section for each program, also a deleted one, and its measurements."""
+    deleted = [path.stem for path in (HERE / "measured").glob("*.md")]
+    sections = ["\n".join(_section(name)) for name in sorted([*programs(), *deleted])]
     return "\n".join([f"# Benchmarks\n\n{_filled(HEAD)}\n", *sections])
 
 
@@ -86,10 +89,7 @@ def _filled(text: str) -> str:
 
 
 def _section(program: str) -> Iterator[str]:
-    docstring = ast.get_docstring(ast.parse((HERE / f"{program}.py").read_text())) or ""
-    # An indented paragraph has the commands.
-    text = " ".join(part for part in docstring.split("\n\n") if not part.startswith("    "))
-    yield from (f"## {program}", "", _filled(text), "")
+    yield from (f"## {program}", "", _filled(_prose(program)), "")
     kept, left_out = measured(program), LEFT_OUT.get(program, set())
     lines: list[Measurement] = []
     for number, one in enumerate(kept, 1):
@@ -110,6 +110,15 @@ def _section(program: str) -> Iterator[str]:
         for line in lines:
             yield f"| {' | '.join(_cell(line.get(column, '')) for column in columns)} |"
     yield ""
+
+
+def _prose(program: str) -> str:
+    if (deleted := HERE / "measured" / f"{program}.md").exists():
+        where = f"`git show {LAST}:benchmarks/{program}.py`"
+        return f"{deleted.read_text()} The program is no longer kept ({where})."
+    docstring = ast.get_docstring(ast.parse((HERE / f"{program}.py").read_text())) or ""
+    # An indented paragraph has the commands.
+    return " ".join(part for part in docstring.split("\n\n") if not part.startswith("    "))
 
 
 def _cell(value: Any) -> str:
