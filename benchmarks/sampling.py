@@ -11,9 +11,11 @@ import argparse
 import asyncio
 import os
 import time
+from concurrent.futures import ProcessPoolExecutor
+from multiprocessing import get_context
 from typing import Any
 
-from benchmarks._measuring import folder_with, in_another_process, play, say
+from benchmarks._measuring import folder_with, say
 from rl.config.build import build
 from rl.config.schema import Run
 from rl.dry_call.learn import run_with_facts
@@ -74,7 +76,11 @@ async def online(run: Run, run_folder: RunFolder, groups: int) -> tuple[Rounds, 
         opened = [await chat.first_prompt(list(e.messages), env.tool_specs) for e in examples]
         player = Player(sampler, env, chat)
         for _ in range(REPEATS + 1):
-            took, rollouts = await play(player, examples, GROUP_SIZE)
+            began = time.perf_counter()
+            groups = await asyncio.gather(
+                *(player.play_group(i, one, GROUP_SIZE) for i, one in enumerate(examples))
+            )
+            took, rollouts = time.perf_counter() - began, [one for group in groups for one in group]
             assert all(rollout.reward is not None for rollout in rollouts)
             rounds.append((sum(rollout.num_completion for rollout in rollouts), took))
     return rounds, [prompt.token_ids for prompt in opened]
@@ -111,7 +117,9 @@ def main() -> None:
             "detokenize": False,
         }
         variables = server.environment(adapter=None)
-        alone = in_another_process(offline, variables, engine, options, prompts)
+        # Another process has memory and threads of its own.
+        with ProcessPoolExecutor(1, get_context("spawn")) as pool:
+            alone = pool.submit(offline, variables, engine, options, prompts).result()
     limit, line = best("vllm offline", alone), best("offbyone", ours)
     say(**limit)
     say(**line, of_offline=line["tokens_per_s"] / limit["tokens_per_s"])
