@@ -1,6 +1,6 @@
 """Measure the errors and the seeds of questions that end when they are decided (`until=decided`).
 
-    python -m benchmarks.sequential [--questions 2000] [--arms 2 4 12] [--seed-sd 0.03]    20 minutes
+    python -m benchmarks.sequential [--questions 2000] [--arms 2 4 12] [--seed-sd 0.03]   20 min
 
 Each line is a kind of question, simulated 2,000 times and looked at after every seed. Arms differ
 from the baseline by `difference`, in units of the smallest effect. `wrong` is the share of
