@@ -6,11 +6,13 @@ import pytest
 import torch
 
 from benchmarks.first_hour.__main__ import STAGES, planned_gib
-from benchmarks.first_hour.kernels import LOSSES, losses
+from benchmarks.first_hour.losses import LOSSES, losses
 from benchmarks.first_hour.runs import ALIKE, IN_BFLOAT16, RUNS, gaps
-from benchmarks.first_hour.update import config, planned
+from benchmarks.first_hour.update import config
 from lab.plan import show_plan
-from rl.model.shape import GIB
+from rl.dry_call.learn import run_with_facts
+from rl.model.shape import GIB, shape
+from rl.placement.memory import trainer_need
 from tests.support.composing import composed
 
 CPU = torch.device("cpu")
@@ -40,8 +42,16 @@ def test_every_loss_has_a_gradient_in_bfloat16_near_that_in_float32():
     ],
 )
 def test_the_plan_is_within_15_percent_of_the_measured_peak(size, adapter, how, length, measured):
-    tokens = torch.zeros(8, length, dtype=torch.int64)
-    plan = planned(config(size, tiny=False), adapter, how, tokens) / GIB
+    run = run_with_facts(
+        composed(
+            *(f"adapter={adapter}", f"trainer.compile={str(how == 'compiled').lower()}"),
+            f"trainer.gradient_checkpointing={str(how == 'checkpointed').lower()}",
+            *("batch_size=8", "group_size=8", "model.dtype=bfloat16", f"max_seq_len={length}"),
+            *(f"trainer.tokens_per_micro_batch={8 * length}", "trainer.share_prefixes=false"),
+        )
+    )
+    sizes = shape(config(size, tiny=False).to_dict())
+    plan = trainer_need(run, sizes, ranks=1, first=False, on_gpu=True).on_device / GIB
     assert plan == pytest.approx(measured, rel=0.15)
 
 
