@@ -95,16 +95,13 @@ def _section(program: str) -> Iterator[str]:
     for number, one in enumerate(kept, 1):
         run = {"run": number} if len(kept) > 1 else {}
         lines += [run | line for line in one["lines"] if not left_out & line.items()]
-    single = len(lines) == 1 and not left_out
     for one in kept:
         when = ", ".join((one["day"], one["commit"], one["load"]))
-        yield f"- `python -m benchmarks.{one['command']}` ({when}){':' if single else ''}"
+        yield f"- `python -m benchmarks.{one['command']}` ({when})"
     if left_out:
         names = " or ".join(f"`{column}={value}`" for column, value in sorted(left_out))
         yield f"- left out: rows with {names} (benchmarks/measured/{program}.jsonl)"
-    if single:
-        yield f"  {', '.join(f'{key} {_cell(value)}' for key, value in lines[0].items())}"
-    elif lines:
+    if lines:
         columns = list(dict.fromkeys(column for line in lines for column in line))
         yield from ("", f"| {' | '.join(columns)} |", f"|{'---|' * len(columns)}")
         for line in lines:

@@ -8,7 +8,6 @@ Runs alternate between the checkouts, each with a warm cache of its own. The num
 """
 
 import argparse
-import json
 import os
 import re
 import statistics
@@ -17,6 +16,8 @@ import sys
 import tempfile
 import time
 from pathlib import Path
+
+from benchmarks._measuring import ratio, say
 
 WRONG_LOSS = "def mine(tokens):\n    return -tokens.logprobs * tokens.advantages\n"
 OWN = ["loss._target_=wrong_loss.mine", "~loss.clip_low", "~loss.clip_high"]
@@ -69,10 +70,9 @@ def main() -> None:
                 ]
                 for pair in range(-1, arguments.pairs)
             ][1:]
-            before, after = (round(statistics.median(c), 2) for c in zip(*pairs, strict=True))
-            ratio = statistics.median(late / early for early, late in pairs)
-            line = {"measured": kind, "before_s": before, "after_s": after}
-            print(json.dumps({**line, "ratio": round(ratio, 3)}), flush=True)
+            before, after = (list(times) for times in zip(*pairs, strict=True))
+            medians = {"before_s": statistics.median(before), "after_s": statistics.median(after)}
+            say(measured=kind, **medians, ratio=ratio(after, before))
 
 
 if __name__ == "__main__":
