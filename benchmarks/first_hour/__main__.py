@@ -10,7 +10,6 @@ xxhash and msgspec.
 """
 
 import json
-import re
 import statistics
 import sys
 from collections.abc import Iterator, Sequence
@@ -20,7 +19,6 @@ from pathlib import Path
 import torch
 
 STAGES = {  # the generator of each stage's lines
-    "losses": "losses.losses",
     "prefixes": "update.prefixes",
     **{f"update-{size}": "update.updates" for size in ("0.6b", "1.7b", "4b", "moe")},
     **{f"push-{size}": "update.push" for size in ("0.6b", "4b")},
@@ -49,20 +47,22 @@ def main(words: Sequence[str]) -> None:
 
 
 def table(folder: Path, runs: Sequence[str]) -> Iterator[str]:
-    """Yield a table of runs: medians of their steps, planned and highest memory of the GPU."""
+    """Yield a table of runs: medians of their steps, highest memory of the first GPU.
+
+    The log of a run begins with the plan of plan.py, which has the estimated memory.
+    """
     yield f"{machine()}\n"
-    yield f"| stage | result | {' | '.join(METRICS)} | plan GiB | peak GiB |"
-    yield f"|---|---|{'---|' * len(METRICS)}---|---|"
+    yield f"| stage | result | {' | '.join(METRICS)} | peak GiB |"
+    yield f"|---|---|{'---|' * len(METRICS)}---|"
     for name in runs:
-        log, used = folder / f"{name}.log", read(folder / f"{name}.memory").split()
-        metrics = folder / "runs" / name / "metrics.jsonl"
-        steps = list(map(json.loads, read(metrics).splitlines()))
+        used = read(folder / f"{name}.memory").split()
+        metrics = read(folder / "runs" / name / "metrics.jsonl")
+        steps = list(map(json.loads, metrics.splitlines()))
         done = (folder / f"{name}.ok").exists()
-        cells = ["ok" if done else "failed" if log.exists() else "not run"]
+        cells = ["ok" if done else "failed" if (folder / f"{name}.log").exists() else "not run"]
         for metric in METRICS:
             values = [step[metric] for step in steps[1:] if metric in step]  # the first warms up
             cells.append(f"{statistics.median(values):.4g}" if values else "")
-        cells.append(planned_gib(read(log), metrics.with_name("config.yaml")) if steps else "")
         cells.append(f"{max(map(int, used)) / 1024:.1f}" if used else "")
         yield f"| {name} | {' | '.join(cells)} |"
 
@@ -70,20 +70,6 @@ def table(folder: Path, runs: Sequence[str]) -> Iterator[str]:
 def read(path: Path) -> str:
     """Return the text of a file, or an empty string if there is none."""
     return path.read_text() if path.exists() else ""
-
-
-def planned_gib(page: str, config: Path) -> str:
-    """Return the GiB that a run may take on the first GPU, on which rank 0 trains.
-
-    `page` begins with what plan.py printed. It has the least that vLLM needs. On a shared GPU the
-    run gives vLLM a share of the GPU, which `config` contains.
-    """
-    trainer = re.search(r"^trainer.*? GPU \S.*?  +([\d.]+)  ", page, re.MULTILINE)
-    size = re.search(r"each GPU has .*?([\d.]+) GiB", page)
-    share = re.search(r"gpu_memory_utilization: ([\d.]+)", config.read_text())
-    if not trainer:
-        return ""
-    return f"{float(trainer[1]) + (float(share[1]) * float(size[1]) if share and size else 0):.1f}"
 
 
 def machine() -> str:
