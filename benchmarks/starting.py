@@ -1,10 +1,9 @@
 """Seconds until a run has done its first step, and until a mistake is answered, in two checkouts.
 
-    python -m benchmarks.starting BEFORE AFTER            three pairs of each; ~10 minutes
-    python -m benchmarks.starting BEFORE AFTER --only typo --pairs 5
+    python -m benchmarks.starting BEFORE AFTER    10 minutes
 
-Runs alternate between the checkouts, each with a warm cache of its own. The numbers are medians;
-`ratio` is the median of after / before.
+Runs alternate between the checkouts, each with a warm cache of its own. The numbers are medians of
+three pairs; `ratio` is the median of after / before.
 """
 
 import argparse
@@ -22,7 +21,7 @@ from benchmarks._measuring import ratio, say
 WRONG_LOSS = "def mine(tokens):\n    return -tokens.logprobs * tokens.advantages\n"
 OWN = ["loss._target_=wrong_loss.mine", "~loss.clip_low", "~loss.clip_high"]
 KINDS = {"first step": ["max_steps=1"], "wrong loss": OWN, "typo": ["loss.clip_hig=3"]}
-LIMIT_S = 600
+LIMIT_S, NUM_PAIRS = 600, 3
 
 
 def seconds(checkout: Path, overrides: list[str], work: Path, name: str) -> float:
@@ -56,19 +55,15 @@ def main() -> None:
     """Print one JSON line for each kind of start."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("checkouts", nargs=2, type=Path, metavar="FOLDER")
-    parser.add_argument("--pairs", type=int, default=3)
-    parser.add_argument("--only", choices=KINDS)
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         for kind, overrides in KINDS.items():
-            if arguments.only not in (None, kind):
-                continue
             pairs = [
                 [
                     seconds(checkout.resolve(), overrides, Path(folder, str(i)), f"{kind[0]}{pair}")
                     for i, checkout in enumerate(arguments.checkouts)
                 ]
-                for pair in range(-1, arguments.pairs)
+                for pair in range(-1, NUM_PAIRS)
             ][1:]
             before, after = (list(times) for times in zip(*pairs, strict=True))
             medians = {"before_s": statistics.median(before), "after_s": statistics.median(after)}
