@@ -11,7 +11,6 @@ from functools import partial
 from typing import Any
 
 import torch
-import xxhash
 from transformers import AutoModelForCausalLM, PreTrainedConfig, Qwen3Config, Qwen3MoeConfig
 
 from rl.learner.logprobs import PolicyModule
@@ -67,8 +66,7 @@ class Updater:
             share_prefixes(model)
         if "compiled" in how:
             compile_layers(model)
-        compiled = "compiled" in how and "layers" not in how
-        self.module = PolicyModule(model.train(), chunk=1024, compiled=compiled)
+        self.module = PolicyModule(model.train(), chunk=1024, compiled="compiled" in how)
         use_float32_gradients(self.module)
         self.adapter = adapter
         self.trained = [p for p in self.module.parameters() if p.requires_grad]
@@ -80,15 +78,6 @@ class Updater:
     def step(self, token_ids: torch.Tensor, mask: torch.Tensor) -> None:
         """Train one micro-batch with REINFORCE, entropies included, as an update does."""
         self.passes(token_ids, mask)
-        self.optimize()
-
-    def passes(self, token_ids: torch.Tensor, mask: torch.Tensor) -> None:
-        """Add the gradient of a micro-batch."""
-        logprobs, _ = self.module(token_ids, mask, 1.0, entropies=True)[:2]
-        (-logprobs.sum() / len(logprobs)).backward()
-
-    def optimize(self) -> None:
-        """Clip the gradient and take the optimizer's step."""
         torch.nn.utils.clip_grad_norm_(self.trained, 1.0)
         for parameter, master in zip(self.trained, self.masters, strict=True):
             master.grad, parameter.grad = parameter.grad, None
@@ -96,6 +85,11 @@ class Updater:
         for parameter, master in zip(self.trained, self.masters, strict=True):
             parameter.data.copy_(master)
             master.grad = None
+
+    def passes(self, token_ids: torch.Tensor, mask: torch.Tensor) -> None:
+        """Add the gradient of a micro-batch."""
+        logprobs, _ = self.module(token_ids, mask, 1.0, entropies=True)[:2]
+        (-logprobs.sum() / len(logprobs)).backward()
 
 
 def prefixes(device: torch.device, tiny: bool) -> Iterator[dict[str, Any]]:
@@ -125,8 +119,6 @@ def updates(size: str, device: torch.device, tiny: bool) -> Iterator[dict[str, A
     variants = [(how, adapter) for how in ("plain", "compiled") for adapter in ("lora", "none")]
     if size == "4b":  # all weights need more than 80 GB
         variants = [(how, "lora") for how in ("plain", "compiled", "checkpointed compiled")]
-    elif size == "0.6b":
-        variants.append(("compiled layers", "lora"))
     for how, adapter in variants:
         line: dict[str, Any] = {"adapter": adapter, "layers": how}
         try:
@@ -163,21 +155,15 @@ def flops(made: PreTrainedConfig, adapter: str, token_ids: torch.Tensor) -> floa
 
 
 def push(size: str, device: torch.device, tiny: bool) -> Iterator[dict[str, Any]]:
-    """Yield the time of a push of all weights through the memory file, and of its hash."""
+    """Yield the time of the trainer's part of a push of all weights through the memory file."""
     with torch.device(device):
         model = AutoModelForCausalLM.from_config(config(size, tiny), dtype=torch.bfloat16)
     weights = {name: parameter.detach() for name, parameter in model.named_parameters()}
-    total = sum(tensor.nbytes for tensor in weights.values())
     with closing(MemoryFile()) as file:
         file.write(weights)  # the first write pays for the pages
-        with memoryview(file.content) as content:
-            for part, work in (
-                ("write and hash", lambda: file.write(weights)),
-                ("hash", lambda: xxhash.xxh3_64(content)),
-            ):
-                took = seconds(work, device, repeats=3)
-                rate = round(total / took / 1e9, 2)
-                yield {"part": part, "ms": round(1000 * took, 1), "gb_per_s": rate}
+        took = seconds(lambda: file.write(weights), device, repeats=3)
+    total = sum(tensor.nbytes for tensor in weights.values())
+    yield {"write and hash, ms": round(1000 * took, 1), "gb_per_s": round(total / took / 1e9, 2)}
 
 
 def reset(device: torch.device) -> None:
