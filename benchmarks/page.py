@@ -32,7 +32,6 @@ this page. The machine has two cores (x86-64, bf16 without AMX) and no GPU; "a l
 other processes that wanted them. An empty cell was not kept; `run` is the number of the command.
 docs/experiments.md has the conclusions, docs/cuda.md the measurements of one H100.
 """
-LAST = "07b74374"  # the last commit that has all deleted programs
 # Rows that a table leaves out and names, because they are near or between others: column and value.
 LEFT_OUT = {
     "pushing": {("part", "start"), ("part", "resume")},
@@ -111,8 +110,7 @@ def _section(program: str) -> Iterator[str]:
 
 def _prose(program: str) -> str:
     if (deleted := HERE / "measured" / f"{program}.md").exists():
-        where = f"`git show {LAST}:benchmarks/{program}.py`"
-        return f"{deleted.read_text()} The program is no longer kept ({where})."
+        return deleted.read_text()
     docstring = ast.get_docstring(ast.parse((HERE / f"{program}.py").read_text())) or ""
     # An indented paragraph has the commands.
     return " ".join(part for part in docstring.split("\n\n") if not part.startswith("    "))
