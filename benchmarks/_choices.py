@@ -14,7 +14,6 @@ from rl.config.schema import ConfigError
 from rl.dry_call.learn import learn
 from tests.support.composing import CONF, composed
 
-STEPS = 3
 # Overrides that a choice needs before it can be composed.
 COMPANIONS = {
     "reference=model": ["reference.path=some/teacher"],
@@ -30,23 +29,18 @@ _LEARNED_FROM = {"kl": "divergence_", **{group: f"{group}_" for group in _SAME}}
 # Groups left out, because no rule connects their choices to another group.
 ELSEWHERE = ("env", "inference", "logger", "record", "experiment", "reward", "cluster", "until")
 # Keys that are varied like groups. A dotted key is set only where its node has that key.
-KEYS: dict[str, dict[str, Any]] = {
-    "updates_per_batch": {"1": 1, "2": 2},
-    "entropy_bonus": {"0": 0.0, "0.01": 0.01},
-    "group_size": {"1": 1, "16": 16},
-    "reward.normalise_each": {"false": False, "true": True},
-    "reward.length_penalty": {"0": 0.0, "0.1": 0.1},
+KEYS = {
+    "updates_per_batch": ["1", "2"],
+    "entropy_bonus": ["0", "0.01"],
+    "group_size": ["1", "16"],
+    "reward.normalise_each": ["false", "true"],
+    "reward.length_penalty": ["0", "0.1"],
 }
-# Groups and choices that a training step without a server cannot exercise.
+# Groups that keep their default in a trained composition, and choices that a scripted server or an
+# untrained model cannot have.
 NOT_TRAINED = ("model", "strategy", "client", "evaluation", "group_size", "reward.length_penalty")
-NO_SERVER = {"reference": "endpoint"}
+NO_SERVER = {"reference": ["endpoint"], "sync": ["adapter", "gloo", "ipc", "nccl"]}
 NO_MIXTURE = {"reference": ["per_env"]}  # per_env needs env=mixture, and env is in ELSEWHERE
-ENVIRONMENTS = ("reverse-text", "arithmetic")  # their episodes fit the tiny policy
-SMALL = {
-    **{"batch_size": 16, "group_size": 4, "max_steps": STEPS, "optim.warmup_steps": 0},
-    **{"trainer.num_threads": 1, "env.num_train": 300, "env.num_eval": 10},
-    **{"model.warm_start": None, "model.dtype": "float32", "reference.dtype": "float32"},
-}
 HEAD = """\
 {:,} pairs of choices: {:,} are refused, {:,} cannot occur. The others occur in {} compositions.
 
@@ -63,7 +57,7 @@ class Compositions:
             p.name: sorted({file.stem for file in p.glob("*.yaml")} - {*NO_MIXTURE.get(p.name, ())})
             for p in folders
         }
-        self.groups = self._files | {key: list(values) for key, values in KEYS.items()}
+        self.groups = self._files | KEYS
         others = {name: files for name, files in self._files.items() if name != "model"}
         self._nodes: dict[str, dict[str, Any]] = {name: {} for name in self._files}
         self._base = composed("run_name=composition", "output_dir=nowhere")
@@ -73,12 +67,6 @@ class Compositions:
             self._compose({name: files[i] for name, files in others.items() if i < len(files)})
         for file in self._files["model"]:
             self._compose({"model": file, "adapter": "none"})
-        # An untrained policy answers nothing exactly, so a graded reward must tell answers apart.
-        graded = {"reverse-text": ["env.reward_weights.similarity=1"]}
-        self._env = {
-            name: composed(f"env={name}", "model=tiny", *graded.get(name, []))["env"]
-            for name in ENVIRONMENTS
-        }
 
     def _compose(self, choices: Mapping[str, str]) -> None:
         lines = [f"{group}={choice}" for group, choice in choices.items()]
@@ -92,12 +80,20 @@ class Compositions:
     def config(self, row: Assignment) -> dict[str, Any]:
         """Return the configuration of a row; groups that the row omits keep their default."""
         config = {**self._base, **{g: self._nodes[g][row[g]] for g in self._nodes if g in row}}
-        values = {key: KEYS[key][row[key]] for key in KEYS if key in row}
-        return _with(config, values)
+        for key in KEYS.keys() & row.keys():
+            group, _, last = key.partition(".")
+            value = json.loads(row[key])
+            if not last:
+                config[key] = value
+            elif _exists(config, key):
+                config[group] = {**config[group], last: value}
+        return config
 
-    def trained(self, row: Assignment, environment: str) -> dict[str, Any]:
-        """Return the configuration of a row, made small enough to train on a CPU."""
-        return _with({**self.config(row), "env": self._env[environment]}, SMALL)
+    def overrides(self, row: Assignment) -> list[str]:
+        """Return the overrides of train.py that choose a row."""
+        config = self.config(row)
+        keys = [key for key in row if key in self._files or _exists(config, key)]
+        return [f"{key}={row[key]}" for key in keys]
 
     def problems(self, row: Assignment) -> list[str]:
         """Return the problems that the check of a run finds in a row."""
@@ -136,21 +132,14 @@ class Compositions:
     def trainable(self) -> Covering:
         """Return the covering of the groups that a training step uses."""
         groups = {name: c for name, c in self.groups.items() if name not in NOT_TRAINED}
-        for name, choice in NO_SERVER.items():
-            groups[name] = [other for other in groups[name] if other != choice]
+        for name, choices in NO_SERVER.items():
+            groups[name] = [choice for choice in groups[name] if choice not in choices]
         return Covering(groups, self.problems).fill()
 
 
-def _with(config: dict[str, Any], values: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the configuration with these dotted keys set, where they exist."""
-    config = dict(config)
-    for key, value in values.items():
-        group, _, last = key.partition(".")
-        if not last:
-            config[group] = value
-        elif last in config[group]:
-            config[group] = {**config[group], last: value}
-    return config
+def _exists(config: Mapping[str, Any], key: str) -> bool:
+    group, _, last = key.partition(".")
+    return not last or last in config[group]
 
 
 def table(covering: Covering) -> str:

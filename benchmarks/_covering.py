@@ -47,11 +47,6 @@ class Covering:
     rows: list[Assignment] = field(default_factory=list)
     impossible: set[Pair] = field(default_factory=set)
 
-    def __post_init__(self) -> None:
-        self._conflicts_of: dict[Choice, set[Conflict]] = {}
-        for conflict in self.conflicts:
-            self._index(conflict)
-
     def pairs(self) -> list[Pair]:
         """Return all pairs of choices from two groups, in alphabetical order."""
         return [
@@ -99,12 +94,7 @@ class Covering:
                 if message := self._says(form, other):
                     conflict = frozenset((group, other[group]) for group in matters)
                     self.conflicts.setdefault(conflict, message)
-                    self._index(conflict)
         return bool(problems)
-
-    def _index(self, conflict: Conflict) -> None:
-        for choice in conflict:
-            self._conflicts_of.setdefault(choice, set()).add(conflict)
 
     def _says(self, form: str, row: Assignment) -> str:
         """Return the message of this form that the check has for a row, or an empty string."""
@@ -113,7 +103,7 @@ class Covering:
     def _is_refused(self, row: Assignment) -> bool:
         """Return whether a partial row contains a conflict."""
         held = set(row.items())
-        return any(c <= held for choice in held for c in self._conflicts_of.get(choice, ()))
+        return any(conflict <= held for conflict in self.conflicts)
 
     def _completed(
         self, row: Assignment, uncovered: set[Pair], rng: random.Random
@@ -124,14 +114,13 @@ class Covering:
             return row
         held = set(row.items())
 
-        def fits(choice: Choice) -> bool:
-            return not any(c <= held | {choice} for c in self._conflicts_of.get(choice, ()))
-
         def gain(choice: str) -> int:
             pairs = ((min(h, (group, choice)), max(h, (group, choice))) for h in held)
             return sum(pair in uncovered for pair in pairs)
 
-        left = {group: [c for c in self.groups[group] if fits((group, c))] for group in free}
+        rests = [conflict - held for conflict in self.conflicts]
+        closed = set().union(*(rest for rest in rests if len(rest) == 1))  # would be refused
+        left = {g: [c for c in self.groups[g] if (g, c) not in closed] for g in free}
         # Take the group with the fewest choices first, so that a dead end shows early.
         fewest = min(map(len, left.values()))
         group = rng.choice([name for name in free if len(left[name]) == fewest])

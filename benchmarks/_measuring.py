@@ -1,22 +1,16 @@
 """What the programs share: stopwatches, a run folder with a model, the line that they print."""
 
-import asyncio
 import json
 import statistics
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import ProcessPoolExecutor
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from multiprocessing import get_context
 from pathlib import Path
 from typing import Any, TypeVar
 
-from envs.episode import Example
 from rl.config.build import build
-from rl.records import Rollout
 from rl.runtime.folder import RunFolder
-from rl.sampling.player import Player
 
 T = TypeVar("T")
 Work = Callable[[], object]
@@ -44,23 +38,6 @@ def rounds(
 def ratio(times: list[float], baseline: list[float]) -> float:
     """Return the median of the ratios of each round."""
     return statistics.median(a / b for a, b in zip(times, baseline, strict=True))
-
-
-def in_another_process(work: Callable[..., T], *arguments: Any) -> T:
-    """Return the result of `work`, which gets memory and threads of its own."""
-    with ProcessPoolExecutor(1, get_context("spawn")) as pool:
-        return pool.submit(work, *arguments).result()
-
-
-async def play(
-    player: Player, examples: Sequence[Example], size: int
-) -> tuple[float, list[Rollout]]:
-    """Play a group of each example, all at once; return the seconds and the rollouts."""
-    began = time.perf_counter()
-    groups = await asyncio.gather(
-        *(player.play_group(index, example, size) for index, example in enumerate(examples))
-    )
-    return time.perf_counter() - began, [rollout for group in groups for rollout in group]
 
 
 @contextmanager

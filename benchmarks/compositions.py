@@ -3,79 +3,73 @@
     python -m benchmarks.compositions --refused  prints what the check refuses, with the messages
     python -m benchmarks.compositions            trains what the check allows, one JSON line a run
 
-A covering set of runs (benchmarks/_covering.py) is trained for three steps each on a tiny policy,
-with a run's own learner: DeepSpeed engine, objective, plan, buffer and credit. vLLM is left out,
-because this process samples the policy itself.
+A covering set of compositions (benchmarks/_covering.py) is trained by train.py, for three steps
+each with a tiny policy. A scripted server (tests/support/scripted_vllm.py) answers instead of vLLM.
 """
 
 import argparse
-import gc
 import json
-import os
 import sys
 import tempfile
 import time
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from benchmarks._choices import ENVIRONMENTS, STEPS, Compositions, table
+from benchmarks._choices import Compositions, table
 from benchmarks._covering import Assignment
-from benchmarks._playing import Playground
-from rl.dry_call.learn import run_with_facts
-from rl.learner.learner import Learner
-from rl.learner.ranks import Ranks
-from rl.runtime.folder import RunFolder
-from rl.weights.fingerprint import fingerprint
+from rl.config.build import build
+from rl.model.loading import load_model
+from rl.runtime.commit import REPO
+from tests.support.composing import composed
+from tests.support.equal_runs import Run
+
+STEPS, AT_ONCE = 3, 2
+TRANSCRIPTS = REPO / "tests/support/viewed/rollouts/step_000000.jsonl"
+SMALL = [
+    *(f"max_steps={STEPS}", "batch_size=16", "optim.warmup_steps=0", "env.num_train=300"),
+    "env.reward_weights.similarity=1",  # so that the scripted answers earn different rewards
+    "trainer.wait_timeout=400",  # above the time limit of a rollout
+]
 
 
-def train(config: dict[str, Any], playground: Playground, ranks: Ranks) -> list[dict[str, float]]:
-    """Take three steps; return the metrics of each.
-
-    Raises:
-        AssertionError: a step was skipped, or no weight changed in three steps.
-
-    """
-    run = run_with_facts(config)
-    if "path" in run.reference:
-        run = run.with_values({"reference.path": str(playground.teacher(run.env))})
-    if "path" in run.sampler:
-        run = run.with_values({"sampler.path": str(playground.transcripts(run.env))})
-    run_folder = RunFolder(playground.folder / "run")
-    run_folder.path.mkdir(exist_ok=True)
-    run_folder.set_model(playground.model(run.env))
-    learner = Learner(run, run_folder, ranks)
-    before = fingerprint(learner.policy.weights())
-    stats = [learner.update(playground.batch(run, learner, step)) for step in range(STEPS)]
-    assert not any(one["train/skipped"] for one in stats), "a gradient was not finite"
-    assert fingerprint(learner.policy.weights()) != before, "no weight changed"
-    del learner
-    gc.collect()
-    return stats
+def train(folder: Path, name: str, choices: Sequence[str]) -> str:
+    """Train one composition; print a line, and return the problem or an empty string."""
+    began = time.monotonic()
+    given = {"reference=model": folder / "teacher", "sampler=transcripts": TRANSCRIPTS}
+    paths = [
+        f"{key.partition('=')[0]}.path={path}" for key, path in given.items() if key in choices
+    ]
+    run = Run(REPO, name, [*SMALL, *choices, *paths], folder)
+    process = run.start()
+    screen = process.communicate()[0]
+    problem = screen[-3000:] if process.returncode else problem_of(run.metrics)
+    line: dict[str, Any] = {"run": name, "choices": choices}
+    line |= {"failed": problem} if problem else {}
+    print(json.dumps({**line, "seconds": round(time.monotonic() - began, 1)}), flush=True)
+    return problem
 
 
-def train_all(compositions: Compositions, rows: Sequence[tuple[int, Assignment]]) -> int:
-    """Train these numbered rows, printing a line for each; return how many failed."""
-    failed = 0
-    os.environ.update(RANK="0", LOCAL_RANK="0", WORLD_SIZE="1", DS_ACCELERATOR="cpu")
-    torch.set_num_threads(1)  # one thread is faster for matrices this small
-    with tempfile.TemporaryDirectory() as name:
-        ranks = Ranks.join(Path(name) / "rendezvous", 60.0)
-        playground = Playground(Path(name), ranks)
-        for number, row in rows:
-            began = time.monotonic()
-            environment = ENVIRONMENTS[number % len(ENVIRONMENTS)]
-            line: dict[str, Any] = {"run": number, "env": environment, **row}
-            try:
-                stats = train(compositions.trained(row, environment), playground, ranks)
-                line |= {"loss": [round(one["train/loss"], 4) for one in stats]}
-            except Exception as error:  # noqa: BLE001 the other runs still train
-                line |= {"failed": f"{type(error).__name__}: {error}"}
-                failed += 1
-            print(json.dumps({**line, "seconds": round(time.monotonic() - began, 2)}), flush=True)
-    return failed
+def problem_of(metrics: Sequence[dict[str, Any]]) -> str:
+    """Return why the steps of a run that ended trained nothing, or an empty string."""
+    steps = [step for step in metrics if "train/loss" in step]
+    if len(steps) < STEPS or any(step["train/skipped"] for step in steps):
+        return "a step is missing, or its gradient was not finite"
+    return "" if any(step["train/grad_norm"] for step in steps) else "no gradient"
+
+
+def train_all(compositions: Compositions, rows: Sequence[Assignment]) -> int:
+    """Train these rows, printing a line for each; return how many failed."""
+    with tempfile.TemporaryDirectory() as name, ThreadPoolExecutor(AT_ONCE) as pool:
+        made = build(composed("model.warm_start=null")["model"])().prepare(Path(name, "teacher"))
+        load_model(made, torch.float32, 1).save_pretrained(made)
+        names = [f"run{number}" for number in range(len(rows))]
+        choices = [compositions.overrides(row) for row in rows]
+        return sum(map(bool, pool.map(partial(train, Path(name)), names, choices)))
 
 
 def main() -> None:
@@ -86,7 +80,7 @@ def main() -> None:
     if refused:
         print(table(compositions.whole), end="")
         return
-    if failed := train_all(compositions, list(enumerate(compositions.trainable.rows))):
+    if failed := train_all(compositions, compositions.trainable.rows):
         sys.exit(f"{failed} runs failed")
 
 

@@ -4,8 +4,8 @@
 #   benchmarks/first_hour.sh --trainer [STAGE ...]   torch >= 2.11 for CUDA and msgspec, without vLLM and DeepSpeed
 #   benchmarks/first_hour.sh --full [STAGE ...]      a machine with the environment of `make install DEVICE=cuda`
 #
-# OUT (default: outputs/first-hour) gets a result for each stage. The last lines are a table for docs/benchmarks.md.
-# PYTHON and OPTIONS="--device cpu --tiny" (--trainer) change the interpreter and the device.
+# OUT (default: outputs/first-hour) gets a result for each stage. The last lines are all results.
+# PYTHON changes the interpreter.
 set -uo pipefail
 cd "$(dirname "$0")/.."
 export OUT=${OUT:-outputs/first-hour}
@@ -15,10 +15,19 @@ mkdir -p "$OUT"
 
 if [ "$mode" = --trainer ]; then
     PYTHON=${PYTHON:-python3}
-    # shellcheck disable=SC2086
-    "$PYTHON" -m benchmarks.first_hour --out "$OUT" ${OPTIONS:-} "$@"
-    status=$?
-    "$PYTHON" -m benchmarks.first_hour --out "$OUT" --table
+    # shellcheck disable=SC2046
+    [ $# -gt 0 ] || set -- $("$PYTHON" -m benchmarks.first_hour)
+    status=0
+    for stage in "$@"; do
+        [ -e "$OUT/$stage.jsonl" ] && echo "$stage: done before" && continue
+        # A process for each stage, so that a stage that hangs or takes all the memory does not stop the others.
+        if timeout 540 "$PYTHON" -m benchmarks.first_hour "$stage" >"$OUT/$stage.part"; then
+            mv "$OUT/$stage.part" "$OUT/$stage.jsonl"
+        else
+            echo "$stage: failed, the same command runs it again" && status=1
+        fi
+    done
+    tail -n +1 "$OUT"/*.jsonl
     exit $status
 elif [ "$mode" != --full ]; then
     sed -n '2,9s/^# \{0,1\}//p' "$0"
@@ -66,4 +75,4 @@ for stage in "${wanted[@]}"; do
     echo "$stage: its output is in $OUT/$stage.log"
     if "$stage" >"$OUT/$stage.log" 2>&1; then touch "$OUT/$stage.ok"; else echo "$stage: failed"; fi
 done
-"$PYTHON" -m benchmarks.first_hour --out "$OUT" --table --full "${stages[@]}"
+"$PYTHON" -m benchmarks.first_hour --table "$OUT" "${stages[@]}"

@@ -5,7 +5,8 @@
     python -m benchmarks.page --all                         run every program: an hour, and 16 GiB
 
 measured/<program>.jsonl keeps one line a command; the same command replaces its line. The prose of
-a program's docstring is its section of the page.
+a program's docstring is its section of the page. A deleted program whose question is answered keeps
+its measurements, and measured/<program>.md has its prose.
 """
 
 import argparse
@@ -76,8 +77,9 @@ def measure(command: str) -> bool:
 
 
 def page() -> str:
-    """Return the page: a section for each program, a table for each command."""
-    sections = ["\n".join(_section(name)) for name in programs()]
+    """Return the page: a section for each program, also a deleted one, and its measurements."""
+    deleted = [path.stem for path in (HERE / "measured").glob("*.md")]
+    sections = ["\n".join(_section(name)) for name in sorted([*programs(), *deleted])]
     return "\n".join([f"# Benchmarks\n\n{_filled(HEAD)}\n", *sections])
 
 
@@ -86,30 +88,32 @@ def _filled(text: str) -> str:
 
 
 def _section(program: str) -> Iterator[str]:
-    docstring = ast.get_docstring(ast.parse((HERE / f"{program}.py").read_text())) or ""
-    # An indented paragraph has the commands.
-    text = " ".join(part for part in docstring.split("\n\n") if not part.startswith("    "))
-    yield from (f"## {program}", "", _filled(text), "")
+    yield from (f"## {program}", "", _filled(_prose(program)), "")
     kept, left_out = measured(program), LEFT_OUT.get(program, set())
     lines: list[Measurement] = []
     for number, one in enumerate(kept, 1):
         run = {"run": number} if len(kept) > 1 else {}
         lines += [run | line for line in one["lines"] if not left_out & line.items()]
-    single = len(lines) == 1 and not left_out
     for one in kept:
         when = ", ".join((one["day"], one["commit"], one["load"]))
-        yield f"- `python -m benchmarks.{one['command']}` ({when}){':' if single else ''}"
+        yield f"- `python -m benchmarks.{one['command']}` ({when})"
     if left_out:
         names = " or ".join(f"`{column}={value}`" for column, value in sorted(left_out))
         yield f"- left out: rows with {names} (benchmarks/measured/{program}.jsonl)"
-    if single:
-        yield f"  {', '.join(f'{key} {_cell(value)}' for key, value in lines[0].items())}"
-    elif lines:
+    if lines:
         columns = list(dict.fromkeys(column for line in lines for column in line))
         yield from ("", f"| {' | '.join(columns)} |", f"|{'---|' * len(columns)}")
         for line in lines:
             yield f"| {' | '.join(_cell(line.get(column, '')) for column in columns)} |"
     yield ""
+
+
+def _prose(program: str) -> str:
+    if (deleted := HERE / "measured" / f"{program}.md").exists():
+        return deleted.read_text()
+    docstring = ast.get_docstring(ast.parse((HERE / f"{program}.py").read_text())) or ""
+    # An indented paragraph has the commands.
+    return " ".join(part for part in docstring.split("\n\n") if not part.startswith("    "))
 
 
 def _cell(value: Any) -> str:

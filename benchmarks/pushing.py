@@ -5,12 +5,11 @@
 The model is a Qwen3 with 440 million bfloat16 parameters. `of_copy` divides the median time by that
 of a copy of the same bytes into allocated memory. `gloo to 2` pushes to two processes that only
 read and check. --vllm also pushes to a real vLLM: `whole push` lasts from the first byte written to
-the last answer.
+the last answer. The program of 07b74374 also measured the stages of this push.
 """
 
 import argparse
 import statistics
-import time
 from collections.abc import Iterator
 from contextlib import ExitStack, closing, contextmanager
 from functools import partial
@@ -22,7 +21,7 @@ from typing import Any
 
 import torch
 
-from benchmarks._measuring import folder_with, rounds, say, seconds
+from benchmarks._measuring import folder_with, rounds, say
 from rl.config.build import build
 from rl.inference.replica import Replica
 from rl.inference.routes import VLLMRoutes, wait_until_healthy
@@ -30,7 +29,6 @@ from rl.inference.server import ServedPolicy, run_vllm
 from rl.model.loading import load_model
 from rl.placement.settings import with_device_flags
 from rl.runtime.devices import visible_gpus
-from rl.runtime.folder import RunFolder
 from rl.runtime.network import Address
 from rl.weights.gloo import GlooSender
 from rl.weights.memory_file import MemoryFile, read_weights
@@ -101,44 +99,16 @@ def reading_processes(folder: Path) -> Iterator[list[VLLMRoutes]]:
         yield routes
 
 
-def transports(folder: Path, weights: Weights) -> Stages:
-    """Push to one and to two processes by each transport that takes all weights."""
-    stages: Stages = {}
+def push_seconds(
+    kind: type[ShmSender | GlooSender], receivers: list[VLLMRoutes], weights: Weights
+) -> list[float]:
+    """Return the seconds of each push to all receivers."""
+    sender = kind(probe_every=0, probe_rows=1, max_mismatch=1.0)
+    sender.open(TIMEOUT_S)
+    pusher = WeightPusher(sender)
+    pusher.add(receivers)
     policy: Any = SimpleNamespace(ranks=SimpleNamespace(first=True), weights=lambda _: weights)
-    with reading_processes(folder) as receivers:
-        for name, kind in (("shm", ShmSender), ("gloo", GlooSender)):
-            for number in (1, 2):
-                sender = kind(probe_every=0, probe_rows=1, max_mismatch=1.0)
-                sender.open(TIMEOUT_S)
-                pusher = WeightPusher(sender)
-                pusher.add(receivers[:number])
-                push = partial(pusher.push, policy, 0, must_differ=False)
-                stages |= rounds({f"{name} to {number}": push}, REPEATS)
-    return stages
-
-
-def real_pushes(run_folder: RunFolder, weights: Weights) -> Stages:
-    """Push weights that change to a real vLLM, in the way of rl/weights/pusher.py."""
-    config, stages = composed(), Stages()
-    flags = with_device_flags(config["inference"], config["sampler"], bool(visible_gpus()))
-    served = ServedPolicy(dtype="bfloat16", max_seq_len=256, seed=0)
-    with run_vllm(build(flags)(), run_folder, served) as vllm, closing(MemoryFile()) as file:
-        vllm.init_transfer({"reader": "rl.weights.shm.FileReader", "arguments": {}})
-        for version in range(REPEATS + 1):
-            for tensor in weights.values():
-                tensor.mul_(1.01)
-            began = time.perf_counter()
-            update = {"fingerprint": file.write(weights), "source": {"path": file.path}}
-            for part, work in {
-                "pause": vllm.pause,
-                "start": vllm.start_update,
-                "load": partial(vllm.update, update),
-                "repack and prove": partial(vllm.finish_update, version),
-                "resume": vllm.resume,
-            }.items():
-                stages.setdefault(part, []).append(seconds(work))
-            stages.setdefault("whole push", []).append(time.perf_counter() - began)
-    return {part: times[1:] for part, times in stages.items()}  # the first round warms up
+    return rounds({"": partial(pusher.push, policy, 0, must_differ=False)}, REPEATS)[""]
 
 
 def main() -> None:
@@ -153,8 +123,17 @@ def main() -> None:
     with folder_with(config["model"]) as folder:
         model = load_model(folder.initial_model(), torch.bfloat16, 0)
         weights = {name: parameter.detach() for name, parameter in model.named_parameters()}
-        stages = our_stages(weights) | transports(folder.path, weights)
-        stages |= real_pushes(folder, weights) if asked.vllm else {}
+        stages = our_stages(weights)
+        with reading_processes(folder.path) as readers:
+            for name, kind in (("shm", ShmSender), ("gloo", GlooSender)):
+                for number in (1, 2):
+                    took = push_seconds(kind, readers[:number], weights)
+                    stages[f"{name} to {number}"] = took
+        if asked.vllm:
+            flags = with_device_flags(config["inference"], config["sampler"], bool(visible_gpus()))
+            served = ServedPolicy(dtype="bfloat16", max_seq_len=256, seed=0)
+            with run_vllm(build(flags)(), folder, served) as vllm:
+                stages["whole push"] = push_seconds(ShmSender, [vllm], weights)
     size = sum(tensor.nbytes for tensor in weights.values())
     medians = {part: statistics.median(times) for part, times in stages.items()}
     for part, took in medians.items():

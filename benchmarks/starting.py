@@ -1,14 +1,12 @@
 """Seconds until a run has done its first step, and until a mistake is answered, in two checkouts.
 
-    python -m benchmarks.starting BEFORE AFTER            three pairs of each; ~10 minutes
-    python -m benchmarks.starting BEFORE AFTER --only typo --pairs 5
+    python -m benchmarks.starting BEFORE AFTER    10 minutes
 
-Runs alternate between the checkouts, each with a warm cache of its own. The numbers are medians;
-`ratio` is the median of after / before.
+Runs alternate between the checkouts, each with a warm cache of its own. The numbers are medians of
+three pairs; `ratio` is the median of after / before.
 """
 
 import argparse
-import json
 import os
 import re
 import statistics
@@ -18,10 +16,12 @@ import tempfile
 import time
 from pathlib import Path
 
+from benchmarks._measuring import ratio, say
+
 WRONG_LOSS = "def mine(tokens):\n    return -tokens.logprobs * tokens.advantages\n"
 OWN = ["loss._target_=wrong_loss.mine", "~loss.clip_low", "~loss.clip_high"]
 KINDS = {"first step": ["max_steps=1"], "wrong loss": OWN, "typo": ["loss.clip_hig=3"]}
-LIMIT_S = 600
+LIMIT_S, NUM_PAIRS = 600, 3
 
 
 def seconds(checkout: Path, overrides: list[str], work: Path, name: str) -> float:
@@ -55,24 +55,19 @@ def main() -> None:
     """Print one JSON line for each kind of start."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("checkouts", nargs=2, type=Path, metavar="FOLDER")
-    parser.add_argument("--pairs", type=int, default=3)
-    parser.add_argument("--only", choices=KINDS)
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         for kind, overrides in KINDS.items():
-            if arguments.only not in (None, kind):
-                continue
             pairs = [
                 [
                     seconds(checkout.resolve(), overrides, Path(folder, str(i)), f"{kind[0]}{pair}")
                     for i, checkout in enumerate(arguments.checkouts)
                 ]
-                for pair in range(-1, arguments.pairs)
+                for pair in range(-1, NUM_PAIRS)
             ][1:]
-            before, after = (round(statistics.median(c), 2) for c in zip(*pairs, strict=True))
-            ratio = statistics.median(late / early for early, late in pairs)
-            line = {"measured": kind, "before_s": before, "after_s": after}
-            print(json.dumps({**line, "ratio": round(ratio, 3)}), flush=True)
+            before, after = (list(times) for times in zip(*pairs, strict=True))
+            medians = {"before_s": statistics.median(before), "after_s": statistics.median(after)}
+            say(measured=kind, **medians, ratio=ratio(after, before))
 
 
 if __name__ == "__main__":

@@ -1,25 +1,22 @@
 """Compare a training step with the shortest plain torch program that computes the same gradient.
 
-    python -m benchmarks.updating [--env wiki-search] [--rows 256] [--repeats 5]
-    python -m benchmarks.updating --run outputs/<name>               rows of a run with record=all
-    python -m benchmarks.updating --drawn 16 200 50 800 [key=value ...]    rows of a drawn group
+    python -m benchmarks.updating [--env wiki-search] [--rows 256] [--repeats 5] [key=value ...]
 
 Rows are those of the environment's expert, one thread, bfloat16. `idle` is the share of rows
 without advantage. `of_plain` divides the time of a whole update (objective, DeepSpeed, clipping,
 AdamW, metrics) by that of plain torch (all logits at once, backward, AdamW), `of_all` by our own
 time with an advantage in every row. Both are medians of the ratios of alternating rounds.
 
-`--run` takes the rows of a run's last step. `--drawn 16 200 50 800` draws 16 rows with a common
-prompt of 200 tokens and answers of 50 to 800. `of_unshared` then divides the processor time by that
-with trainer.share_prefixes=false. `distinct` is the share of tokens that are computed.
+The program of 07b74374 also compared with trainer.share_prefixes=false. `--run` took the rows of a
+run's last step. `--drawn 16 200 50 800` drew 16 rows with a common prompt of 200 tokens and answers
+of 50 to 800. `of_unshared` is the ratio of the processor times, `distinct` the share of tokens that
+are computed.
 """
 
 import argparse
 import os
 import statistics
-import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 from itertools import islice
@@ -32,7 +29,6 @@ import torch
 from torch import Tensor
 
 from benchmarks._measuring import folder_with, ratio, rounds, say
-from lab.losses.recorded import recorded_batches
 from rl.config.build import build
 from rl.config.schema import Run
 from rl.dry_call.learn import run_with_facts
@@ -47,8 +43,7 @@ from rl.runtime.folder import RunFolder
 from rl.sampling.demonstrations import tokenize
 from tests.support.composing import composed
 
-IDLE = (0.0, 0.25, 0.44, 0.75)  # 0.44 was measured in wiki-search at version 30
-COLUMNS = {"mask": "completion_mask", "mu": "rollout_logprobs", "version": "token_versions"}
+IDLE = (0.0, 0.75)
 
 
 class Plain:
@@ -73,29 +68,6 @@ class Plain:
         self._optimizer.zero_grad()
 
 
-def parsed() -> argparse.Namespace:
-    """Return the arguments of the command line."""
-    parser = argparse.ArgumentParser()
-    parser.add_argument("--env", default="wiki-search")
-    parser.add_argument("--rows", type=int, default=256)
-    parser.add_argument("--repeats", type=int, default=5)
-    parser.add_argument("--run", type=Path)
-    parser.add_argument("--drawn", type=int, nargs=4, metavar=("ROWS", "PROMPT", "LEAST", "MOST"))
-    parser.add_argument("overrides", nargs="*", default=[])
-    return parser.parse_args()
-
-
-@contextmanager
-def learning(asked: argparse.Namespace) -> Iterator[tuple[Run, RunFolder, Learner]]:
-    """Prepare the learner of a run on one thread."""
-    torch.set_num_threads(1)
-    os.environ |= {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1"}
-    overrides = [f"env={asked.env}", "trainer.num_threads=1", *asked.overrides]
-    run = run_with_facts(composed(*overrides))
-    with folder_with(run.model) as folder:
-        yield run, folder, Learner(run, folder, Ranks.join(folder.path / "rendezvous", 60.0))
-
-
 def expert_rows(run: Run, folder: RunFolder, count: int) -> list[TrainingRow]:
     """Return training rows from the demonstrations of the environment."""
     renderer = load_renderer(folder.initial_model(), build(run.model)().renderer)
@@ -116,33 +88,6 @@ def with_advantages(rows: Sequence[TrainingRow], idle: float) -> list[WeightedRo
     return weighted
 
 
-def recorded_rows(path: Path) -> list[WeightedRow]:
-    """Return the trained rows of the last step of a run with record=all."""
-    folder = RunFolder(path)
-    step = max(int(path.stem[5:]) for path in folder.rollouts_of(0).parent.glob("step_*.jsonl"))
-    batch, rows = recorded_batches(folder, step)[0], []
-    for number, row in enumerate(batch.rows):
-        own = batch.tokens.sequence_ids == number
-        columns = {COLUMNS.get(name, name): np.nan_to_num(x) for name, x in row.sampled.items()}
-        place = {"rollout_id": int(batch.tokens.rollout_ids[own][0]), "number": row.row}
-        advantages = batch.tokens.advantages[own].numpy()
-        rows.append(weighted_row(TrainingRow(**columns), advantages, (1e-4,), **place))
-    return rows
-
-
-def drawn_rows(count: int, prompt: int, least: int, most: int) -> list[WeightedRow]:
-    """Return rows of one group with random tokens."""
-    rng = np.random.default_rng(0)
-    common, rows = rng.integers(3, 250, prompt), []
-    for number in range(count):
-        ids = np.concatenate([common, rng.integers(3, 250, rng.integers(least, most + 1))])
-        mask = np.arange(len(ids)) >= prompt
-        versions = mask.astype(np.int32) - 1
-        row = TrainingRow(ids.astype(np.int32), mask, mask * np.float32(-5), versions, versions)
-        rows.append(weighted_row(row, (rng.choice([-1.0, 1.0]),), (1e-4,), rollout_id=number))
-    return rows
-
-
 def batch_of(run: Run, rows: Sequence[WeightedRow]) -> RankBatch:
     """Return the rows as the batch of one step on one rank."""
     settings: dict[str, Any] = {"step": 0, "ranks": 1, "metrics": {}}
@@ -150,30 +95,19 @@ def batch_of(run: Run, rows: Sequence[WeightedRow]) -> RankBatch:
     return plan(rows, shares_prefixes=run.trainer.share_prefixes, **settings)[0]
 
 
-def compare_sharing(asked: argparse.Namespace) -> None:
-    """Print the processor time of an update with shared prefixes and of one without."""
-    rows = recorded_rows(asked.run) if asked.run else drawn_rows(*asked.drawn)
-    with learning(asked) as (run, folder, learner):
-        plain = replace(run, trainer=replace(run.trainer, share_prefixes=False))
-        other = Learner(plain, folder, learner.policy.ranks)
-        works = {
-            "shared": lambda: learner.update(batch_of(run, rows)),
-            "unshared": lambda: other.update(batch_of(plain, rows)),
-        }
-        took = rounds(works, asked.repeats, time.process_time)
-    beginnings = {row.token_ids[:end].tobytes() for row in rows for end in range(1, row.length)}
-    tokens = sum(row.length for row in rows)
-    say(
-        tokens=tokens,
-        distinct=len(beginnings) / tokens,
-        seconds=statistics.median(took["shared"]),
-        of_unshared=ratio(took["shared"], took["unshared"]),
-    )
-
-
-def compare_with_plain(asked: argparse.Namespace) -> None:
+def main() -> None:
     """Print a line for each share of idle rows."""
-    with learning(asked) as (run, folder, learner):
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--env", default="wiki-search")
+    parser.add_argument("--rows", type=int, default=256)
+    parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument("overrides", nargs="*", default=[])
+    asked = parser.parse_args()
+    torch.set_num_threads(1)
+    os.environ |= {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1"}
+    run = run_with_facts(composed("trainer.num_threads=1", f"env={asked.env}", *asked.overrides))
+    with folder_with(run.model) as folder:
+        learner = Learner(run, folder, Ranks.join(folder.path / "rendezvous", 60.0))
         rows = expert_rows(run, folder, asked.rows)
         batches = {idle: batch_of(run, with_advantages(rows, idle)) for idle in IDLE}
         device = learner.policy.ranks.device
@@ -193,5 +127,4 @@ def compare_with_plain(asked: argparse.Namespace) -> None:
 
 
 if __name__ == "__main__":
-    asked = parsed()
-    (compare_sharing if asked.run or asked.drawn else compare_with_plain)(asked)
+    main()

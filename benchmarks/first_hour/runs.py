@@ -32,6 +32,7 @@ RUNS = {
     "moe": [*SYNC, "model=tiny-moe"],
     "moe-lora": [*SYNC, "model=tiny-moe", "adapter=lora", "sync=shm"],
     "muon": [*SYNC, "optim=muon"],
+    **{loss: [*SYNC, f"loss={loss}"] for loss in ("dppo", "gspo", "sapo", "top_entropy")},
 }
 IN_BFLOAT16 = ("cispo", "turns-lora", "lora-merged", "moe", "zero2", "zero3")
 FEW = ("cispo", "zero3")

@@ -4,11 +4,10 @@ The optimizer step is that of ZeRO 0: float32 gradients, master weights and mome
 work of an update is 6 FLOPs a parameter and token (LoRA: 4), and attention's products.
 """
 
-import operator
 import time
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from functools import partial
-from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -20,7 +19,7 @@ from rl.model.loading import compile_layers, enable_gradient_checkpointing
 from rl.model.lora import LoRA
 from rl.model.shape import GIB, shape
 from rl.model.shared_prefixes import share_prefixes
-from rl.placement.memory import trainer_need
+from rl.weights.memory_file import MemoryFile
 
 PEAK_FLOPS = 989e12  # of an H100 or H200 in bfloat16
 SIZES = {  # hidden, inner, layers, heads
@@ -67,8 +66,7 @@ class Updater:
             share_prefixes(model)
         if "compiled" in how:
             compile_layers(model)
-        compiled = "compiled" in how and "layers" not in how
-        self.module = PolicyModule(model.train(), chunk=1024, compiled=compiled)
+        self.module = PolicyModule(model.train(), chunk=1024, compiled="compiled" in how)
         use_float32_gradients(self.module)
         self.adapter = adapter
         self.trained = [p for p in self.module.parameters() if p.requires_grad]
@@ -80,15 +78,6 @@ class Updater:
     def step(self, token_ids: torch.Tensor, mask: torch.Tensor) -> None:
         """Train one micro-batch with REINFORCE, entropies included, as an update does."""
         self.passes(token_ids, mask)
-        self.optimize()
-
-    def passes(self, token_ids: torch.Tensor, mask: torch.Tensor) -> None:
-        """Add the gradient of a micro-batch."""
-        logprobs, _ = self.module(token_ids, mask, 1.0, entropies=True)[:2]
-        (-logprobs.sum() / len(logprobs)).backward()
-
-    def optimize(self) -> None:
-        """Clip the gradient and take the optimizer's step."""
         torch.nn.utils.clip_grad_norm_(self.trained, 1.0)
         for parameter, master in zip(self.trained, self.masters, strict=True):
             master.grad, parameter.grad = parameter.grad, None
@@ -96,6 +85,11 @@ class Updater:
         for parameter, master in zip(self.trained, self.masters, strict=True):
             parameter.data.copy_(master)
             master.grad = None
+
+    def passes(self, token_ids: torch.Tensor, mask: torch.Tensor) -> None:
+        """Add the gradient of a micro-batch."""
+        logprobs, _ = self.module(token_ids, mask, 1.0, entropies=True)[:2]
+        (-logprobs.sum() / len(logprobs)).backward()
 
 
 def prefixes(device: torch.device, tiny: bool) -> Iterator[dict[str, Any]]:
@@ -117,18 +111,6 @@ def prefixes(device: torch.device, tiny: bool) -> Iterator[dict[str, Any]]:
         yield line
 
 
-def kernel_seconds(work: Callable[[], object], device: torch.device) -> float:
-    """Return the seconds that all kernels of the work take on the device."""
-    with torch.profiler.profile(acc_events=True) as recorded:
-        seconds(work, device, repeats=1)
-    on_gpu, found = device.type == "cuda", recorded.key_averages()
-    kind = torch.autograd.DeviceType.CUDA if on_gpu else torch.autograd.DeviceType.CPU
-    time_of = operator.attrgetter("self_device_time_total" if on_gpu else "self_cpu_time_total")
-    # The name of a range, which has its kernels' time again, contains a #.
-    events = (event for event in found if event.device_type == kind and "#" not in event.key)
-    return sum(map(time_of, events)) / 1e6
-
-
 def updates(size: str, device: torch.device, tiny: bool) -> Iterator[dict[str, Any]]:
     """Yield a line for each adapter and way of computing the layers."""
     made, rows, length = config(size, tiny), 8, 32 if tiny else 1024
@@ -137,11 +119,8 @@ def updates(size: str, device: torch.device, tiny: bool) -> Iterator[dict[str, A
     variants = [(how, adapter) for how in ("plain", "compiled") for adapter in ("lora", "none")]
     if size == "4b":  # all weights need more than 80 GB
         variants = [(how, "lora") for how in ("plain", "compiled", "checkpointed compiled")]
-    elif size == "0.6b":
-        variants.append(("compiled layers", "lora"))
     for how, adapter in variants:
         line: dict[str, Any] = {"adapter": adapter, "layers": how}
-        line |= {"plan_gib": round(planned(made, adapter, how, token_ids) / GIB, 1)}
         try:
             reset(device)
             line |= measured(Updater(made, device, adapter, how), made, token_ids, mask)
@@ -160,15 +139,8 @@ def measured(
     first = seconds(step, device, repeats=1)
     took = seconds(step, device, repeats=5)
     mfu = flops(made, updater.adapter, token_ids) / took / PEAK_FLOPS
-    speed = {"first_s": round(first, 1), "tokens_per_s": round(token_ids.numel() / took)}
-    speed |= {"mfu": round(mfu, 3), "gpu_busy": round(kernel_seconds(step, device) / took, 2)}
-    for master in updater.masters:
-        master.grad = torch.ones_like(master)
-    for name, fused in (("optimizer_ms", None), ("fused_optimizer_ms", True)):
-        updater.optimizer = torch.optim.AdamW(updater.masters, lr=1e-6, fused=fused)
-        updater.optimizer.step()
-        speed[name] = round(1000 * seconds(updater.optimizer.step, device, repeats=5), 2)
-    return speed
+    rate = round(token_ids.numel() / took)
+    return {"first_s": round(first, 1), "tokens_per_s": rate, "mfu": round(mfu, 3)}
 
 
 def flops(made: PreTrainedConfig, adapter: str, token_ids: torch.Tensor) -> float:
@@ -182,33 +154,16 @@ def flops(made: PreTrainedConfig, adapter: str, token_ids: torch.Tensor) -> floa
     return products * token_ids.numel() * (used + attention)
 
 
-def planned(made: PreTrainedConfig, adapter: str, how: str, token_ids: torch.Tensor) -> float:
-    """Return the plan's estimate of the peak memory on the GPU in bytes."""
-    rows, length = token_ids.shape
-    reference = {"_target_": "rl.learner.reference.local.InitialPolicy"}
-    loss = {"_target_": "losses.cispo.cispo"}
-    frozen = {"freezes_base": adapter == "lora", "rank": 8, "target_modules": "all-linear"}
-    frozen |= {"modules_to_save": []}
-    run: Any = SimpleNamespace(
-        adapter=SimpleNamespace(**frozen),
-        batch_size=rows,
-        compiles=lambda *, on_gpu: on_gpu and "compiled" in how,
-        critic={},
-        deepspeed={"zero_optimization": {"stage": 0}},
-        max_seq_len=length,
-        model=SimpleNamespace(dtype="bfloat16", head_dtype=None, drawn_by_trainer=False),
-        optim={"_target_": "rl.learner.optim.AdamW"},
-        plain=lambda: {"kl": {"beta": 0.0}, "loss": loss, "reference": reference},
-        trainer=SimpleNamespace(
-            tokens_per_micro_batch=rows * length,
-            logprob_chunk=1024,
-            share_prefixes=False,
-            gradient_checkpointing="checkpointed" in how,
-        ),
-    )
-    sizes = shape(made.to_dict())
-    assert sizes
-    return trainer_need(run, sizes, ranks=1, first=False, on_gpu=True).on_device
+def push(size: str, device: torch.device, tiny: bool) -> Iterator[dict[str, Any]]:
+    """Yield the time of the trainer's part of a push of all weights through the memory file."""
+    with torch.device(device):
+        model = AutoModelForCausalLM.from_config(config(size, tiny), dtype=torch.bfloat16)
+    weights = {name: parameter.detach() for name, parameter in model.named_parameters()}
+    with closing(MemoryFile()) as file:
+        file.write(weights)  # the first write pays for the pages
+        took = seconds(lambda: file.write(weights), device, repeats=3)
+    total = sum(tensor.nbytes for tensor in weights.values())
+    yield {"write and hash, ms": round(1000 * took, 1), "gb_per_s": round(total / took / 1e9, 2)}
 
 
 def reset(device: torch.device) -> None:

@@ -3,9 +3,8 @@
 import numpy as np
 import pytest
 
-from benchmarks.sequential import decide, draw, estimates, linear
 from lab.report.sequential import State, decide_arms, decision_of, radius, radius_of
-from lab.report.statistics import OPEN, Interval, Scores, Spread, spread_of
+from lab.report.statistics import OPEN, Interval, Scores, Spread
 
 
 def scores_of(y):
@@ -45,22 +44,6 @@ def test_with_known_variance_few_paths_ever_leave_the_boundary():
     radii = radius(0.02**2 + 0.3**2 / counts, np.inf, 10**6, 0.1, 0.05)
     left = (np.abs(paths) > radii).any(1).mean()
     assert 0.02 < left < 0.05
-
-
-@pytest.mark.parametrize("rewards", ["binary", "heavy"])
-def test_the_benchmark_decides_as_the_report(rewards):
-    y = draw(np.random.default_rng(3), rewards, (4, 4, 20, 24), 0.04)
-    y[:, 1] += 0.08
-    gains, variances, freedom = estimates(y)
-    for count in (3, 20):
-        one, base = (scores_of(y[0])[i].first_seeds(count) for i in (2, 0))
-        spread = spread_of(one, base)
-        assert variances[0, 1, count - 1] == pytest.approx(spread.variance)
-        assert freedom[0, 1, count - 1] == pytest.approx(spread.decision_degrees_of_freedom)
-    decisions, _ = decide(gains, variances, freedom, linear)
-    states = [[one.decision for one in decide_arms(scores_of(one), 0, 0.03)[1:]] for one in y]
-    assert states == decisions.tolist()
-    assert {"better", OPEN} <= set(decisions.ravel().tolist())
 
 
 def test_arms_are_better_worse_equal_or_open_and_a_decision_stays():
