@@ -4,13 +4,15 @@
     python -m benchmarks.compositions            trains what the check allows, one JSON line a run
 
 A covering set of compositions (benchmarks/_covering.py) is trained by train.py, for three steps
-each with a tiny policy. A scripted server (tests/support/scripted_vllm.py) answers instead of vLLM.
+each with a tiny policy: one to two hours. A scripted server (tests/support/scripted_vllm.py) answers
+instead of vLLM. The same command continues what was interrupted; delete outputs/compositions to
+start again, for example after a change of the code.
 """
 
 import argparse
 import json
+import shutil
 import sys
-import tempfile
 import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -28,7 +30,7 @@ from rl.runtime.commit import REPO
 from tests.support.composing import composed
 from tests.support.equal_runs import Run
 
-STEPS, AT_ONCE = 3, 2
+STEPS, AT_ONCE, FOLDER = 3, 2, REPO / "outputs" / "compositions"
 TRANSCRIPTS = REPO / "tests/support/viewed/rollouts/step_000000.jsonl"
 SMALL = [
     *(f"max_steps={STEPS}", "batch_size=16", "optim.warmup_steps=0", "env.num_train=300"),
@@ -37,14 +39,17 @@ SMALL = [
 ]
 
 
-def train(folder: Path, name: str, choices: Sequence[str]) -> str:
+def train(teacher: Path, name: str, choices: Sequence[str]) -> str:
     """Train one composition; print a line, and return the problem or an empty string."""
     began = time.monotonic()
-    given = {"reference=model": folder / "teacher", "sampler=transcripts": TRANSCRIPTS}
+    given = {"reference=model": teacher, "sampler=transcripts": TRANSCRIPTS}
     paths = [
         f"{key.partition('=')[0]}.path={path}" for key, path in given.items() if key in choices
     ]
-    run = Run(REPO, name, [*SMALL, *choices, *paths], folder)
+    run = Run(REPO, name, [*SMALL, *choices, *paths], FOLDER)
+    if run.folder.exists() and not problem_of(run.metrics):
+        return ""  # an earlier start trained it
+    shutil.rmtree(run.folder, ignore_errors=True)
     process = run.start()
     screen = process.communicate()[0]
     problem = screen[-3000:] if process.returncode else problem_of(run.metrics)
@@ -64,12 +69,12 @@ def problem_of(metrics: Sequence[dict[str, Any]]) -> str:
 
 def train_all(compositions: Compositions, rows: Sequence[Assignment]) -> int:
     """Train these rows, printing a line for each; return how many failed."""
-    with tempfile.TemporaryDirectory() as name, ThreadPoolExecutor(AT_ONCE) as pool:
-        made = build(composed("model.warm_start=null")["model"])().prepare(Path(name, "teacher"))
-        load_model(made, torch.float32, 1).save_pretrained(made)
-        names = [f"run{number}" for number in range(len(rows))]
-        choices = [compositions.overrides(row) for row in rows]
-        return sum(map(bool, pool.map(partial(train, Path(name)), names, choices)))
+    made = build(composed("model.warm_start=null")["model"])().prepare(FOLDER / "teacher")
+    load_model(made, torch.float32, 1).save_pretrained(made)
+    names = [f"run{number}" for number in range(len(rows))]
+    choices = [compositions.overrides(row) for row in rows]
+    with ThreadPoolExecutor(AT_ONCE) as pool:
+        return sum(map(bool, pool.map(partial(train, made), names, choices)))
 
 
 def main() -> None:
