@@ -85,7 +85,7 @@ class Run(JupyterMixin):
         return _as_frame([{"step": step, **json.loads(line)} for step, line in lines])
 
     def tokens(self, step: int) -> "DataFrame":
-        """Return one row per recorded token of a step, with the columns of docs/token-record.md."""
+        """Return one row per token and update of a step. docs/token-record.md has the columns."""
         from pandas import DataFrame, concat
 
         rows = read_rows(self.folder, step)

@@ -51,7 +51,7 @@ class MetricsFile:
         """Remove broken lines. Move the lines of steps after `step` to metrics.dropped.jsonl."""
         aside = self.path.with_suffix(".tmp")
         rows = read_metrics(self._run_folder)
-        # Write the removed lines first, so that a crash may duplicate lines but never lose them.
+        # Write the dropped lines first, so that a crash may duplicate lines but never lose them.
         if dropped := [row for row in rows if row["step"] > step]:
             with self._run_folder.dropped_metrics.open("a") as file:
                 file.writelines(json.dumps(row) + "\n" for row in dropped)
