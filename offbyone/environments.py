@@ -19,7 +19,7 @@ MODEL = ("model=hf", "model.path=unknown")
 
 
 def load(name: str, **options: Any) -> Environment:
-    """Return an environment. Raise ValueError (name or option) or LookupError (unknown class)."""
+    """Return an environment. Raise ValueError (wrong name or option), LookupError (wrong class)."""
     node = {"_target_": name} if "." in name else _env_node(name)
     if "." not in name and (unknown := sorted(set(options) - set(node))):
         raise ValueError(f"{name} has no options {unknown}: use {', '.join(list(node)[1:])}")

@@ -28,7 +28,7 @@ _DATA, _HASHED_BYTES = "data.json", 10_000_000
 
 
 def copy_code(run_folder: RunFolder, files: Iterable[str], patterns: Iterable[str] = ()) -> None:
-    """Copy source files and hash data files (`patterns`). A resume does both only after a change."""
+    """Copy source files and hash data files (`patterns`). A resume does so only after a change."""
     step, paths = run_folder.num_saved_steps(), [Path(file) for file in files]
     own = {_relative_name(path): path for path in paths if not path.is_relative_to(ROOT / "rl")}
     newest = max(run_folder.code.glob("step_*"), default=run_folder.code)
