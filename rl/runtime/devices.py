@@ -125,7 +125,7 @@ def _read(path: Path) -> str:
 def fast_dtype(cpuinfo: Path = Path("/proc/cpuinfo")) -> str:
     """Return "float32" if there is no GPU and no CPU instruction for bfloat16, else "bfloat16"."""
     flags = set(_read(cpuinfo).split())
-    # Look for GPUs last, because nvidia-smi may take seconds, which would delay every start.
+    # Look for GPUs last, because nvidia-smi may take seconds.
     return "bfloat16" if not flags or flags & _BFLOAT16 or visible_gpus() else "float32"
 
 

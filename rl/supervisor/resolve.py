@@ -1,4 +1,4 @@
-"""Compute all derived values of a run (devices, process counts, memory) before any process starts.
+"""Compute devices, process counts and vLLM's memory of a run before its processes start.
 
 check        validates keys, types, ranges, rules        rl/config/check.py
 Run.of       creates typed nodes                         rl/config/nodes.py

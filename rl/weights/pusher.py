@@ -26,7 +26,7 @@ class NoReceiver(RunFailed):
 
 
 class WeightPusher:
-    """Pushes and probes weights. All ranks call its methods, but only rank 0 contacts vLLM."""
+    """Pushes and probes weights. All ranks call `push` and `probe`. Only rank 0 contacts vLLM."""
 
     def __init__(self, sender: Sender, *, resumed: bool = False) -> None:
         self._sender = sender
