@@ -148,7 +148,7 @@ class Replicas:
         now = time.monotonic()
         if server.ready and now - server.answered_at < _HEALTH_EVERY_S:
             return None
-        # Let an external server that refuses the key pass, because `why_unusable` reports the key.
+        # A refused key of an external server counts as healthy here: `why_unusable` reports it.
         if is_healthy(replica, or_refuses_key=not server.ready and server.child is None):
             if not server.ready and (problem := self._why_unusable(replica)):
                 # Ignore the problem soon after a restart, because routes may still be missing.

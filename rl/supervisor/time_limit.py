@@ -55,8 +55,8 @@ class TimeLimit:
             self.is_over = stop.asked = True
         elif not self._rows and left < 0:
             raise RunFailed(
-                f"max_time={self._max_time} was over before the first step was done, so nothing is "
-                "saved: raise max_time"
+                f"max_time={self._max_time} was over before the first step was done, so this start "
+                "saved nothing: raise max_time"
             )
 
 
