@@ -73,7 +73,7 @@ class Run(JupyterMixin):
 
     @property
     def metrics(self) -> "DataFrame":
-        """Return one row per step, with one column per metric. An evaluation has no rows."""
+        """Return metrics.jsonl: a row per line, a column per metric. An evaluation has no rows."""
         return _as_frame(read_metrics(self.folder))
 
     @property
