@@ -43,7 +43,7 @@ class TimeLimit:
         self._checkpoint_s = max(_CHECKPOINT_S, min(seconds, 0.25 * self._seconds))
 
     def request_stop_if_due(self, stop: StopRequest) -> None:
-        """Request a stop if another step may exceed max_time. Raise RunFailed if none was in time."""
+        """Request a stop before max_time is over. Raise RunFailed if no step ends in time."""
         now = time.time()
         if self._max_time is None or self.is_over or now - self._last_check < _CHECK_INTERVAL_S:
             return
