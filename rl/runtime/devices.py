@@ -57,7 +57,7 @@ def this_host() -> Host:
 def _memory(
     meminfo: Path = Path("/proc/meminfo"), cgroup: Path = Path("/sys/fs/cgroup")
 ) -> tuple[int | None, int | None]:
-    """Return (total, free) bytes, the lower of machine and cgroup; (None, None) if unknown."""
+    """Return (total, free) bytes: the minimum over machine and cgroup; (None, None) if unknown."""
     total = {key: int(value) << 10 for key, value in _read_numbers(meminfo).items()}
     both = [(total.get("MemTotal:"), total.get("MemAvailable:"))]
     limit, used = (_read(cgroup / f"memory.{name}").strip() for name in ("max", "current"))
