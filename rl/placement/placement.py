@@ -88,7 +88,7 @@ def _place_on_cores(run: Run, hosts: Sequence[Host]) -> Plan:
     rank_hosts = [rank * len(hosts) // num_ranks for rank in range(num_ranks)]
     inference = []
     for host in replica_hosts:
-        # vLLM binds each thread to a core, so one core is left free for the other processes.
+        # Leave one core for the other processes of the run.
         spare = hosts[host].cores - 1
         share = max(spare // (replica_hosts.count(host) * group), 1)
         inference.append(Place(host=host, devices=(), threads=hosts[host].num_threads or share))
