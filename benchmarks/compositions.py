@@ -4,9 +4,9 @@
     python -m benchmarks.compositions            trains what the check allows, one JSON line a run
 
 A covering set of compositions (benchmarks/_covering.py) is trained by train.py, for three steps
-each with a tiny policy: one to two hours. A scripted server (tests/support/scripted_vllm.py) answers
-instead of vLLM. The same command continues what was interrupted; delete outputs/compositions to
-start again, for example after a change of the code.
+each with a tiny policy: one to two hours. A scripted server (tests/support/scripted_vllm.py) takes
+vLLM's place. The same command continues what was interrupted; delete outputs/compositions to start
+again, for example after a change of the code.
 """
 
 import argparse

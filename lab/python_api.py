@@ -71,7 +71,7 @@ class Run(JupyterMixin):
 
     @property
     def metrics(self) -> "DataFrame":
-        """Return one row per step, with one column per metric. An evaluation has no rows."""
+        """Return metrics.jsonl: a row per line, a column per metric. An evaluation has no rows."""
         return _as_frame(read_metrics(self.folder))
 
     @property
@@ -83,7 +83,7 @@ class Run(JupyterMixin):
         return _as_frame([{"step": step, **line} for step, line in lines])
 
     def tokens(self, step: int) -> "DataFrame":
-        """Return one row per recorded token of a step, with the columns of docs/token-record.md."""
+        """Return one row per token and update of a step. docs/token-record.md has the columns."""
         from pandas import DataFrame, concat
 
         rows = read_rows(self.folder, step)

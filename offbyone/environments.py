@@ -19,7 +19,7 @@ MODEL = ("model=hf", "model.path=unknown")
 
 
 def load(name: str, **options: Any) -> Environment:
-    """Return an environment, or raise ValueError (unknown name) or LookupError (unknown class)."""
+    """Return an environment. Raise ValueError (wrong name or option), LookupError (wrong class)."""
     node = {"_target_": name} if "." in name else _env_node(name)
     node |= options
     if missing := sorted(OmegaConf.missing_keys(node)):

@@ -206,7 +206,7 @@ class SweepStart(Callback):
         self._jobs = jobs_of(config)  # computed now, because Hydra's parser is gone at exit
         numbers = [] if card else record_jobs(sweep, self._jobs)
         before = sweep.read_info()
-        # Keep the rule of an earlier start with until=decided, because its decisions were seen.
+        # Keep the rule by which an earlier start with until=decided chose the number of seeds.
         rule = {key: before[key] for key in ("smallest_effect", "baseline") if key in before}
         info = {
             "question": before.get("question") or question_of(config),

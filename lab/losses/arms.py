@@ -73,7 +73,8 @@ class Arm:
             if "estimator" in self.base.critic or is_penalised or is_normalised:
                 raise ValueError(
                     f"{self.name}: a comparison cannot compute new advantages from a critic, a KL "
-                    "penalty in the reward or normalised rewards: remove advantage=..."
+                    "penalty in the reward or normalised rewards: remove advantage=..., or add the "
+                    "run's advantage=... if the loss chooses another"
                 )
 
     def _is_unchanged(self, key: str) -> bool:
@@ -208,7 +209,7 @@ def _recompute_advantages(batch: RecordedBatch, arm: Arm) -> Tokens:
         if any(line.get("turn_rewards") for line in members):
             raise ValueError(
                 f"{arm.name}: a comparison cannot recompute advantages from rewards per turn: "
-                "remove advantage=..."
+                "remove advantage=..., or add the run's advantage=... if the loss chooses another"
             )
         rewards = [line["shaped_reward"] for line in members]
         group = ScoredGroup(

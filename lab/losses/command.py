@@ -137,17 +137,14 @@ def _print_steps(
     penalised = any("estimator" in a.run.critic or a.run.kl["place"] == "reward" for a in arms)
     # With sampler.top_k, logprobs are normalised over the returned tokens, which the record lacks.
     remedies = {
-        "record=all trainer.checkpoint_every=10 max_steps=22": not found,
-        "critic=none kl.place=loss": penalised,
-        "trainer.ranks=1": is_sharded,
-        "sampler.top_k=-1": num_returned_tokens(base.sampler) > 0,
+        "a checkpoint whose next two steps were recorded (record=all trainer.checkpoint_every=10 "
+        "max_steps=22)": not found,
+        "neither a critic nor a KL penalty in the reward (critic=none kl.place=loss)": penalised,
+        "no ZeRO over several ranks (trainer.ranks=1)": is_sharded,
+        "no sampler.top_k (sampler.top_k=-1)": num_returned_tokens(base.sampler) > 0,
     }
-    if needed := " ".join(overrides for overrides, is_needed in remedies.items() if is_needed):
-        raise ValueError(
-            f"{folder}: step=true needs a checkpoint whose next two steps were recorded, and no "
-            "critic, KL penalty in the reward, sampler.top_k or ZeRO over several ranks: train "
-            f"with {needed}"
-        )
+    if needed := ", ".join(remedy for remedy, is_needed in remedies.items() if is_needed):
+        raise ValueError(f"{folder}: step=true needs a run with {needed}")
     table = Table(*COLUMNS, box=None, pad_edge=False)
     for row in take_steps(folder, arms, found[-1]):
         table.add_row(*row)

@@ -1,7 +1,7 @@
 """Read the recorded tokens of an update as the input of a token loss.
 
-A token loss and its gradient with respect to log pi need only recorded numbers: pi, mu, old and ref
-(losses/tokens.py), entropies, advantages and weights. N: trained tokens, S: their rows.
+Most token losses and their gradients with respect to log pi need only recorded numbers: pi, mu, old
+and ref (losses/tokens.py), entropies, advantages and weights. N: trained tokens, S: their rows.
 """
 
 from collections.abc import Mapping, Sequence

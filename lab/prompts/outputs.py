@@ -27,7 +27,7 @@ from rl.runtime.start_record import program
 from rl.runtime.text import key_of
 
 PROMPT = "system_prompt.txt"
-# The printed commands repeat only overrides of these keys. Only evaluate.py has adapter_path.
+# The printed commands repeat only overrides of these keys. train.py has no adapter_path.
 _POLICY_KEYS = ("env", "model", "sampler", "max_seq_len", "inference", "client", "adapter_path")
 _EVALUATION_FACTOR = 10  # the printed evaluate.py command sets num_examples=10 * num_val
 

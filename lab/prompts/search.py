@@ -39,7 +39,7 @@ COMPONENT = "system_prompt"  # the only key of GEPA's candidates, which map name
 
 
 class SearchEnded(BaseException):
-    """Raised to end a search. A BaseException, because GEPA catches each Exception of `reflect`."""
+    """The error that ends a search. It is a BaseException, because GEPA catches each Exception."""
 
 
 @dataclass

@@ -55,7 +55,7 @@ def arms_of(runs: Sequence[Run]) -> list[Arm]:
 
 
 def is_same_arm(one: Run, other: Run) -> bool:
-    """Return whether two runs differ only in the seed.
+    """Return whether two runs differ at most in the seed.
 
     If commits differ but overrides are equal, ignore settings that only one of the commits has.
     """

@@ -80,7 +80,7 @@ def read_evaluation(folder: RunFolder, version: int) -> Evaluation:
             num_broken += 1
             continue
         key = (printable(str(rollout.env)), printable(str(rollout.example)))
-        # A rollout that failed before its first turn lacks what an environment's own prompts say.
+        # Prefer the messages of a scored rollout, because one that failed early may lack prompts.
         if all(reward is None for reward in rewards[key]):
             asked[key] = rollout.messages
         rewards[key].append(rollout.reward)

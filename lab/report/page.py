@@ -1,7 +1,7 @@
 """Write the HTML page of a comparison, and its charts as PNG and SVG files.
 
-The page loads no external files. Its charts take their colours from CSS variables, so that they
-suit light mode, dark mode and print. The PNG and SVG files have fixed colours.
+The page loads no external files. Texts and axes of charts take their colours from CSS variables, so
+that they suit light mode, dark mode and print. The PNG and SVG files have fixed colours.
 """
 
 import time

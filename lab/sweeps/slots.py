@@ -2,7 +2,7 @@
 
 A process reserves a slot by locking files that all sweeps of a user share, one file per core or
 GPU. The kernel releases the locks when the process ends. The process and its children use only the
-cores of the slot. lab/cli/sweep.py sets OMP_NUM_THREADS.
+cores and GPUs of the slot. lab/cli/sweep.py sets OMP_NUM_THREADS.
 """
 
 import os

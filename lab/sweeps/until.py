@@ -45,7 +45,7 @@ class UntilDecided(ChoosingSweeper):
         while True:
             state = Progress(sweep, arms, size, **self.config.until)
             failed = [one for one in returns if one.status == JobStatus.FAILED]
-            has_no_score = state.done_by_arm[0] and not state.comparison  # true for demonstrations
+            has_no_score = state.done_by_arm[0] and not state.comparison  # as with demonstrations
             is_over = state.is_time_spent or len(failed) >= MOST_FAILURES or has_no_score
             batch = [] if is_over else list(islice(state.next_jobs(tried), size))
             sweep.write_info(sweep.read_info() | {"progress": state.text(), "baseline": baseline})

@@ -25,10 +25,10 @@ _MODULE = re.compile(r"^import .*\n|^export ", re.MULTILINE)
 
 
 def page(chosen: Sequence[tuple[RunIndex, str, Sequence[int]]], note: str = "") -> str:
-    """Return the exported file as HTML. `note` describes the chosen rollouts, or is empty.
+    """Return the exported file as HTML. Raise ValueError for too many rollouts, or for none.
 
-    `chosen`: the index of each run, its name, and the row numbers of the rollouts to export.
-    Groups are exported whole, so that every rollout can be compared with its group.
+    `chosen`: each run's index and name, and the row numbers of its rollouts to export. Groups are
+    exported whole, so that rollouts can be compared. `note`: a text about the rollouts, or "".
     """
     numbers = []
     for index, _, wanted in chosen:

@@ -2,8 +2,8 @@
 
     rollouts/*.jsonl  evaluations/*.jsonl  tokens/*.parquet  ->  RunIndex
 
-`refresh` reads only changed files. Rows are numbered from 0 and keep their numbers, so a page
-requests only the rows after its last row. If a file was rewritten, because a resumed run repeats
+`refresh` reads only changed files. Rows are numbered from 0 and keep their numbers, so a page need
+not request all rows again. If a file was rewritten, because a resumed run repeats
 steps, all files are read again under a new generation number, and a page reloads all rows.
 """
 

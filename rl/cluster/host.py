@@ -1,7 +1,7 @@
 """Interfaces of hosts and of their processes.
 
-A host is a machine on which the supervisor starts processes. If a host cannot be reached any more,
-its processes count as ended. LocalHost and RayHost implement the interface Host.
+A host is this machine or a bundle of a Ray cluster. If a host cannot be reached any more, its
+processes count as ended. LocalHost and RayHost implement the interface Host.
 """
 
 from collections.abc import Sequence

@@ -6,7 +6,7 @@
     step           temporary copies that the optimizer makes during its step
     activations    tensors that autograd saves per token for the backward pass
     logits         logits of a chunk of tokens and their gradient; the head's gradient and copy
-    push           the weights that rank 0 sends to vLLM; in vLLM, copies of one layer or of all
+    push           the weights that rank 0 sends to vLLM; in vLLM, copies of a layer or all weights
     key-values     vLLM's cache of keys and values
 
 Measured factors (docs/scaling.md) account for DeepSpeed's and the CPU allocator's own memory.

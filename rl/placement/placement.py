@@ -1,11 +1,11 @@
 """Assign GPUs and CPU cores to the vLLM replicas and trainer ranks of a run.
 
-    several GPUs    ranks use the first GPUs, one each, and replicas use the last GPUs
+    several GPUs    by default, ranks use the first GPUs, one each, and replicas the last GPUs
     one GPU         trainer and vLLM share it (rl/placement/budget.py computes vLLM's share)
     no GPU          ranks use all CPUs (with vLLM one less), replicas all physical cores but one
 
-With several GPUs, the trainer uses one half and vLLM the other half if trainer.ranks and
-inference.replicas are null.
+With several GPUs, the trainer uses one half and vLLM the other half if trainer.ranks,
+inference.replicas, trainer.devices and inference.devices are null.
 """
 
 from collections.abc import Iterator, Sequence
@@ -66,7 +66,7 @@ class Plan:
 
 
 def placement(run: Run, hosts: Sequence[Host]) -> Plan:
-    """Return a plan with the `Place` of each process. `hosts[0]` is the supervisor's machine."""
+    """Return the plan of a run, or raise ConfigError. `hosts[0]` is the supervisor's machine."""
     if any(host.devices for host in hosts):
         return _place_on_gpus(run, hosts)
     for key, node in (("inference", run.inference), ("trainer", run.trainer)):
@@ -88,7 +88,7 @@ def _place_on_cores(run: Run, hosts: Sequence[Host]) -> Plan:
     rank_hosts = [rank * len(hosts) // num_ranks for rank in range(num_ranks)]
     inference = []
     for host in replica_hosts:
-        # vLLM binds each thread to a core, so one core is left free for the other processes.
+        # Leave one core for the other processes of the run.
         spare = hosts[host].cores - 1
         share = max(spare // (replica_hosts.count(host) * group), 1)
         inference.append(Place(host=host, devices=(), threads=hosts[host].num_threads or share))

@@ -1,4 +1,4 @@
-"""Child processes that never outlive the supervisor.
+"""Child processes that end when the supervisor ends or is killed.
 
 Each child has its own process group and log file. Three mechanisms end children. The context
 manager of a child sends TERM and later KILL to its group. If the supervisor dies, the kernel kills

@@ -28,7 +28,7 @@ _DATA, _HASHED_BYTES = "data.json", 10_000_000
 
 
 def copy_code(run_folder: RunFolder, files: Iterable[str], patterns: Iterable[str] = ()) -> None:
-    """Copy source files, and hash data files (`patterns`). A resume does so only after a change."""
+    """Copy source files and hash data files (`patterns`). A resume does so only after a change."""
     step, paths = run_folder.num_saved_steps(), [Path(file) for file in files]
     own = {_relative_name(path): path for path in paths if not path.is_relative_to(ROOT / "rl")}
     newest = max(run_folder.code.glob("step_*"), default=run_folder.code)
@@ -48,7 +48,7 @@ def copy_code(run_folder: RunFolder, files: Iterable[str], patterns: Iterable[st
 
 
 def changed_code(run_folder: RunFolder) -> list[str]:
-    """Return the names of source and data files that differ since `copy_code`, and of new data."""
+    """Return the names of source and data files that changed since `copy_code`, and of new data."""
     newest = sorted(run_folder.code.glob("step_*"))[-1:]
     copied = {name: _fingerprint(copy) for folder in newest for name, copy in _copies(folder)}
     with suppress(OSError, TypeError, ValueError):  # _DATA is missing or damaged

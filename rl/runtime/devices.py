@@ -57,7 +57,7 @@ def this_host() -> Host:
 def _memory(
     meminfo: Path = Path("/proc/meminfo"), cgroup: Path = Path("/sys/fs/cgroup")
 ) -> tuple[int | None, int | None]:
-    """Return (total, free) bytes of memory that machine and cgroup allow; (None, None): unknown."""
+    """Return (total, free) bytes: the minimum over machine and cgroup; (None, None) if unknown."""
     total = {key: int(value) << 10 for key, value in _read_numbers(meminfo).items()}
     both = [(total.get("MemTotal:"), total.get("MemAvailable:"))]
     limit, used = (_read(cgroup / f"memory.{name}").strip() for name in ("max", "current"))
@@ -125,7 +125,7 @@ def _read(path: Path) -> str:
 def fast_dtype(cpuinfo: Path = Path("/proc/cpuinfo")) -> str:
     """Return "float32" if there is no GPU and no CPU instruction for bfloat16, else "bfloat16"."""
     flags = set(_read(cpuinfo).split())
-    # Look for GPUs last, because nvidia-smi may take seconds, which would delay every start.
+    # Look for GPUs last, because nvidia-smi may take seconds.
     return "bfloat16" if not flags or flags & _BFLOAT16 or visible_gpus() else "float32"
 
 

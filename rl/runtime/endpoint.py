@@ -1,6 +1,6 @@
 """Endpoint files: the address, number of restarts and process id of each server of a run.
 
-Each server has one endpoint file. Only the supervisor starts processes, so a process that finds a
+Each server has one endpoint file. Only the supervisor restarts servers, so a process that finds a
 broken server writes a second file, which asks the supervisor to restart the server.
 """
 

@@ -38,7 +38,7 @@ class RunFolder:
     code = Inside("code")  # copies of the user's source files (code_copies.py)
     metrics = Inside("metrics.jsonl")  # one line of metrics per step
     dropped_metrics = Inside("metrics.dropped.jsonl")  # old metrics of steps that a resume repeats
-    rollouts = Inside("rollouts")  # all rollouts, one file per training step
+    rollouts = Inside("rollouts")  # used and rejected rollouts, one file per training step
     dropped_rollouts = Inside("rollouts.dropped")  # old rollouts of steps that a resume repeats
     tokens = Inside("tokens")  # recorded values per token (token_files.py)
     evaluations = Inside("evaluations")  # rollouts of every evaluation, one file per policy version
@@ -235,14 +235,14 @@ def step_of(path: Path) -> int:
 
 
 def drop_steps_from(run_folder: RunFolder, step: int) -> None:
-    """From `step` on, move rollouts to rollouts.dropped. Delete tokens, and later evaluations."""
+    """From `step` on, move rollouts to rollouts.dropped. Delete tokens and later evaluations."""
     for path in _files_from(run_folder.rollouts, step):
         # Append to the dropped rollouts, because a step may be dropped more than once.
         with _create_parent(run_folder.dropped_rollouts / path.name).open("ab") as file:
             file.write(path.read_bytes())
         path.unlink()
     # Delete old results, because the viewer would show them until the run repeats the steps.
-    later = _files_from(run_folder.evaluations, step + 1)  # `step` may not be evaluated again
+    later = _files_from(run_folder.evaluations, step + 1)  # that of `step` may not be due again
     for path in [*_files_from(run_folder.tokens, step), *later]:
         path.unlink()
 

@@ -1,8 +1,8 @@
 """Read the files of a run folder safely, because another person may have made them.
 
-These functions refuse files that would block a reader for ever, fill its memory, or show it files
-outside the folder. A resumed run also writes to the folder, so the run first checks every path.
-docs/scaling.md (run folders of other people) describes what is safe.
+These functions refuse YAML that would fill a reader's memory, and paths that would block the reader
+for ever or lead out of the folder. A resumed run also writes to the folder, so it first checks
+every path. docs/scaling.md (run folders of other people) describes what is safe.
 """
 
 import errno

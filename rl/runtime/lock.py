@@ -34,7 +34,7 @@ class FolderInUse(FolderUnusable):
         user, end = f"process {pid}", f"stop it with kill {pid}, "
         super().__init__(
             f"{run_folder} is used by {user if pid else 'another process'}: wait until it ends, "
-            f"{end if pid else ''}or choose another run_name"
+            f"{end if pid else ''}or choose another run_name (a sweep: another hydra.sweep.dir)"
         )
 
 

@@ -55,7 +55,7 @@ class MetricsFile:
             if row is None:
                 log.warning("%s: the resumed run removed the damaged line %d", self.path, number)
         rows = [row for row in parsed if row is not None]
-        # Write the removed lines first, so that a crash may duplicate lines but never lose them.
+        # Write the dropped lines first, so that a crash may duplicate lines but never lose them.
         if dropped := [row for row in rows if row["step"] > step]:
             with self._run_folder.dropped_metrics.open("a") as file:
                 file.writelines(json.dumps(row) + "\n" for row in dropped)

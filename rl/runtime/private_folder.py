@@ -14,7 +14,7 @@ _MAX_NAME = len("/tmp/") + 36  # bytes of the longest name of a socket: vLLM's t
 class PrivateFolder:
     """The folder <run>/sockets. It links to a temporary folder if sockets need a shorter path."""
 
-    key = Inside("key")  # key of the run's TCP servers; missing without such servers
+    key = Inside("key")  # key of vLLM and the rollouts process on TCP; missing without TCP
     external_key = Inside("external_key")  # key of vLLM servers that the user started
     rendezvous = Inside("rendezvous")  # the trainer's ranks connect through this file
     rollouts_socket = Inside("rollouts.sock")
@@ -63,7 +63,7 @@ class PrivateFolder:
         return self.path / f"{process.replace('inference', 'vllm')}.sock"
 
     def make_key(self) -> None:
-        """Create a random key, which every TCP server of this run requires."""
+        """Create a random key, which vLLM and the rollouts process require on TCP ports."""
         import secrets
 
         write_private(self.key, secrets.token_urlsafe(32))

@@ -1,8 +1,8 @@
 """Status files: the current activity of each process, as a small JSON file in <run>/status.
 
-Each process writes its own status, and the supervisor's screen reads all statuses. In a status,
-the text before the first ": " is the phase, and the text after it is the progress. A phase keeps
-its start time when its progress changes:
+The supervisor writes the status of each vLLM. Ranks and the rollouts process write their own. The
+screen reads all statuses. In a status, the text before the first ": " is the phase, and the text
+after it is the progress. A phase keeps its start time when its progress changes:
 
     status.set("waiting for batch 12: 40 of 64 rollouts")
 """

@@ -2,8 +2,8 @@
 
 supervisor       The first TERM, HUP or USR2 requests a checkpoint and the end of the run. A second
                  signal, or a signal before the first batch, ends the run at once (StopRequest).
-ranks, rollouts  The first signal only creates the file `stop`, because a scheduler may signal every
-                 process of a job, and these processes must not end before the checkpoint.
+ranks, rollouts  The first TERM or USR2 only creates the file `stop`, because a scheduler may signal
+                 every process of a job, and these must not end before the checkpoint.
 """
 
 import os

@@ -1,7 +1,7 @@
 """Start the child processes of one run and watch them until the trainer has finished.
 
 The supervisor starts the ranks without torchrun, which would be one more process that imports
-torch. Each rank has its own log. If all ranks are on one host, they connect through a file, because
+torch. Each rank has its own log. With cluster=local, the ranks connect through a file, because
 another program could take a chosen TCP port before rank 0 listens on it.
 """
 

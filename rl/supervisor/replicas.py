@@ -148,7 +148,8 @@ class Replicas:
         now = time.monotonic()
         if server.ready and now - server.answered_at < _HEALTH_EVERY_S:
             return None
-        # `why_unusable` reports at once a wrong key, or another program, at an external address.
+        # Another program, or a refused key, at an external address counts as healthy here, because
+        # `why_unusable` reports it.
         if is_healthy(replica, or_unusable=not server.ready and server.child is None):
             if not server.ready and (problem := self._why_unusable(replica)):
                 # Ignore the problem soon after a restart, because routes may still be missing.

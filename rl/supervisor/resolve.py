@@ -1,4 +1,4 @@
-"""Compute all derived values of a run (devices, process counts, memory) before any process starts.
+"""Compute devices, process counts and vLLM's memory of a run before its processes start.
 
 check        validates keys, types, ranges, rules        rl/config/check.py
 Run.of       creates typed nodes                         rl/config/nodes.py
@@ -31,7 +31,7 @@ from rl.runtime.devices import Host, this_host
 class Resolved:
     run: Run  # the configuration, with the numbers of GPUs, ranks and replicas filled in
     plan: Plan  # devices and threads of each process
-    machines: Sequence[Host]  # hosts; if cluster=ray and none are given, one imaginary host
+    machines: Sequence[Host]  # hosts; with cluster=ray and no given hosts, one imaginary host
 
     def size_memory(self, sizes: Shape | None) -> tuple[Self, str]:
         """Return (copy with vLLM's memory set for a model of these sizes, text of the plan)."""

@@ -279,6 +279,6 @@ class _Launch:
         run.save(self.run_folder.config)
         inputs = {group: run.plain()[group] for group in ("env", "sampler", "buffer")}
         texts = [text for _, text in leaves(inputs) if isinstance(text, str)]
-        # "*" may be an operator of env=arithmetic.
+        # Skip texts without letters or digits, such as the operator "*" of env=arithmetic.
         data = [os.path.expanduser(text) for text in texts if any(map(str.isalnum, text))]
         copy_code(self.run_folder, self.dry_call.files(), data)

@@ -43,7 +43,7 @@ class TimeLimit:
         self._checkpoint_s = max(_CHECKPOINT_S, min(seconds, 0.25 * self._seconds))
 
     def request_stop_if_due(self, stop: StopRequest) -> None:
-        """Request the end of the run if the remaining time may not suffice for another step."""
+        """Request a stop before max_time is over. Raise RunFailed if no step ends in time."""
         now = time.time()
         if self._max_time is None or self.is_over or now - self._last_check < _CHECK_INTERVAL_S:
             return
@@ -55,8 +55,8 @@ class TimeLimit:
             self.is_over = stop.asked = True
         elif not self._rows and left < 0:
             raise RunFailed(
-                f"max_time={self._max_time} was over before the first step was done, so nothing is "
-                "saved: raise max_time"
+                f"max_time={self._max_time} was over before the first step was done, so this start "
+                "saved nothing: raise max_time"
             )
 
 

@@ -1,7 +1,7 @@
 """Warm starts: supervised steps on an environment's demonstrations, done once and cached.
 
 A warm start is a run of its own, with the configuration conf/warm_start.yaml. The name of its
-cache folder is a hash of everything that affects the resulting weights.
+cache folder is a hash of the options, code, data and library versions that affect the weights.
 """
 
 import glob
@@ -45,12 +45,12 @@ class WarmStart:
 
 
 def warm_start_key(warm_run: Run, own_files: Iterable[str]) -> str:
-    """Return a hash of everything that affects the weights of the warm start `warm_run`."""
+    """Return a hash of the options, code, data and versions that affect the weights."""
     content = warm_run.plain()
     irrelevant = ("output_dir", "run_name", "inference", "client", "sync", "logger", "record")
     for group in (*irrelevant, "cluster", "trainer", "max_time"):
         del content[group]
-    content["max_grad_norm"] = warm_run.trainer.max_grad_norm  # no other key of trainer matters
+    content["max_grad_norm"] = warm_run.trainer.max_grad_norm  # other keys change only rounding
     # Leave out keys that a warm start ignores.
     content["model"] = _without_keys(warm_run.model.plain(), "learning_rate", "max_tokens")
     content["env"] = _without_keys(warm_run.env, "reward_weights")

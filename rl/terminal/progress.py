@@ -1,4 +1,4 @@
-"""Show how many items are done: a progress bar on a terminal, or ten lines in a log file."""
+"""Show how many items are done: a progress bar on a terminal, or at most ten log lines."""
 
 import time
 

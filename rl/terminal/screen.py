@@ -28,7 +28,7 @@ from rl.runtime.warning_lines import WarningTail
 from rl.terminal.display import Display
 from rl.terminal.panel import ALARMS, RunView, format_number, format_time, live_panel, time_shares
 
-FIRST_STEPS = 5  # number of steps at the start that always get a line in a log file
+FIRST_STEPS = 5  # number of first step lines that do not wait for LINE_INTERVAL_S
 _EVALUATED = re.compile(r"eval/(reward|pass)[^/]*(/[^/]*)?$")  # excludes eval/reward/exact/turn_0
 LINE_INTERVAL_S = 2.0  # minimum seconds between two lines of later steps
 STEP_LINE = (  # (label, metric, number format, width) of each number in a step line

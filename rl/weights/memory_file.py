@@ -1,7 +1,7 @@
 """Write weights to an anonymous memory file (memfd), in safetensors format, and hash them.
 
-Every byte is copied once, from its tensor into the file. A process on the same host maps the file
-and copies nothing. New weights overwrite the previous ones, because newly allocated memory costs
+Each tensor is copied directly into the file. A process on the same host maps the file and need not
+copy it. New weights overwrite the previous ones, because newly allocated memory costs
 more time than the copy (page faults and zeroing). A trainer on a GPU registers the memory with
 CUDA, because a GPU copies into registered memory at 53 GB/s and into other memory at 2 GB/s
 (H100). The operating system frees an anonymous file even if the trainer is killed, but a file in

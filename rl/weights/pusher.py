@@ -1,12 +1,12 @@
-"""Push the weights to every vLLM after every training step, and verify that they arrived.
+"""Push the weights to every vLLM at the start and after each step, and verify their arrival.
 
     all weights     pause(keep) -> start -> update -> finish(version) -> resume
     adapter         pause(keep) -> update -> version -> resume
 
 Running requests continue after the pause. Every replica has a separate thread, so no replica waits
-for another. A push raises an error if the optimizer step changed no weight, or if vLLM loaded other
-weights (our plugin compares fingerprints and every layer). The probe raises an error if trainer and
-vLLM compute different logprobs with the same weights.
+for another. A push raises an error if the optimizer step changed no weight, or if vLLM has other
+weights. (Our plugin compares fingerprints, and parameters if no tensor parallelism splits them.)
+The probe raises an error if trainer and vLLM compute different logprobs with the same weights.
 """
 
 from collections.abc import Sequence
@@ -26,7 +26,7 @@ class NoReceiver(RunFailed):
 
 
 class WeightPusher:
-    """Pushes and probes weights. All ranks call its methods, but only rank 0 contacts vLLM."""
+    """Pushes and probes weights. All ranks call `push` and `probe`. Only rank 0 contacts vLLM."""
 
     def __init__(self, sender: Sender, *, resumed: bool = False) -> None:
         self._sender = sender
@@ -103,7 +103,7 @@ class WeightPusher:
         """Compare vLLM's logprobs with the trainer's on rows of a batch, right after a push.
 
         vLLM and trainer score the same text at temperature 1, so only weights and arithmetic can
-        differ. The push has verified all replicas' weights, so it is enough to probe one replica.
+        differ. All replicas have received equal weights, so it is enough to probe one replica.
         """
         every = self._sender.probe_every
         if every == 0 or version % every:

@@ -1,7 +1,6 @@
 """Push all weights through shared memory: vLLM on the same host maps a file of the trainer.
 
-Every byte is copied once. The file's path is in the trainer's folder of /proc, so vLLM must run as
-the same user.
+The file's path is in the trainer's folder of /proc, so vLLM must run as the same user.
 """
 
 from dataclasses import dataclass

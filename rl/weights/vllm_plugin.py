@@ -3,9 +3,9 @@
 vLLM imports this module through the entry point group `vllm.general_plugins`. On a CPU, vLLM
 computes with repacked copies of linear weights and empties the originals. So this plugin reloads
 each layer, repacks the layers that the reload skips (embedding, tied output head, experts), and
-compares each parameter with the received weights. A repacked copy cannot be read, so for such a
-layer the plugin compares the outputs of the copy and of the received weights. A Reader
-(rl/weights/transport.py) supplies the weights.
+compares parameters with the received weights, unless tensor parallelism splits them. A repacked
+copy cannot be read, so for such a layer the plugin compares the outputs of the copy and of the
+received weights. A Reader (rl/weights/transport.py) supplies the weights.
 """
 
 import os
@@ -115,7 +115,7 @@ class WholeWeightsEngine(_Engine):
         self._loaded = load(list(self._received.items())) or ()
 
     def finish_weight_update(self) -> None:
-        """Finish the reload and compare the parameters with the received weights."""
+        """Finish the reload. Without tensor parallelism, compare parameters with the weights."""
         if not self._received:  # a new trainer ends the update that a killed trainer began
             return
         finalize_layerwise_reload(self.model, self.model_config)

@@ -3,7 +3,7 @@
 A group with equal rewards has no advantage and teaches nothing. A group teaches most if its rewards
 have the largest variance, which is p * (1 - p) for a share p of right answers. For each group the
 order draws a few random examples, and plays the one whose last group had the largest variance. The
-variance of an unplayed example counts as infinite, so that every example is tried once.
+variance of an unplayed example counts as infinite, so that the order prefers this example.
 
 This is sampling for learnability: Rutherford et al., arXiv:2408.15099, and for reasoning Foster et
 al., arXiv:2502.12272.

@@ -1,7 +1,7 @@
 """A sampler that ends a turn at its first tool call.
 
 If the policy continues after a call, it does not know the tool's answer yet: it makes a second call
-by guess, or invents an answer. With this sampler, a turn's last token is the end of its first call.
+by guess, or invents an answer. With this sampler, the end of a turn's first call ends the turn.
 
 The policy still samples this last token from all tokens. Unlike temperature or top_p, this changes
 no probability, so ratios stay exact.

@@ -74,7 +74,7 @@ class Proposer(Environment):
         numbers = re.fullmatch(r"(\d+)\+(\d+)", text, re.ASCII)
         valid = numbers and all(len(n) < 5 and int(n) <= self._largest for n in numbers.groups())
         right: list[float] = []
-        # Do not let the solver answer a held-out sum, because its answers would be trained.
+        # Do not let the solver answer a held-out sum, because the policy would train on it.
         for _ in range(ATTEMPTS if valid and text not in self._held_out else 0):
             spoken = await speak([user(text)], None, role="solver")
             right.append(

@@ -13,7 +13,7 @@ from losses.groups import ScoredGroup
 
 
 def quantile(group: ScoredGroup, *, quantile: float) -> list[float]:
-    """Return each reward minus the smallest one that a share `quantile` does not exceed."""
+    """Return R - b for each reward R. b: the smallest reward >= a share `quantile` of all R."""
     # A rollout without a reward (None) gets 0 and does not count in the baseline.
     scorable = sorted(reward for reward in group.rewards if reward is not None)
     if not scorable:

@@ -1,8 +1,8 @@
 // The right column: the other rollouts of the group, the same question at other versions, and in
 // other runs.
 //
-// Equal answers are shown once, with a dot for each rollout. The text that an answer shares with the
-// open rollout is dimmed, so that the difference is easy to see.
+// Equal answers are shown once, with a dot for each rollout. If an answer begins like the open
+// rollout, this beginning is dimmed, so that the difference is easy to see.
 
 import { h, number, plural, svg } from "./dom.js";
 import { answerText } from "./messages.js";
@@ -15,7 +15,7 @@ const TABS = [
   ["versions", "v", "Over versions"],
   ["runs", "r", "Other runs"],
 ];
-const MOST = 400; // maximum number of rollouts in one request
+const MOST = 400; // rollouts to show in all sections together, but at least 4 in each section
 const SHARED = 60; // maximum characters of shared text to show
 
 export function compare({ data, tables, open }) {
@@ -167,7 +167,7 @@ function means(sections, tables) {
   return h("figure", { class: "overview" }, picture);
 }
 
-// Return the answer, with the text dimmed that the open rollout also contains.
+// Return the answer. Dim the beginning that it shares with the open rollout.
 function parted(text, opened) {
   let at = 0;
   while (at < text.length && at < opened.length && text[at] === opened[at]) at++;

@@ -105,7 +105,7 @@ export function list({ open }) {
     );
   }
 
-  // Return the rollout `by` places after `from` among the rollouts that pass, or null after the last rollout.
+  // Return the rollout `by` places after `from` among the rollouts that pass, or null if there is none.
   function neighbour(by, from) {
     const passing = [];
     for (const group of groups) {

@@ -139,7 +139,7 @@ async function drawMiddle() {
   if (row < 0)
     return middle.empty(
       state.open
-        ? "This rollout no longer exists, because its step was repeated."
+        ? "This rollout does not exist. A resumed run may have repeated its step."
         : table.size
           ? "Nothing is open. Choose a dot on the left, or press j."
           : "",

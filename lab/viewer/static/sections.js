@@ -48,7 +48,7 @@ export const SECTIONS = {
       });
     });
     if (sections.length < 2)
-      return "No other run was asked this question. Held-out questions are the same in every run: open one under Evaluations.";
+      return "No other run was asked this question. Runs of one environment share held-out questions: open one under Evaluations.";
     return sections.sort((a, b) => Number(b.mine) - Number(a.mine));
   },
 };
