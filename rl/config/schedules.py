@@ -106,7 +106,7 @@ class Schedules:
         return {name: value for (parent, _, name), value in pairs if parent == group}
 
     def apply(self, component: Any, group: str, step: int) -> Any:
-        """Set the scheduled options of `group` at `step`. Return `component`, or a new partial."""
+        """Set `component`'s scheduled options to their values at `step`. Return it or a partial."""
         options = self.options(group, step)
         if isinstance(component, partial):
             return partial(component, **options) if options else component

@@ -13,7 +13,7 @@ from pathlib import Path
 _QUERY = "--query-gpu=index,uuid,memory.total,driver_version,mig.mode.current"
 # This pattern finds a MIG partition, its memory in GB and its UUID in the output of nvidia-smi -L.
 _PARTITION = re.compile(r"^\s+MIG .*?(\d+)gb.*\(UUID: (MIG-[^)]+)\)")
-_BFLOAT16 = {"avx512bw", "avx_ne_convert", "bf16"}  # names of instruction sets, x86-64 and ARM
+_BFLOAT16 = {"avx512bw", "avx_ne_convert", "bf16"}  # with one of these, bfloat16 is fast
 _MAX_FILES = 65_536  # highest limit of open files that we set; each open file needs kernel memory
 
 
@@ -123,7 +123,7 @@ def _read(path: Path) -> str:
 
 
 def fast_dtype(cpuinfo: Path = Path("/proc/cpuinfo")) -> str:
-    """Return "float32" if there is no GPU and no CPU instruction for bfloat16, else "bfloat16"."""
+    """Return "float32" if there is no GPU and the CPU lacks _BFLOAT16, else "bfloat16"."""
     flags = set(_read(cpuinfo).split())
     # Look for GPUs last, because nvidia-smi may take seconds.
     return "bfloat16" if not flags or flags & _BFLOAT16 or visible_gpus() else "float32"

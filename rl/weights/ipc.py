@@ -19,9 +19,9 @@ from rl.inference.routes import VLLMRoutes
 from rl.weights.packed import PackedSender, unpack
 from rl.weights.transport import Reader
 
-# torch.UntypedStorage._share_cuda_ returns values of these types: GPU, memory handle, size and
-# offset in bytes, handle and offset of a reference counter, event handle, whether to wait for the
-# event. The trainer sends handles as base64 strings, because JSON cannot contain bytes.
+# torch.UntypedStorage._share_cuda_ returns GPU, memory handle, size and offset in bytes, handle and
+# offset of a reference counter, event handle, whether to wait for the event. The trainer sends the
+# three handles as base64 strings, because JSON cannot contain bytes.
 _HANDLE_TYPES = (int, str, int, int, str, int, str, bool)
 
 
