@@ -133,8 +133,8 @@ class Credit:
     advantages: tuple[float, ...] = ()  # one for all tokens, or one per turn or token
     trains: bool = True  # whether tokens of the rollout are trained
     turn_rewards: tuple[float, ...] = ()  # `reward` divided among the turns
-    # The rollout's numbers that the advantage function compared with those of other rollouts. None
-    # means `reward`, or `advantages` if these are per turn. () means that nothing was compared.
+    # Numbers that are equal for all rollouts if the advantage function found no difference. None:
+    # `reward`, or `advantages` if these are per turn. (): the function compares no rollouts.
     compared: tuple[float, ...] | None = None
     by_token: bool = False  # whether `advantages` has one number per completion token
     # Whether truncation set the reward to 0. If so, each named reward also counts as 0:

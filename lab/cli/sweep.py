@@ -169,7 +169,7 @@ def use_card(config: DictConfig) -> None:
     first, *others = jobs_of(config) or [[]]
     varied = {key_of(item) for job in others for item in {*job} - {*first}}
     if names := ", ".join(sorted(varied - {"row", "card.level", "seed"})):
-        raise ConfigError([f"a report card takes only one value of {names}: start a card per value"])
+        raise ConfigError([f"a report card takes one value of {names}: start a card per value"])
     from lab.sweeps.card import CardSweeper  # slow import, which other sweeps skip
 
     _replace_sweeper(config, CardSweeper)

@@ -33,7 +33,7 @@ PNG_SCALE = 2  # PNG pixels per SVG pixel
 
 
 def write_page(comparison: Comparison, path: Path, *, command: str = "") -> None:
-    """Write the page and figures/. `command`: the command that started the runs."""
+    """Write the page and figures/. `command`: the command that resumes the sweep."""
     specs = {"forest": forest(comparison).to_dict(validate=False), "curves": curves(comparison)}
     # Replace lone surrogates, which settings may contain and UTF-8 cannot encode.
     path.write_text(render(comparison, specs, command), errors="replace")

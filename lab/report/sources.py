@@ -15,7 +15,7 @@ from rl.runtime.text import printable
 class Sources:
     runs: list[Run]
     question: str  # the question of the first sweep that has a question
-    command: str  # the command that started the first sweep
+    command: str  # the first sweep's latest command, which also resumes the sweep
     baseline: str  # the overrides of the first arm of the first sweep with until=decided, or ""
     smallest_effect: str  # until.smallest_effect of the first sweep that has it, or ""
     notes: list[str]  # unreadable files, folders without runs, a sweep's progress (until=decided)

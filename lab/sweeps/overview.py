@@ -1,7 +1,7 @@
 """Print the state of a sweep at its start, when a job's state changes, and at its end.
 
-A sequential job prints its line before its run starts. The output of parallel jobs goes to their
-logs, so a thread of the sweep's process prints the lines of these jobs.
+A sequential job prints the line with its state before its run starts. The output of parallel jobs
+goes to their logs, so a thread of the sweep's process prints their lines.
 """
 
 import time

@@ -190,7 +190,7 @@ def check_token_loss(report: Report, result: Any, leaves: list[Tensor]) -> None:
     if not values.requires_grad:
         raise BadResult(
             "returned a loss without a gradient: compute it from tokens.logprobs or "
-            "tokens.candidate_logprobs, and do not detach them"
+            "tokens.candidate_logprobs (a critic's loss: from the values), and do not detach them"
         )
     gradients = torch.autograd.grad(values.sum(), leaves, allow_unused=True)
     if not all(g.isfinite().all() for g in (values, *gradients) if g is not None):

@@ -149,7 +149,7 @@ class _States(tuple[Tensor]):
 
 
 def _has_plain_logits(model: Any, head: nn.Linear) -> bool:
-    """Return whether the model's logits are the outputs of its head for given hidden states."""
+    """Return whether the model's logits equal its head's outputs, neither scaled nor capped."""
     # The states are large, so that a soft cap changes the logits visibly even in bfloat16.
     decoder, states = model.get_decoder(), head.weight.new_full((1, 1, head.in_features), 1e3)
     # Replace the decoder's result, because some decoders can run only on a GPU.

@@ -28,7 +28,7 @@ def test_the_call_s_last_token_ends_the_turn(renderer: Renderer) -> None:
     stop: Any = sampler().sampling(renderer)["stop_token_ids"]
     assert stop == [*renderer.get_stop_token_ids(), end_of_call(renderer)]
     said = completion_ids(renderer, tool_call("open_locker", number=3))
-    assert [token for token in said if token in stop] == said[-2:]  # the ends of call and turn
+    assert [token for token in said if token in stop] == said[-2:]  # the tokens that end both
 
 
 def test_everything_else_is_as_with_any_other_sampler(renderer: Renderer) -> None:

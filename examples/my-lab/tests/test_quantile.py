@@ -1,4 +1,4 @@
-"""Compare the advantage with a table worked by hand."""
+"""Compare the advantages of quantile with a table worked by hand."""
 
 import pytest
 
