@@ -174,7 +174,7 @@ def test_no_cell_of_the_stored_card_of_cispo_is_too_easy_or_too_hard():
 @pytest.mark.parametrize(
     ("words", "problem"),
     [
-        (["loss=cispo,grpo", "row=basic"], "a report card takes only one value of loss"),
+        (["loss=cispo,grpo", "row=basic"], "a report card takes one value of loss: start a card"),
         (["row=stale"], "row="),
     ],
 )
