@@ -28,6 +28,7 @@ from lab.evaluation.standalone import evaluate, read_summary
 from lab.evaluation.table import result_lines
 from rl.config.schema import ConfigError
 from rl.config.shipped import CONF
+from rl.runtime.files import LineTail
 from rl.runtime.folder import RunFolder, read_records, step_of
 from rl.runtime.given_files import load_yaml
 from rl.runtime.metrics import column, read_metrics, steps_done
@@ -79,8 +80,9 @@ class Run(JupyterMixin):
         """Return one row per rollout, with its step (-1 in an evaluation), messages, reward, ..."""
         files = {step_of(path): path for path in self.folder.rollouts.glob("step_[0-9]*.jsonl")}
         files = dict(sorted(files.items())) or {-1: self.folder.evaluated}
-        lines = ((step, line) for step, path in files.items() for line in read_records(path))
-        return _as_frame([{"step": step, **line} for step, line in lines])
+        # LineTail leaves out an incomplete last line, because a run may be writing it.
+        read = ((s, read_records(path, LineTail(path).read())) for s, path in files.items())
+        return _as_frame([{"step": step, **line} for step, lines in read for line in lines])
 
     def tokens(self, step: int) -> "DataFrame":
         """Return one row per token and update of a step. docs/token-record.md has the columns."""

@@ -38,6 +38,7 @@ from rl.sampling.player import Player
 from rl.sampling.watchdog import Watchdog
 from rl.terminal.progress import Progress
 
+_INCOMPLETE = "rollouts.incomplete.jsonl"
 _LONGEST_EXPECTED = 500  # maximum number of characters of the right answer in rollouts.jsonl
 
 
@@ -103,9 +104,11 @@ async def _play_examples(
                     done=show_progress,
                 )
             except BaseException:  # after Ctrl-C asyncio raises CancelledError
-                path = run_folder.path / "rollouts.incomplete.jsonl"
-                write_rollouts(path, finished, _expected_answer)
-                console.print(f"{len(finished)} of {len(examples)} examples were finished: {path}")
+                if finished:
+                    path = run_folder.path / _INCOMPLETE
+                    write_rollouts(path, finished, _expected_answer)
+                    kept = f"{len(finished)} of {len(examples)} examples were finished: {path}"
+                    console.print(kept, markup=False)
                 raise
 
 
@@ -118,6 +121,7 @@ def write_files(
     folder = run_folder.path
     (folder / "summary.json").write_text(json.dumps(to_json(asdict(summary)), indent=1) + "\n")
     write_rollouts(run_folder.evaluated, played, _expected_answer)
+    (folder / _INCOMPLETE).unlink(missing_ok=True)
     reward = replace_nan(f"reward {summary.reward:.3f} ± {summary.reward_standard_error:.3f}")
     write_page(run_folder, folder / "rollouts.html", f"{reward} · {note}")
 

@@ -163,12 +163,12 @@ def _without_run_keys(
 ) -> dict[str, Any]:
     # Values that contain the run's name, such as paths, differ between the runs of an arm. Remove
     # them, but match whole words, so that a run named grpo keeps the value losses.grpo.grpo. Keep a
-    # value that equals the name, because the run may be named after it. If an override contains the
-    # name (`run_name=gsm8k env=gsm8k`), also keep the values that this override may set.
+    # value that equals the name, because the run may be named after it, but not after its seed. If
+    # an override contains the name (`run_name=gsm8k env=gsm8k`), keep what this override may set.
     name = re.compile(rf"(?<![\w.]){re.escape(run_name)}(?![\w.])")
     texts = {k for k, v in settings.items() if isinstance(v, str) and name.search(v)}
     named = tuple({key_of(item) for item in overrides if name.search(item)} - RUN_KEYS)
-    overridden = set(map(key_of, overrides))
+    overridden, unnumbered = set(map(key_of, overrides)), run_name.rstrip("0123456789")
     seeds = {key for key in settings if key.endswith(".seed")} - overridden
     return {
         key: COPIED_SEED if key in seeds and value == settings.get("seed") else value
@@ -176,7 +176,7 @@ def _without_run_keys(
         if key not in RUN_KEYS
         and (key.rpartition(".")[2] not in RUN_KEYS or key in overridden | seeds)
         and key.partition(".")[0] not in ("format", "learned")  # users do not set these keys
-        and (key not in texts or key.startswith(named) or value == run_name)
+        and (key not in texts or key.startswith(named) or value in (named and run_name, unnumbered))
     }
 
 

@@ -10,7 +10,7 @@ from envs.user_code import find_location
 from rl.config.annotations import convert
 from rl.config.schedules import Schedules
 from rl.config.schema import ConfigError
-from rl.config.signatures import options_of
+from rl.config.signatures import options_of, spec_of
 
 
 def build(node: Mapping[str, Any]) -> partial[Any]:
@@ -46,7 +46,8 @@ def _import_target(module: str, target: str) -> ModuleType:
     try:
         return import_module(module)
     except Exception as error:  # a user's module may raise any exception
-        file, line = find_location(error) or (module, 1)
+        spec = spec_of(module)
+        file, line = find_location(error, spec and spec.origin) or (module, 1)
         raise ValueError(
             f"{target} cannot be imported: {type(error).__name__}: {error} ({file}:{line})"
         ) from error

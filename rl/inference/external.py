@@ -5,6 +5,7 @@ pauses and weights.
 """
 
 import os
+import re
 from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar
@@ -54,7 +55,7 @@ class ExternalServers:
 
 def address_of(url: str) -> Address:
     try:
-        return Address.parse(url.removesuffix("/").replace("http:", "tcp:", 1))
+        return Address.parse(re.sub("^http:", "tcp:", url.removesuffix("/"), flags=re.IGNORECASE))
     except ValueError as error:
         raise ValueError(
             f"inference.urls contains {url}, which is not the address of a vLLM: write "

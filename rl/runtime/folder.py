@@ -2,7 +2,7 @@
 
 import errno
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,7 +10,7 @@ from typing import Any
 
 import yaml
 
-from rl.runtime.files import Inside, LineTail, remove, write_atomically
+from rl.runtime.files import Inside, remove, write_atomically
 from rl.runtime.given_files import load_json, load_yaml, regular_file
 from rl.runtime.private_folder import PrivateFolder
 from rl.runtime.text import OUT_OF_MEMORY
@@ -212,10 +212,11 @@ def naming_damage(path: Path, remedy: str = "delete its checkpoint") -> Iterator
         raise UnusableFile(f"{path} is damaged ({text}): {remedy}") from error
 
 
-def read_records(path: Path) -> list[dict[str, Any]]:
-    """Parse the complete lines of a file of JSON objects. Raise ValueError for a damaged line."""
+def read_records(path: Path, lines: Iterable[bytes] | None = None) -> list[dict[str, Any]]:
+    """Parse all `lines` of a file of JSON objects. Raise ValueError for a damaged line."""
     records = []
-    for number, line in enumerate(LineTail(path).read(), 1):
+    lines = regular_file(path, path.parent).read_bytes().splitlines() if lines is None else lines
+    for number, line in enumerate(lines, 1):
         with naming_damage(path, f"restore it, or delete its line {number}"):
             records.append({**load_json(line)})
     return records

@@ -49,9 +49,9 @@ class MetricsFile:
     def truncate_after(self, step: int) -> None:
         """Remove broken lines. Move the lines of steps after `step` to metrics.dropped.jsonl."""
         aside = self.path.with_suffix(".tmp")
-        # `read` leaves out an incomplete last line, which is normal after a run was killed.
-        parsed = [_parse_line(line) for line in LineTail(self.path).read()]
-        for number, row in enumerate(parsed, 1):
+        parsed = [_parse_line(line) for line in self.path.read_bytes().splitlines()]
+        # Do not warn of an incomplete last line, which is normal after a run was killed.
+        for number, row in enumerate(parsed[:-1], 1):
             if row is None:
                 log.warning("%s: the resumed run removed the damaged line %d", self.path, number)
         rows = [row for row in parsed if row is not None]

@@ -79,19 +79,20 @@ def fetch_references(run: Run) -> list[Path]:
     """Return the folders of reference models, downloaded if necessary, or raise ConfigError."""
     folders: list[Path] = []
     with as_config_error():
-        for _, node in nodes_in(run.reference) if needs_reference(run.plain()) else ():
+        for path, node in nodes_in(run.reference) if needs_reference(run.plain()) else ():
             if fact(node["_target_"], "same_tokens", False):
                 folders.append(local_folder(node["path"], node["revision"], "reference"))
-            elif "url" in node and not run.cluster.spans_hosts:  # the ranks run on this host
-                _require_connection(node["url"])
+            # If the run spans hosts, this host may have no access to the teacher.
+            elif fact(node["_target_"], "over_http", False) and not run.cluster.spans_hosts:
+                _require_connection(f"reference{path}.url", node["url"])
     return folders
 
 
-def _require_connection(url: str) -> None:
+def _require_connection(key: str, url: str) -> None:
     try:
         httpx.get(url, timeout=_CONNECT_S)
-    except (httpx.ConnectError, httpx.ConnectTimeout, httpx.UnsupportedProtocol) as error:
-        problem = f"reference.url={url} cannot be reached ({type(error).__name__}: {error})"
+    except (httpx.ConnectError, httpx.ConnectTimeout, httpx.InvalidURL, ImportError) as error:
+        problem = f"{key}={url} cannot be reached ({type(error).__name__}: {error})"
         raise ValueError(f"{problem}: start the server, or correct this URL") from error
     except httpx.HTTPError:  # the server is busy, which is no problem
         pass

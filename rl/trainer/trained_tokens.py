@@ -75,8 +75,9 @@ class StepRecord:
         for _, number, tokens in self._observed:
             micro = self._batch.micro_batches[number]
             rollout_of_token = np.repeat(micro.rollout_ids, micro.completion_mask.sum(1))  # [N]
-            is_finite = tokens["loss"].isfinite() & tokens["grad"].isfinite()
-            not_finite |= {ids[i] for i in rollout_of_token[~is_finite.cpu().numpy()]}
+            kinds = [tokens[k] for k in ("loss", "grad", "candidate_grad") if k in tokens]
+            is_finite = torch.stack(kinds).isfinite().all(0).cpu().numpy()
+            not_finite |= {ids[i] for i in rollout_of_token[~is_finite]}
         self._batch = replace(self._batch, record_ids=ids)
         self.write(run_folder, rank)
         return not_finite

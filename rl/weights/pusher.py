@@ -96,7 +96,8 @@ class WeightPusher:
         del self._receivers[name]
         self._lost[name] = str(failure)
         if not self._receivers:
-            which = f"no replica is left: {name}: " if len(self._connected) > 1 else ""
+            several = len({*self._connected, *self._lost}) > 1
+            which = f"no replica is left: {name}: " if several else ""
             raise NoReceiver(f"{which}{failure}") from failure
 
     def probe(self, policy: Policy, batch: MicroBatch, version: int) -> dict[str, float]:

@@ -35,6 +35,7 @@ class Endpoint:
     """The options of conf/reference/endpoint.yaml: a teacher on another vLLM server."""
 
     only_temperature_1: ClassVar[bool] = True
+    over_http: ClassVar[bool] = True  # makes the supervisor test the connection to `url`
 
     url: str
     model: str

@@ -307,6 +307,11 @@ def test_an_interrupted_evaluation_keeps_the_rollouts_of_finished_examples(tmp_p
     assert len(path.read_text().splitlines()) == 10
     said = f"5 of 20 examples were finished: {path}"
     assert said in capsys.readouterr().out.replace("\n", "")
+    with pytest.raises(KeyboardInterrupt):  # at once, so that it keeps what the first one kept
+        evaluated(tmp_path, f"env._target_={__name__}.Interrupted")
+    assert len(path.read_text().splitlines()) == 10
+    evaluated(tmp_path)
+    assert not path.exists()
 
 
 def test_an_evaluation_plays_counts_and_writes_every_rollout(tmp_path, capsys):

@@ -246,6 +246,9 @@ def test_a_table_of_tokens_also_has_the_rows_that_were_not_trained(tmp_path):
     run.folder.rollouts_of(STEP).write_text("{\n" + lines)
     with pytest.raises(ValueError, match=r"step_000005\.jsonl is damaged .* line 1"):
         recorded_batches(run.folder, STEP)
+    run.folder.rollouts_of(STEP).write_text(lines[:-20])  # a partial copy
+    with pytest.raises(ValueError, match=r"step_000005\.jsonl is damaged .* delete its line"):
+        recorded_batches(run.folder, STEP)
     run.folder.rollouts_of(STEP).unlink()
     assert run.rollouts.empty
 

@@ -148,6 +148,9 @@ def test_runs_that_are_named_after_a_value_of_a_config_file_are_separate_arms(tm
     for name in ("constant", "linear"):
         made_run(tmp_path / name, optim={"schedule": name}, choice=None)
     assert [arm.name for arm in arms_of(read(tmp_path))] == ["constant", "linear"]
+    for seed in range(3):  # here the value is named after the run: logger.name=${run_name}
+        made_run(tmp_path / "seeds" / f"s{seed}", seed=seed, logger={"name": f"s{seed}"})
+    assert [len(arm.runs) for arm in arms_of(read(tmp_path / "seeds"))] == [3]
 
 
 def test_a_run_says_whether_its_examples_were_chosen_by_rewards_and_when_its_sweep_got_it(tmp_path):

@@ -60,6 +60,9 @@ def test_a_resume_warns_of_damaged_lines_except_an_incomplete_last_one(ten_steps
     MetricsFile(RunFolder(ten_steps)).truncate_after(99)
     assert caplog.messages == [f"{path}: the resumed run removed the damaged line 4"]
     assert steps(ten_steps) == [0, 1, 2, *range(4, 10)]
+    path.write_text(path.read_text().rstrip())  # an editor may remove the last newline
+    MetricsFile(RunFolder(ten_steps)).truncate_after(99)
+    assert steps(ten_steps) == [0, 1, 2, *range(4, 10)]
 
 
 def test_a_resume_drops_the_later_lines_and_appends_to_the_others(ten_steps):

@@ -94,6 +94,9 @@ def test_a_teacher_that_cannot_be_reached_is_refused_before_anything_starts(monk
         ConfigError, match=rf"reference\.url={url} cannot be reached .*: start the server"
     ):
         fetch_references(run)
+    mistyped = run.with_values({"reference.url": "http://localhost:80a0/v1"})
+    with pytest.raises(ConfigError, match=r"cannot be reached .*InvalidURL.*correct this URL"):
+        fetch_references(mistyped)
     ray = run.with_values({"cluster": composed("cluster=ray")["cluster"]})
     assert fetch_references(ray) == []
 

@@ -110,10 +110,11 @@ def test_a_step_in_which_nothing_counted_leaves_a_file_without_lines(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("recorded", "loss", "grad"), [(0, 0.0, 0.0), (0, 0.0, np.inf), (1, np.nan, 0.0)]
+    ("recorded", "loss", "grad", "of_candidates"),
+    [(0, 0, 0, 0), (0, 0, np.inf, 0), (1, np.nan, 0, 0), (1, 0, 0, np.nan)],
 )
 def test_a_step_that_is_recorded_whole_has_every_row_of_its_last_update(
-    recorded, loss, grad, tmp_path
+    recorded, loss, grad, of_candidates, tmp_path
 ):
     groups, folder = forked_groups(num_groups=4), RunFolder(tmp_path)
     (share,) = shares(groups, groups[:recorded], 1)
@@ -123,11 +124,12 @@ def test_a_step_that_is_recorded_whole_has_every_row_of_its_last_update(
         for number, micro in enumerate(share.micro_batches):
             rows = np.repeat(micro.rollout_ids, micro.completion_mask.sum(1))
             own = (rows == all_ids.index("000002.1")) & (np.arange(len(rows)) % 2 > 0)
-            more = {"loss": np.where(own, loss, 0.0), "grad": np.where(own, grad, 0.0)}
+            given = {"loss": loss, "grad": grad, "candidate_grad": of_candidates}
+            more = {name: np.where(own, value, 0.0) for name, value in given.items()}
             step.observe(update, number, tokens_of(micro, **more))
     everything.write(folder, 5, groups)
     named = step.write_all(folder, 0, all_ids)
-    assert named == (set() if loss == grad else {"000002.1"})
+    assert named == (set() if loss == grad == of_candidates else {"000002.1"})
     rows = [row for row in read_rows(folder, 5) if row.trained]
     assert sum(row.update == 1 for row in rows) == len(trained_rows(groups))
     of_first = {row.id.split(".")[0] for row in rows if row.update == 0}

@@ -139,6 +139,10 @@ def test_the_run_ends_with_the_last_replica(replicas, tmp_path):
         pusher("shm").push(policy, 3, must_differ=False)
     with pytest.raises(NoReceiver, match=r"^vLLM refused `resume`"):
         pusher("shm", replicas[2]).push(policy, 2, must_differ=False)
+    for one in replicas:
+        one.server.faults["/init_weight_transfer_engine"] = refuse
+    with pytest.raises(NoReceiver, match=r"^no replica is left: inference"):
+        pusher("shm", *replicas).push(policy, 2, must_differ=False)
 
 
 def test_probes_ask_one_replica_after_the_other(replicas, tmp_path):
