@@ -31,7 +31,7 @@ from losses.groups import ScoredGroup
 from losses.tokens import Tokens
 from rl.config.build import build, component
 from rl.config.learned import Learned
-from rl.config.schedules import Schedules, split_schedules
+from rl.config.schedules import Schedules, join_schedules, split_schedules
 from rl.config.schema import ConfigError, Run
 from rl.config.shipped import CONF
 from rl.dry_call.learn import run_with_facts
@@ -78,7 +78,8 @@ class Arm:
                 )
 
     def _is_unchanged(self, key: str) -> bool:
-        return getattr(self.run, key) == getattr(self.base, key)
+        own, base = (join_schedules(run.plain())[key] for run in (self.run, self.base))
+        return own == base
 
     def with_credit(self, batch: RecordedBatch) -> tuple[Tokens, Tensor]:
         """Return the tokens with this arm's advantages, and the weight of each token [N].

@@ -77,9 +77,12 @@ def source_of(component: Any) -> tuple[str, int] | None:
 def json_round_trip(state: Any) -> Any:
     """Return a component's state as a checkpoint would restore it, or raise BadResult."""
     try:
-        return json.loads(json.dumps(state))
+        if (restored := json.loads(json.dumps(state))) == state:
+            return restored
+        reason = f"{state} becomes {restored}"
     except (TypeError, ValueError) as error:
-        raise BadResult(
-            f"has a state() that a checkpoint cannot store as JSON ({error}): return only numbers, "
-            "texts, lists, and dicts with text keys"
-        ) from error
+        reason = str(error)
+    raise BadResult(
+        f"has a state() that a checkpoint cannot store as JSON ({reason[:200]}): return only "
+        "numbers, texts, lists, and dicts with text keys"
+    )

@@ -91,7 +91,7 @@ def check_advantage(
     if not all(succeeds(report, what, unit) for what in cases):
         return {}
     with report.calling("advantage", advantage):
-        if hasattr(advantage, "state"):
+        if hasattr(advantage, "state") or hasattr(advantage, "load"):
             advantage.load(json_round_trip(advantage.state()))
     try:
         advantage(new_group([-1.0, -0.25, *[0.5] * (group_size - 2)][: max(group_size, 1)]))

@@ -205,6 +205,9 @@ def test_only_a_whole_batch_has_another_aggregation_or_an_optimizer_step(tmp_pat
 def test_a_run_with_a_schedule_is_compared_at_the_value_of_the_step(key, tmp_path):
     schedule = "{_target_:rl.schedule.linear,start:0,end:4,steps:10}"
     ours = record_run(tmp_path / "ours", f"{key}={schedule}")
+    if not key.startswith("reward"):
+        _, other = arms_of(ours, [f"{key}.start=1"])
+        assert other.changed_keys == [key.partition(".")[0]]
     theirs = record_run(tmp_path / "theirs", f"{key}=2.0")  # its value at step 5 of 10
     beta = 2.0 if key == "kl.beta" else 0.0
     (expected,) = arms_of(theirs, [])

@@ -259,6 +259,16 @@ advantage: a state() that a checkpoint cannot store
         def __call__(self, group): return [0.0] * 16
         def state(self): return {1: {2}}
         def load(self, state): ...
+advantage: as JSON ({1: 0.5} becomes {'1': 0.5}): return only numbers, texts, lists, and dicts
+    class mine:
+        def __call__(self, group): return [0.0] * 16
+        def state(self): return {1: 0.5}
+        def load(self, state): ...
+advantage: raised AttributeError: 'mine' object has no attribute 'state': did you mean stat?
+    class mine:
+        def __call__(self, group): return [0.0] * 16
+        def stat(self): return {}
+        def load(self, state): ...
 reward: derive it from rl.rollouts.credit.RewardShaping
     class mine:
         pass
