@@ -14,7 +14,7 @@ from typing import Annotated, Any
 
 from msgspec import Meta
 
-# Annotations for the usual ranges of options, as in rl/config/ranges.py, which envs/ cannot import.
+# Annotations for the usual ranges of options; rl/config/ranges.py has these and more.
 PositiveInt = Annotated[int, Meta(ge=1)]
 NonNegativeInt = Annotated[int, Meta(ge=0)]
 PositiveFloat = Annotated[float, Meta(gt=0)]

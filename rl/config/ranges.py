@@ -10,9 +10,10 @@ from typing import Annotated
 
 from msgspec import Meta
 
-PositiveInt = Annotated[int, Meta(ge=1)]
-NonNegativeInt = Annotated[int, Meta(ge=0)]
-PositiveFloat = Annotated[float, Meta(gt=0)]
+from envs.options import NonNegativeInt as NonNegativeInt
+from envs.options import PositiveFloat as PositiveFloat
+from envs.options import PositiveInt as PositiveInt
+from envs.options import Probability as Probability
+
 NonNegativeFloat = Annotated[float, Meta(ge=0)]
-Probability = Annotated[float, Meta(ge=0, le=1)]
 BelowOne = Annotated[float, Meta(ge=0, lt=1)]
