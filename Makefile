@@ -50,7 +50,7 @@ lint: $(STAMP) ## run ruff check, ruff format --check, basedpyright
 	$(BIN)/basedpyright
 
 bench: $(STAMP) ## run all benchmarks and write docs/benchmarks.md; one alone: python -m benchmarks.page updating
-	@$(BIN)/python -m benchmarks.page --all
+	@$(BIN)/python -m benchmarks.page all
 
 # Five seeds of the default configuration take 15 minutes on two cores. STORE=store stores them as the new baseline.
 baseline: $(STAMP) ## compare the default's learning with the stored curves; ARGS="seed=0,1,2 max_steps=50" is shorter
@@ -58,7 +58,7 @@ baseline: $(STAMP) ## compare the default's learning with the stored curves; ARG
 	    $(BIN)/python train.py --config-dir sweeps --config-name baseline hydra.sweep.dir=$$folder $(ARGS) && \
 	    $(BIN)/python -m benchmarks.baseline $$folder $(STORE)
 
-claims: $(STAMP) ## judge the published claims in claims/ here, some hours; ARGS="clip_higher hours=1" plays one
+claims: $(STAMP) ## judge the published claims in claims/ here, some hours; ARGS="clip_higher until.max_hours=1" plays one
 	@$(BIN)/python -m benchmarks.claims $(ARGS)
 
 # Its two generations exclude each other, and one needs other versions than our lock, so neither is installed in .venv.

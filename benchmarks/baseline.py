@@ -101,11 +101,10 @@ def read_stored(file: Path) -> list[Run]:
     questions = [Question(*fields[:3]) for fields in content["questions"]]
     runs = []
     for stored in content["runs"]:
-        evaluations = {}
-        for version, scores in stored["scores"].items():
-            # Older files have one mean reward per question instead of a list of rewards.
-            rewards = [score if isinstance(score, list) else [score] for score in scores]
-            evaluations[int(version)] = Evaluation(dict(zip(questions, rewards, strict=True)))
+        evaluations = {
+            int(version): Evaluation(dict(zip(questions, rewards, strict=True)))
+            for version, rewards in stored["scores"].items()
+        }
         run = Run(
             name=f"stored-s{stored['seed']}",
             seed=stored["seed"],

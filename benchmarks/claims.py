@@ -1,10 +1,10 @@
 """Judge published claims at the size of the tiny policy: each is a sweep with until=decided.
 
-    python -m benchmarks.claims [NAME ...]      (make claims)
+    python -m benchmarks.claims [NAME ...] [KEY=VALUE ...]      (make claims)
 
 claims/<name>.yaml has the claim, its source, the two arms and the smallest effect. The second arm
 is compared with the first one on held-out questions. A claim that is judged is not played again,
-and a stopped one is resumed, also with more hours: python -m benchmarks.claims NAME hours=3.
+and a stopped one is resumed, also with more hours: benchmarks.claims NAME until.max_hours=3.
 """
 
 import json
@@ -23,9 +23,7 @@ HOLDS, FAILS, UNDECIDED = "holds here", "does not hold at this size", "open"
 
 def judged(expected: str, decision: str) -> str:
     """Return the judgement of a claim whose second arm got this decision of docs/report.md."""
-    if decision == OPEN:
-        return UNDECIDED
-    return HOLDS if decision == expected else FAILS
+    return {OPEN: UNDECIDED, expected: HOLDS}.get(decision, FAILS)
 
 
 def line(name: str, folder: Path) -> str:
@@ -47,15 +45,15 @@ def line(name: str, folder: Path) -> str:
 
 def main(words: list[str]) -> int:
     """Play the named claims, or all, and print the table of all."""
-    hours = [f"until.max_hours={w.removeprefix('hours=')}" for w in words if w.startswith("hours=")]
-    names = [word for word in words if not word.startswith("hours=")]
+    overrides = [word for word in words if "=" in word]
+    names = [word for word in words if "=" not in word]
     every = sorted(path.stem for path in CLAIMS.glob("*.yaml"))
     if unknown := set(names) - {*every}:
         print(f"{', '.join(sorted(unknown))}: choose from {', '.join(every)}")
         return 2
     command = [sys.executable, str(REPO / "train.py"), "--config-dir", str(CLAIMS)]
     for name in names or every:
-        subprocess.run([*command, "--config-name", name, *hours], check=False)
+        subprocess.run([*command, "--config-name", name, *overrides], check=False)
     print("\n".join(line(name, RESULTS / name) for name in every))
     return 0
 

@@ -2,7 +2,7 @@
 
     python -m benchmarks.page                               the page, from the kept measurements
     python -m benchmarks.page updating "pushing --vllm"     run these first
-    python -m benchmarks.page --all                         run every program: an hour, and 16 GiB
+    python -m benchmarks.page all                           run every program: an hour, and 16 GiB
 
 measured/<program>.jsonl keeps one line a command; the same command replaces its line. The prose of
 a program's docstring is its section of the page. A deleted program whose question is answered keeps
@@ -32,24 +32,12 @@ this page. The machine has two cores (x86-64, bf16 without AMX) and no GPU; "a l
 other processes that wanted them. An empty cell was not kept; `run` is the number of the command.
 docs/experiments.md has the conclusions, docs/cuda.md the measurements of one H100.
 """
-# Rows that a table leaves out and names, because they are near or between others: column and value.
-LEFT_OUT = {
-    "pushing": {("part", "start"), ("part", "resume")},
-    "replicas": {("episodes", 1000)},
-    "sequential": {("arms", 4), ("difference", 1.5), ("rewards", "heavy")},
-    "updating": {("idle", 0.25), ("idle", 0.44)},
-}
-
-# baseline and claims compare runs: make baseline, make claims. starting compares two commits.
-OTHERS = ("compositions", "baseline", "claims", "starting", "page")
-
 Measurement = Mapping[str, Any]  # command, day, commit, load, lines
 
 
 def programs() -> list[str]:
-    """Return the names of all programs that write to this page."""
-    names = [path.stem for path in sorted(HERE.glob("[!_]*.py"))]
-    return [name for name in names if name not in OTHERS]
+    """Return the names of all programs with measurements, also of deleted ones."""
+    return sorted(path.stem for path in (HERE / "measured").glob("*.jsonl"))
 
 
 def measured(program: str) -> list[Measurement]:
@@ -77,9 +65,8 @@ def measure(command: str) -> bool:
 
 
 def page() -> str:
-    """Return the page: a section for each program, also a deleted one, and its measurements."""
-    deleted = [path.stem for path in (HERE / "measured").glob("*.md")]
-    sections = ["\n".join(_section(name)) for name in sorted([*programs(), *deleted])]
+    """Return the page: a section for each program and its measurements."""
+    sections = ["\n".join(_section(name)) for name in programs()]
     return "\n".join([f"# Benchmarks\n\n{_filled(HEAD)}\n", *sections])
 
 
@@ -89,17 +76,13 @@ def _filled(text: str) -> str:
 
 def _section(program: str) -> Iterator[str]:
     yield from (f"## {program}", "", _filled(_prose(program)), "")
-    kept, left_out = measured(program), LEFT_OUT.get(program, set())
-    lines: list[Measurement] = []
+    kept, lines = measured(program), list[Measurement]()
     for number, one in enumerate(kept, 1):
         run = {"run": number} if len(kept) > 1 else {}
-        lines += [run | line for line in one["lines"] if not left_out & line.items()]
+        lines += [run | line for line in one["lines"]]
     for one in kept:
         when = ", ".join((one["day"], one["commit"], one["load"]))
         yield f"- `python -m benchmarks.{one['command']}` ({when})"
-    if left_out:
-        names = " or ".join(f"`{column}={value}`" for column, value in sorted(left_out))
-        yield f"- left out: rows with {names} (benchmarks/measured/{program}.jsonl)"
     if lines:
         columns = list(dict.fromkeys(column for line in lines for column in line))
         yield from ("", f"| {' | '.join(columns)} |", f"|{'---|' * len(columns)}")
@@ -124,9 +107,10 @@ def main() -> None:
     """Run the commands, then write the page; exit with status 1 if a program failed."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("commands", nargs="*", metavar='"PROGRAM [ARGUMENT ...]"')
-    parser.add_argument("--all", action="store_true", help="run every program with its defaults")
-    asked = parser.parse_args()
-    failed = [one for one in (programs() if asked.all else asked.commands) if not measure(one)]
+    asked = parser.parse_args().commands
+    if asked == ["all"]:
+        asked = [name for name in programs() if (HERE / f"{name}.py").exists()]
+    failed = [one for one in asked if not measure(one)]
     PAGE.write_text(page())
     if failed:
         sys.exit(f"these commands failed and keep their old numbers: {', '.join(failed)}")

@@ -3,19 +3,15 @@
     python -m benchmarks.pushing [--layers 28] [--vllm]
 
 The model is a Qwen3 with 440 million bfloat16 parameters. `of_copy` divides the median time by that
-of a copy of the same bytes into allocated memory. `gloo to 2` pushes to two processes that only
-read and check. --vllm also pushes to a real vLLM: `whole push` lasts from the first byte written to
-the last answer. The program of 07b74374 also measured the stages of this push.
+of a copy of the same bytes into allocated memory. --vllm also pushes to a real vLLM: `whole push`
+lasts from the first byte written to the last answer. The program of 07b74374 also measured the
+stages of this push, and pushes to processes that only read and check (`gloo to 2`: to two).
 """
 
 import argparse
 import statistics
-from collections.abc import Iterator
-from contextlib import ExitStack, closing, contextmanager
+from contextlib import closing
 from functools import partial
-from multiprocessing import get_context
-from pathlib import Path
-from threading import Event
 from types import SimpleNamespace
 from typing import Any
 
@@ -23,20 +19,16 @@ import torch
 
 from benchmarks._measuring import folder_with, rounds, say
 from rl.config.build import build
-from rl.inference.replica import Replica
-from rl.inference.routes import VLLMRoutes, wait_until_healthy
+from rl.inference.routes import VLLMRoutes
 from rl.inference.server import ServedPolicy, run_vllm
 from rl.model.loading import load_model
 from rl.placement.settings import with_device_flags
 from rl.runtime.devices import visible_gpus
-from rl.runtime.network import Address
 from rl.weights.gloo import GlooSender
 from rl.weights.memory_file import MemoryFile, read_weights
 from rl.weights.pusher import WeightPusher
 from rl.weights.shm import ShmSender
-from rl.weights.transport import open_reader
 from tests.support.composing import composed
-from tests.support.listening import PostHandler, listening
 
 Weights = dict[str, torch.Tensor]
 Stages = dict[str, list[float]]
@@ -60,43 +52,6 @@ def our_stages(weights: Weights) -> Stages:
             "map and check": partial(read_weights, file.path, fingerprint),
         }
         return rounds(works, REPEATS)
-
-
-class OnlyReads(PostHandler):
-    """Answer the routes of a push, and read and check the weights."""
-
-    def answer(self, body: dict[str, Any]) -> dict[str, Any]:
-        """Open the reader, or read with it."""
-        server: Any = self.server
-        if "init_info" in body:
-            info = body["init_info"]
-            server.reader = open_reader(info["reader"], 0, info["arguments"])
-        if "update_info" in body:
-            info = body["update_info"]
-            server.reader.read(info["fingerprint"], **info["source"])
-        return {"world_size": 1}
-
-
-def serve(socket: Path) -> None:
-    """Read every push, until the parent process ends."""
-    torch.set_num_threads(1)
-    with listening(socket, OnlyReads):
-        Event().wait()
-
-
-@contextmanager
-def reading_processes(folder: Path) -> Iterator[list[VLLMRoutes]]:
-    """Start two processes that only read and check."""
-    with ExitStack() as stack:
-        routes = []
-        for name in ("inference0", "inference1"):
-            process = get_context("spawn").Process(target=serve, args=(folder / name,), daemon=True)
-            process.start()
-            stack.callback(process.terminate)
-            replica = Replica(name, Address(folder / name))
-            wait_until_healthy(replica, TIMEOUT_S)
-            routes.append(stack.enter_context(VLLMRoutes(replica, timeout=TIMEOUT_S)))
-        yield routes
 
 
 def push_seconds(
@@ -124,16 +79,12 @@ def main() -> None:
         model = load_model(folder.initial_model(), torch.bfloat16, 0)
         weights = {name: parameter.detach() for name, parameter in model.named_parameters()}
         stages = our_stages(weights)
-        with reading_processes(folder.path) as readers:
-            for name, kind in (("shm", ShmSender), ("gloo", GlooSender)):
-                for number in (1, 2):
-                    took = push_seconds(kind, readers[:number], weights)
-                    stages[f"{name} to {number}"] = took
         if asked.vllm:
             flags = with_device_flags(config["inference"], config["sampler"], bool(visible_gpus()))
             served = ServedPolicy(dtype="bfloat16", max_seq_len=256, seed=0)
             with run_vllm(build(flags)(), folder, served) as vllm:
-                stages["whole push"] = push_seconds(ShmSender, [vllm], weights)
+                for name, kind in (("whole push", ShmSender), ("whole push, gloo", GlooSender)):
+                    stages[name] = push_seconds(kind, [vllm], weights)
     size = sum(tensor.nbytes for tensor in weights.values())
     medians = {part: statistics.median(times) for part, times in stages.items()}
     for part, took in medians.items():

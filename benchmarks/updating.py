@@ -37,7 +37,7 @@ from rl.learner.objective import Batch
 from rl.learner.ranks import Ranks
 from rl.model.loading import load_model
 from rl.model.tokenizer import load_renderer
-from rl.records import RankBatch, TrainingRow
+from rl.records import TrainingRow
 from rl.rollouts.plan import WeightedRow, plan, weighted_row
 from rl.runtime.folder import RunFolder
 from rl.sampling.demonstrations import tokenize
@@ -88,13 +88,6 @@ def with_advantages(rows: Sequence[TrainingRow], idle: float) -> list[WeightedRo
     return weighted
 
 
-def batch_of(run: Run, rows: Sequence[WeightedRow]) -> RankBatch:
-    """Return the rows as the batch of one step on one rank."""
-    settings: dict[str, Any] = {"step": 0, "ranks": 1, "metrics": {}}
-    settings["tokens_per_micro_batch"] = run.trainer.tokens_per_micro_batch
-    return plan(rows, shares_prefixes=run.trainer.share_prefixes, **settings)[0]
-
-
 def main() -> None:
     """Print a line for each share of idle rows."""
     parser = argparse.ArgumentParser()
@@ -109,7 +102,10 @@ def main() -> None:
     with folder_with(run.model) as folder:
         learner = Learner(run, folder, Ranks.join(folder.path / "rendezvous", 60.0))
         rows = expert_rows(run, folder, asked.rows)
-        batches = {idle: batch_of(run, with_advantages(rows, idle)) for idle in IDLE}
+        settings: dict[str, Any] = {"step": 0, "ranks": 1, "metrics": {}}
+        settings["tokens_per_micro_batch"] = run.trainer.tokens_per_micro_batch
+        settings["shares_prefixes"] = run.trainer.share_prefixes
+        batches = {idle: plan(with_advantages(rows, idle), **settings)[0] for idle in IDLE}
         device = learner.policy.ranks.device
         same = [Batch.of(micro, device, 0) for micro in batches[0.0].micro_batches]
         plain = Plain(folder.initial_model(), run.optim["learning_rate"])

@@ -4,8 +4,9 @@ The optimizer step is that of ZeRO 0: float32 gradients, master weights and mome
 work of an update is 6 FLOPs a parameter and token (LoRA: 4), and attention's products.
 """
 
+import statistics
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import closing
 from functools import partial
 from typing import Any
@@ -13,6 +14,7 @@ from typing import Any
 import torch
 from transformers import AutoModelForCausalLM, PreTrainedConfig, Qwen3Config, Qwen3MoeConfig
 
+from benchmarks._measuring import Work, rounds, seconds
 from rl.learner.logprobs import PolicyModule
 from rl.learner.weight_gradients import use_float32_gradients
 from rl.model.loading import compile_layers, enable_gradient_checkpointing
@@ -104,8 +106,7 @@ def prefixes(device: torch.device, tiny: bool) -> Iterator[dict[str, Any]]:
         for how in ("plain", "shared", "plain compiled", "shared compiled"):
             reset(device)
             passes = partial(Updater(made, device, "lora", how).passes, token_ids, mask)
-            passes()
-            line[f"{how}_ms"] = round(1000 * seconds(passes, device, repeats=3), 1)
+            line[f"{how}_ms"] = round(1000 * median_seconds(passes, repeats=3), 1)
             if device.type == "cuda":
                 line[f"{how}_gib"] = round(torch.cuda.max_memory_reserved() / GIB, 1)
         yield line
@@ -123,24 +124,16 @@ def updates(size: str, device: torch.device, tiny: bool) -> Iterator[dict[str, A
         line: dict[str, Any] = {"adapter": adapter, "layers": how}
         try:
             reset(device)
-            line |= measured(Updater(made, device, adapter, how), made, token_ids, mask)
+            step = partial(Updater(made, device, adapter, how).step, token_ids, mask)
+            line["first_s"] = round(seconds(step, clock), 1)  # it compiles
+            took = median_seconds(step, repeats=5)
+            line["tokens_per_s"] = round(token_ids.numel() / took)
+            line["mfu"] = round(flops(made, adapter, token_ids) / took / PEAK_FLOPS, 3)
         except torch.OutOfMemoryError:
             line["result"] = "out of memory"
         if device.type == "cuda":
             line["peak_gib"] = round(torch.cuda.max_memory_reserved() / GIB, 1)
         yield line
-
-
-def measured(
-    updater: Updater, made: PreTrainedConfig, token_ids: torch.Tensor, mask: torch.Tensor
-) -> dict[str, Any]:
-    """Return the time of the first step, which compiles, and the rate of the next five."""
-    device, step = token_ids.device, partial(updater.step, token_ids, mask)
-    first = seconds(step, device, repeats=1)
-    took = seconds(step, device, repeats=5)
-    mfu = flops(made, updater.adapter, token_ids) / took / PEAK_FLOPS
-    rate = round(token_ids.numel() / took)
-    return {"first_s": round(first, 1), "tokens_per_s": rate, "mfu": round(mfu, 3)}
 
 
 def flops(made: PreTrainedConfig, adapter: str, token_ids: torch.Tensor) -> float:
@@ -160,8 +153,7 @@ def push(size: str, device: torch.device, tiny: bool) -> Iterator[dict[str, Any]
         model = AutoModelForCausalLM.from_config(config(size, tiny), dtype=torch.bfloat16)
     weights = {name: parameter.detach() for name, parameter in model.named_parameters()}
     with closing(MemoryFile()) as file:
-        file.write(weights)  # the first write pays for the pages
-        took = seconds(lambda: file.write(weights), device, repeats=3)
+        took = median_seconds(lambda: file.write(weights), repeats=3)
     total = sum(tensor.nbytes for tensor in weights.values())
     yield {"write and hash, ms": round(1000 * took, 1), "gb_per_s": round(total / took / 1e9, 2)}
 
@@ -173,13 +165,13 @@ def reset(device: torch.device) -> None:
         torch.cuda.reset_peak_memory_stats()
 
 
-def seconds(work: Callable[[], object], device: torch.device, *, repeats: int) -> float:
-    """Return the mean seconds of `work`, with the device synchronised before and after."""
-    if device.type == "cuda":
+def clock() -> float:
+    """Return the time in seconds at which the device has done all its work."""
+    if torch.cuda.is_available():
         torch.cuda.synchronize()
-    began = time.perf_counter()
-    for _ in range(repeats):
-        work()
-    if device.type == "cuda":
-        torch.cuda.synchronize()
-    return (time.perf_counter() - began) / repeats
+    return time.perf_counter()
+
+
+def median_seconds(work: Work, repeats: int) -> float:
+    """Return the median seconds of `work`, after one that warms up."""
+    return statistics.median(rounds({"": work}, repeats, clock)[""])
