@@ -3,14 +3,12 @@
 import os
 import sys
 from hashlib import sha256
-from types import SimpleNamespace
 
 import pytest
 
 from rl.cluster import ray_node
 from rl.cluster.bundles import Bundle, bundles_for
-from rl.cluster.host import Demand, Start
-from rl.cluster.ray_host import RayHost
+from rl.cluster.host import Demand
 from rl.cluster.ray_node import RayNode
 
 EIGHT = Bundle(devices=8, cores=96)
@@ -74,29 +72,3 @@ def test_a_node_says_what_it_lacks_and_changes_to_the_folder_of_the_supervisor(n
     assert f"has no {here}/no" in node.prepare(path, digest, sys.executable, f"{here}/no")
     assert node.prepare(path, digest, sys.executable, here) == ""
     assert os.getcwd() == here
-
-
-def test_a_host_has_the_address_of_its_interface_and_the_gpus_of_its_bundle():
-    def remote(answer):
-        return SimpleNamespace(remote=lambda *given: lambda: answer(*given))
-
-    node = SimpleNamespace(address=remote(lambda name: f"of {name}"), devices=remote(lambda: ["3"]))
-    node.free_port = remote(lambda address: (address, 7))
-    names = ("RayActorError", "GetTimeoutError", "RayTaskError")
-    errors = SimpleNamespace(**{name: type(name, (Exception,), {}) for name in names})
-    ray = SimpleNamespace(get=lambda future, timeout: future(), exceptions=errors)
-    for interface, gpus, address, devices in (("eth1", 1, "of eth1", ("3",)), (None, 0, "a", ())):
-        host = RayHost(ray, node, "a", Bundle(gpus, 2), interface)
-        assert (host.address, host.devices) == (address, devices)
-        assert host.free_port() == (address, 7)
-
-
-def test_temporary_files_are_local_to_the_node_and_deleted_with_it(node, tmp_path):
-    log = tmp_path / "logs" / "part.log"
-    number = node.start(Start("part", ["sh", "-c", "echo $TMPDIR"], log, {"TMPDIR": "/elsewhere"}))
-    node._host.children[number]._process.wait()
-    folder = log.read_text().strip()
-    assert os.path.isdir(folder)
-    assert node.returncodes() == [0]
-    node.end()
-    assert not os.path.exists(folder)

@@ -14,8 +14,7 @@ from rl.config.resume_rules import resume_problems, run_folder_problems
 from rl.config.schema import ConfigError, Run
 from rl.runtime.code_copies import copy_code
 from rl.runtime.folder import RunFolder
-from rl.supervisor.supervise import _Launch
-from tests.support.composing import REPO, changed, composed, only_problem, with_choices
+from tests.support.composing import changed, composed, only_problem, with_choices
 
 
 def trained(config: dict[str, Any]) -> Path:
@@ -29,6 +28,7 @@ def trained(config: dict[str, Any]) -> Path:
 
 SHARDED = {"trainer.ranks": 1, "deepspeed": "=zero1"}
 TWO = {"env.reward_weights": {"exact": 1.0, "similarity": 0.5}}
+FOUR = {"batch_size": 8, "group_size": 2, "seed": 7, "kl.beta": 0.25}
 MORE, RANKS = {"trainer.ranks": 2}, "trainer.ranks was 1 and is 2, but with ZeRO stage "
 
 
@@ -38,10 +38,10 @@ MORE, RANKS = {"trainer.ranks": 2}, "trainer.ranks was 1 and is 2, but with ZeRO
         ({}, {"max_steps": 500, "inference.args": {"seed_": 4}, **MORE}, ""),
         (SHARDED, {}, ""),
         ({}, {"optim.beta1": 0.5}, "optim.beta1 was 0.9 and is 0.5; repeat the overrides of that"),
+        ({}, FOUR, " (and 1 more); repeat the overrides of that run"),  # three are shown
         ({}, {"loss": "=grpo"}, "was losses.cispo.cispo and is losses.ppo_clip.ppo_clip"),
         (TWO, {"env.reward_weights": {"exact": 1.0}}, "similarity was 0.5 and is None"),
         (SHARDED, MORE, f"{RANKS}1"),
-        ({**SHARDED, "deepspeed": "=zero2"}, MORE, f"{RANKS}2"),
         ({**SHARDED, "deepspeed": "=zero3"}, MORE, f"{RANKS}3"),
     ],
 )
@@ -57,18 +57,10 @@ def test_a_resume_may_take_other_time_and_places_but_not_learn_otherwise(
 
 
 MAY_CHANGE = (
-    *("max_time", "stop_when", "cluster.interface", "logger._target_", "evaluation.every"),
-    *("record.columns", "accept_changed_code", "init_optimizer", "learned.x", "sync.probe_every"),
-    *("trainer.checkpoint_every", "trainer.tokens_per_micro_batch", "client.max_retries"),
-    *(f"sampler.{key}" for key in ("rollout_timeout", "max_concurrent", "max_retries")),
-    *(f"env{at}.{key}" for at in ("", ".envs.a") for key in ("max_concurrent", "tool_timeout")),
-    *("env.sampling.a.rollout_timeout", "max_calls", "num_rounds", "reflection.base_url"),
-    *("reference.url", "reference.teachers.a.url"),
-    *(
-        f"{path}.{key}"
-        for path in ("reflection", "reference", "reference.teachers.a")
-        for key in ("api_key_variable", "timeout", "max_retries")
-    ),
+    *("max_time", "stop_when", "logger._target_", "accept_changed_code", "learned.x"),
+    *("trainer.checkpoint_every", "sampler.max_retries", "client.max_retries", "num_rounds"),
+    *("env.tool_timeout", "env.envs.a.max_concurrent", "env.sampling.a.rollout_timeout"),
+    *("reference.url", "reference.teachers.a.timeout", "reflection.api_key_variable"),
 )
 MAY_NOT = (
     *("seed", "init_from", "client.url", "env.envs.a.max_length", "env.sampling.a.max_tokens"),
@@ -88,25 +80,10 @@ def test_a_resume_may_change_what_the_run_hardly_learns_from(key, tmp_path):
     assert len(list(resume_problems(now, saved))) == (key in MAY_NOT)
 
 
-@pytest.mark.parametrize(("count", "more"), [(3, ""), (4, " (and 1 more)"), (5, " (and 2 more)")])
-def test_three_changed_keys_are_shown_and_the_others_are_counted(count, more, config):
-    trained(config)
-    changes = {"batch_size": 8, "group_size": 2, "seed": 7, "entropy_bonus": 0.5, "kl.beta": 0.25}
-    other = dict(list(changes.items())[:count])
-    problem = only_problem(changed(config, {**other, "resume": True}))
-    assert f"{more}; repeat the overrides of that run" in problem
-    assert problem.count(" was ") == 3
-
-
 def test_a_folder_that_holds_a_run_is_refused_with_two_remedies(config):
     problem = only_problem(changed(config, {"resume": True}))
     assert "here holds no run: give run_name=<a folder in " in problem
     folder = trained(config)
-    (folder / "config.yaml").rename(folder / "kept")
-    (folder / "metrics.jsonl").rename(folder / "overrides.yaml")  # as if killed before its start
-    check(changed(config, {"resume": True}))
-    (folder / "overrides.yaml").rename(folder / "metrics.jsonl")
-    (folder / "kept").rename(folder / "config.yaml")
     said, remedy = f"{folder} already holds a run: ", "choose another run_name"
     assert only_problem(config) == f"{said}use resume=true to continue it, or {remedy}"
     check(changed(config, {"run_name": "other"}))
@@ -115,6 +92,9 @@ def test_a_folder_that_holds_a_run_is_refused_with_two_remedies(config):
     (folder / "metrics.jsonl").unlink()
     (folder / "summary.json").write_text("{}")  # of an evaluation
     assert said in only_problem(config)
+    (folder / "summary.json").unlink()
+    (folder / "config.yaml").rename(folder / "overrides.yaml")  # as if killed before its start
+    check(changed(config, {"resume": True}))
 
 
 def test_a_resume_with_changed_user_code_is_refused_unless_it_is_accepted(
@@ -136,23 +116,6 @@ def test_a_resume_with_changed_user_code_is_refused_unless_it_is_accepted(
         "with the changed files by accept_changed_code=true"
     )
     check(changed(again, {"accept_changed_code": True}))
-
-
-@pytest.mark.parametrize("inside", [True, False], ids=["then outside", "then inside"])
-def test_a_shipped_path_is_the_same_in_every_working_directory(
-    inside, config, monkeypatch, tmp_path
-):
-    relative, absolute = "models/tiny-wiki", str(REPO / "models" / "tiny-wiki")
-    hf = {"model": "=hf", "model.max_seq_len": 256, "model.max_tokens": 32}
-    config["output_dir"] = str(tmp_path / "runs")
-    config = with_choices(config, {**hf, "model.path": relative if inside else absolute})
-    monkeypatch.chdir(REPO if inside else tmp_path)
-    trained(config)
-    again = changed(config, {"resume": True})
-    monkeypatch.chdir(tmp_path if inside else REPO)
-    check(changed(again, {"model.path": absolute if inside else relative}))
-    (problem,) = run_folder_problems(changed(again, {"model.path": str(REPO / "tests")}))
-    assert "tiny-wiki and is " in problem
 
 
 @pytest.mark.parametrize("resume", [False, True])
@@ -183,7 +146,7 @@ def test_a_run_has_a_printable_folder_of_its_own_below_output_dir(name, config):
     ("content", "said"),
     [
         (b"seed: 0\nformat: 1", "is of format 1, which this version cannot resume: use the"),
-        *((text, "is damaged") for text in (b"", b"{}", b"max_steps: [", b"[1]", b"\x80")),
+        *((text, "is damaged") for text in (b"", b"max_steps: [", b"[1]", b"\x80")),
     ],
 )
 def test_a_configuration_that_cannot_be_resumed_is_named(content, said, config):
@@ -203,23 +166,10 @@ def first(tmp_path):
     return run
 
 
-def test_a_run_is_named_by_its_folder_or_its_name_and_a_step(first):
+def test_a_run_is_named_by_folder_or_name_and_step_and_refused_without_a_model_to_start_from(first):
     settings = {"output_dir": str(first.path.parent)}
     for name, step in (("first", 10), ("first:5", 5), (str(first.path), 10), (f"{first}:5", 5)):
         assert initial_checkpoint({**settings, "init_from": name}) == first.checkpoint(step)
-    assert initial_checkpoint({**settings, "init_from": None}) is None
-
-
-def test_the_parent_of_a_run_is_read_from_its_initial_model(first, tmp_path):
-    child = RunFolder(tmp_path / "second")
-    child.path.mkdir()
-    child.set_model(first.checkpoint(5) / "hf")
-    assert child.started_from == "first, step 5"
-    child.set_model(tmp_path / "model")
-    assert (child.started_from, first.started_from) == ("", "")
-
-
-def test_a_missing_checkpoint_and_an_adapter_are_refused(first):
     config = composed(f"output_dir={first.path.parent}", "run_name=second")
     missing = changed(config, {"init_from": "first:7"})
     said = "init_from=first:7, but first has checkpoints only of the steps [5, 10]: name a run "
@@ -237,20 +187,11 @@ def test_a_missing_checkpoint_and_an_adapter_are_refused(first):
     assert adapter.endswith("/hf merged`, then use model=hf model.path=merged instead of init_from")
 
 
-def test_a_resumed_run_without_model_and_parent_has_a_sentence_not_a_traceback(tmp_path):
-    run = Run.of(composed(f"output_dir={tmp_path}", "init_from=gone", "resume=true"))
-    launch: Any = _Launch(RunFolder(run.folder), *[None] * 4)  # pyright: ignore[reportArgumentType]
-    with pytest.raises(ConfigError, match="init_from=gone"):
-        launch.prepare_model(run, None)
-
-
 @pytest.mark.parametrize(
     ("before", "other", "said"),
     [
         ([], ["deepspeed=zero2"], "with deepspeed.zero_optimization.stage=0, but .*stage=2: use"),
         ([], ["optim=muon"], "with optim._target_=rl.learner.optim.AdamW, but optim._targ.*Muon"),
-        ([], ["model.dtype=float32"], "with model.dtype=bfloat16, but model.dtype=float32: use"),
-        ([], ["optim.weight_decay=0.5"], "with optim.weight_decay=0.0, but optim.weight_decay=0.5"),
         ([], ["trainer.max_grad_norm=9"], "with trainer.max_grad_norm=1.0, but .*=9: use"),
         (["optim=muon"], ["optim.momentum=0.5"], "with optim.momentum=0.95, but .*=0.5: use"),
         ([], ["optim.learning_rate=0.5", "optim.warmup_steps=9"], ""),

@@ -4,42 +4,31 @@ import json
 import re
 import sys
 from dataclasses import asdict, replace
-from itertools import product
 from pathlib import Path
 from textwrap import dedent
 
 import pytest
 
-from envs.user_code import is_library
 from rl.config.check import check_learned
-from rl.config.facts import is_imitator, needs_reference
+from rl.config.facts import needs_reference
 from rl.config.learned import Learned
 from rl.config.schema import ConfigError, Run
 from rl.dry_call.child import DryCall, _cache_file, _inputs
 from rl.dry_call.examples import POOLS_CACHE, selects_by_rewards
 from rl.dry_call.learn import learn
-from rl.dry_call.report import Report, source_of
-from rl.dry_call.tensors import RUN_METRICS
-from rl.rollouts.batch_credit import whiten
 from tests.support.composing import REPO, changed, chosen, composed, with_choices
 
 LOSSES = """
 import dataclasses
-import operator
-from types import SimpleNamespace
 import torch
 from losses.cispo import cispo
 from losses.gspo import gspo
-from losses.tokens import TokenLoss, Tokens, ratio_to, sum_per_sequence
-from knobs_helpers import Gate, lesson
-_gate = Gate()
+from losses.tokens import TokenLoss, Tokens, ratio_to
+from knobs_helpers import lesson
 
 def alone(tokens):
     '''Reads no tokens.advantages.'''
     return TokenLoss(-tokens.logprobs * 0.9, {})
-def by_sequence(tokens):
-    ids = tokens.sequence_ids
-    return TokenLoss(-sum_per_sequence(tokens.logprobs, ids, tokens.num_sequences)[ids], {})
 def at_random(tokens):
     return TokenLoss(-tokens.logprobs * (torch.rand(tokens.turns.shape) > 1e-9), {})
 def with_gradients(tokens):
@@ -49,19 +38,6 @@ def by_hand(tokens: Tokens) -> TokenLoss:
     ratio = ratio_to(tokens.anchor, tokens.logprobs)
     return TokenLoss(-ratio * tokens.advantages, {})
 def by_a_helper(tokens): return TokenLoss(-lesson(tokens) * tokens.logprobs, {})
-def by_a_class(tokens): return TokenLoss(_gate(tokens), {})
-def by_an_import(tokens):
-    from losses.cispo import cispo as inner
-    return inner(tokens, clip_low=0.0, clip_high=5.0)
-def by_a_name(tokens):
-    return TokenLoss(-sum(getattr(tokens, name) for name in ("advantages", "logprobs")), {})
-def by_attrgetter(tokens):
-    advantages, logprobs = operator.attrgetter("advantages", "logprobs")(tokens)
-    return TokenLoss(-advantages * logprobs, {})
-def by_vars(tokens): return TokenLoss(-vars(tokens)["advantages"] * vars(tokens)["logprobs"], {})
-def by_unpacking(tokens):
-    one = SimpleNamespace(**vars(tokens))
-    return TokenLoss(-one.advantages * one.logprobs, {})
 def by_replacing(tokens):
     late = dataclasses.replace(tokens, staleness=tokens.staleness + 1)
     return cispo(late, clip_low=0.0, clip_high=5.0)
@@ -70,12 +46,7 @@ def by_shape(tokens):
     return TokenLoss(-tokens.logprobs * torch.ones_like(tokens.advantages), {})
 def whole(tokens): return gspo(tokens, clip_low=3e-4, clip_high=4e-4)
 """
-HELPERS = """
-class Gate:
-    def __call__(self, tokens): return -self._strength(tokens) * tokens.logprobs
-    def _strength(self, tokens): return tokens.ref_logprobs - tokens.logprobs
-def lesson(tokens): return tokens.advantages
-"""
+HELPERS = "def lesson(tokens): return tokens.advantages"
 FIELDS = ("advantages", "rollout_logprobs", "old_logprobs", "ref_logprobs")
 RATIO = {"rollout_logprobs", "old_logprobs"}
 HEAD = "import torch\nfrom losses.tokens import TokenLoss, Tokens\n"
@@ -104,10 +75,9 @@ def the_problem(config):
 
 
 READ = {
-    "alone by_shape by_sequence at_random with_gradients": set(),
-    "by_a_helper by_a_name by_attrgetter by_vars by_unpacking": {"advantages"},
-    "by_a_class": {"ref_logprobs"},
-    "by_hand by_an_import by_replacing whole": {"advantages"} | RATIO,
+    "alone by_shape at_random with_gradients": set(),
+    "by_a_helper": {"advantages"},
+    "by_hand by_replacing whole": {"advantages"} | RATIO,
 }
 
 
@@ -152,6 +122,8 @@ SUMS = "return torch.stack([torch.ones_like(tokens.entropies), tokens.entropies]
 
 
 def test_a_loss_with_statistics_and_whole_groups_may_learn_near_the_initial_policy(own):
+    whole = "whole_groups = True\ndef mine(tokens): return TokenLoss(-tokens.logprobs / %s, {})\n"
+    assert learn(own("loss", HEAD + whole % "tokens.entropies.mean()")).reads({"entropies"})
     config = own("loss", STATISTICS % SUMS, "Mine")
     learned = learn(config)
     fields = {"entropies", "rollout_ids", "logprobs", "ref_logprobs", "advantages"}
@@ -164,17 +136,10 @@ def test_a_loss_with_statistics_and_whole_groups_may_learn_near_the_initial_poli
         check_learned(config, learn(config))
 
 
-def test_a_function_whose_file_asks_for_whole_groups_may_compare_sequences(own):
-    body = "def mine(tokens): return TokenLoss(-tokens.logprobs / tokens.entropies.mean(), {})\n"
-    assert learn(own("loss", f"{HEAD}whole_groups = True\n{body}")).reads({"entropies"})
-
-
 @pytest.mark.parametrize(
     ("body", "said"),
     [
         (SUMS.replace("sum", "mean"), "do not add up to the result for all tokens: return"),
-        ("return torch.tensor([1.0, tokens.num_sequences])", "do not add up to the result"),
-        (SUMS + " + 1", "an empty one do not add up"),
         (SUMS.replace("(1)", "()"), "has statistics() that return a Tensor of shape []: return"),
         ("return 3.0", "has statistics() that return float 3.0: return finite sums over the"),
         (SUMS + " / 0 * 0", "has statistics() that return a Tensor of shape [2]: return finite"),
@@ -183,15 +148,6 @@ def test_a_function_whose_file_asks_for_whole_groups_may_compare_sequences(own):
 )
 def test_statistics_that_are_no_sums_over_tokens_are_refused(body, said, own):
     assert said in the_problem(own("loss", STATISTICS % body, "Mine"))
-
-
-def test_every_name_that_the_run_logs_is_taken():
-    texts = [path.read_text() for path in (REPO / "rl").rglob("*.py")]
-    logged = {name for text in texts for name in re.findall(r'"train/(\w+)"', text)}
-    assert logged - {"clip_fraction"} <= RUN_METRICS  # a loss computes clip_fraction itself
-    learner = [path.read_text() for path in (REPO / "rl" / "learner").glob("*.py")]
-    by_token = {name for text in learner for name in re.findall(r'metrics\["(\w+)"\]', text)}
-    assert by_token | {"entropy", "kl_to_rollout", "value_loss"} <= RUN_METRICS
 
 
 @pytest.mark.parametrize("name", ["correction_truncated", "value_clip_fraction"])
@@ -214,17 +170,11 @@ loss: a loss without a gradient
     def mine(tokens): return TokenLoss(-tokens.logprobs.detach(), {})
 loss: is NaN or inf
     def mine(tokens): return TokenLoss(-tokens.logprobs * tokens.advantages.log(), {})
-loss: the metric 'x' is float 0.5: give a tensor
-    def mine(tokens): return TokenLoss(-tokens.logprobs, {'x': 0.5})
 loss: the metric 'x' is a Tensor of shape [2]: give a tensor with one number per token
     def mine(tokens): return TokenLoss(-tokens.logprobs, {'x': tokens.logprobs[:2]})
 loss: metrics named 'reward' and 'tokens', which the run itself uses: choose other names
     def mine(tokens):
         return TokenLoss(-tokens.logprobs, {'tokens': tokens.turns, 'reward': tokens.turns})
-loss: metrics is a NoneType: give a dict
-    def mine(tokens): return TokenLoss(-tokens.logprobs, None)
-loss: the metric 'ratio_clamped' is a Tensor of shape [7]: give
-    def mine(tokens): return TokenLoss(-tokens.logprobs, {}, tokens.logprobs[1:])
 loss: called with eight made-up tokens, raised KeyError: 'x'
     def mine(tokens):
         raise KeyError('x')
@@ -234,8 +184,6 @@ loss: called with no tokens, as a rank without rollouts calls it, raised Runtime
         return TokenLoss(-tokens.logprobs, {})
 loss: returned losses that depend on the other sequences of the call
     def mine(tokens): return TokenLoss(-tokens.logprobs / tokens.entropies.mean(), {})
-loss: returned losses that depend on the other sequences of the call
-    def mine(tokens): return TokenLoss(tokens.logprobs.logsumexp(0).detach() - tokens.logprobs, {})
 loss: raised TypeError: unsupported operand
     def mine(tokens):  # it works only with several updates for each batch
         return TokenLoss(-tokens.logprobs * (tokens.old_logprobs - 1).exp(), {})
@@ -244,30 +192,16 @@ advantage: raised TypeError: mine.__init__() missing 1 required positional argum
         def __init__(self, rewards): ...
 advantage: returned 15 numbers instead of 16
     def mine(group): return group.rewards[:-1]
-advantage: returned 'x' instead of a finite number
-    def mine(group): return ['x' for _ in group.rewards]
 advantage: returned 2 numbers instead of 1 numbers: return one per turn of a rollout
     def mine(group): return [[0.0] * (len(t or ()) + 1) for t in group.turn_rewards]
 advantage: returned inf instead of a finite number
     def mine(group): return [float('inf')] * len(group.rewards)
-advantage: TypeError
-    def mine(group): return [sum(group.rewards) for _ in group.rewards]  # one is None
 advantage: ZeroDivisionError
     def mine(group): return [1 / (max(r or 0 for r in group.rewards) - 1) for _ in group.rewards]
-advantage: a state() that a checkpoint cannot store
-    class mine:
-        def __call__(self, group): return [0.0] * 16
-        def state(self): return {1: {2}}
-        def load(self, state): ...
 advantage: as JSON ({1: 0.5} becomes {'1': 0.5}): return only numbers, texts, lists, and dicts
     class mine:
         def __call__(self, group): return [0.0] * 16
         def state(self): return {1: 0.5}
-        def load(self, state): ...
-advantage: raised AttributeError: 'mine' object has no attribute 'state': did you mean stat?
-    class mine:
-        def __call__(self, group): return [0.0] * 16
-        def stat(self): return {}
         def load(self, state): ...
 reward: derive it from rl.rollouts.credit.RewardShaping
     class mine:
@@ -278,10 +212,6 @@ reward: returned 1 numbers instead of 9
         def penalties(self, group): return [0.0]
 correction: return Correction(weights,
     def mine(tokens): return tokens.anchor
-correction: returned a weight that is NaN or infinite: clamp the log ratio
-    def mine(tokens): return Correction(0 * tokens.anchor / 0, {})
-aggregation: 1 numbers instead of 4
-    def mine(lengths, groups): return [1.0]
 batch_credit: to [[1], [1]]: return as many
     def mine(groups): return [g.credits[:1] for g in groups]
 batch_credit: called with groups with the rewards [], raised ZeroDivisionError: division by
@@ -292,50 +222,26 @@ batch_credit: returned nan instead of a finite number
     def mine(groups):
         nan = (float('nan'),)
         return [[replace(c, advantages=nan) for c in g.credits] for g in groups]
+aggregation: 1 numbers instead of 4
+    def mine(lengths, groups): return [1.0]
 truncation: return Credit(reward, trains=...)
     def mine(rollout): return 0.0
-kl.estimator: one number per token
-    def mine(a, b): return (a - b).sum()
 kl.estimator: without a gradient
     def mine(a, b): return (a - b).detach()
 buffer: draw 16 new groups that add() accepted
     class mine(FifoBuffer):
         def draw(self, step, count, max_staleness, running): return self._groups[:count - 1]
-buffer: no group twice
-    class mine(FifoBuffer):
-        def draw(self, step, count, max_staleness, running): return self._groups[:1] * count
 buffer: drew the group 0 in two batches: as MixedBuffer does, use rl.rollouts.buffer.replayed
-    class mine(FifoBuffer):
-        def num_new(self, count): return count - 1
-        def draw(self, step, count, max_staleness, running):
-            if not step: self.first = self._groups[0]
-            new = super().draw(step, count - 1, max_staleness, running)
-            return new and [*new, self.first] if step else new
+    class mine(Repeating):
         def state(self): return {}
         def load(self, state): ...
         def undo_draw(self): ...
 buffer: drew the group 0 in two batches: as MixedBuffer does, use rl.rollouts.buffer.replayed
-    class mine(FifoBuffer):
-        def num_new(self, count): return count - 1
-        def draw(self, step, count, max_staleness, running):
-            if not step: self.first = replayed(self._groups[0], 1)
-            new = super().draw(step, count - 1, max_staleness, running)
-            return new and [*new, self.first] if step else new
+    class mine(Repeating):
+        def again(self, group): return replayed(group, 1)
 buffer: num_new(16) returned 0: return 1 to 16
     class mine(FifoBuffer):
         def num_new(self, count): return 0
-buffer: a state() that a checkpoint cannot store
-    class mine(FifoBuffer):
-        def state(self): return {'seen': {1, 2}}
-buffer: object has no attribute 'num_new'
-    class mine:
-        def add(self, group): ...
-order: pool 0 has no example 1000000000
-    class mine(ExampleOrder):
-        def next(self, index): return 0, 10**9
-order: object has no attribute 'next'
-    class mine:
-        def begin(self, pools, seed): ...
 env: has examples of type str
     class mine(Environment):
         def examples(self, split): return ['question']
@@ -343,24 +249,6 @@ env: cannot be called (too many positional arguments): its parameters must be th
     class mine(Environment):
         def examples(self, split): return []
         async def score(self): return {}
-env: its parameters must be the example and the messages and the episode and the group
-    class mine(Environment):
-        def examples(self, split): return []
-        def teacher_messages(self, example, messages): return messages
-strategy: object has no attribute 'num_first'
-    class mine:
-        def play(self): ...
-strategy: mine plays two attempts with seed=0: use another seed
-    class mine(Strategy):
-        async def play(self, group, play_one, size):
-            return [await play_one(group.example, seed=0) for _ in range(size)]
-strategy: mine returned 1 rollouts for group_size=16: return 16 or none, or set fixed_size
-    class mine(Strategy):
-        async def play(self, group, play_one, size):
-            return [await play_one(group.example, seed=0)]
-strategy: returned no rollouts: return rollouts that `play_one` returned
-    class mine(Strategy):
-        async def play(self, group, play_one, size): return []
 strategy: reads rewards: set reads_rewards = True
     class mine(Independent):
         async def play(self, group, play_one, size):
@@ -374,9 +262,6 @@ strategy: remembers groups, but not after a resume: define state() and load()
             rollouts = await super().play(group, play_one, size)
             self.sums[group.example.id] = sum(r.reward or 0 for r in rollouts)
             return rollouts
-strategy: a state() that a checkpoint cannot store
-    class mine(Independent):
-        def state(self): return {'seen': {1, 2}}
 critic.estimator: [2]: return a tensor with one advantage for each value, of shape [2, 3]
     def mine(rewards, values): return (rewards - values).sum(1)
 critic.loss: called with eight made-up values, returned a Tensor of shape [8]: return TokenLoss(
@@ -392,8 +277,15 @@ from losses.correction import Correction
 from losses.tokens import TokenLoss
 from rl.rollouts.buffer import FifoBuffer, replayed
 from rl.rollouts.credit import RewardShaping
-from rl.rollouts.example_order import ExampleOrder
 from rl.sampling.strategy import Independent, Strategy
+
+class Repeating(FifoBuffer):
+    def again(self, group): return group
+    def num_new(self, count): return count - 1
+    def draw(self, step, count, max_staleness, running):
+        if not step: self.first = self.again(self._groups[0])
+        new = super().draw(step, count - 1, max_staleness, running)
+        return new and [*new, self.first] if step else new
 """
 
 
@@ -415,16 +307,6 @@ def test_what_a_run_cannot_use_is_refused_with_its_file(group, said, text, own, 
         assert len(caught.value.problems) == 1
 
 
-def test_an_error_in_a_file_of_rl_is_reported_with_the_line_that_raised_it():
-    report = Report()
-    with report.calling("batch_credit", whiten):
-        whiten([None])  # pyright: ignore[reportArgumentType]
-    file, line = source_of(whiten) or ("", 0)
-    said, _, raised_at = report.problems[0].rstrip(")").rpartition(", line ")
-    assert said.endswith(f"({file}")
-    assert int(raised_at) > line
-
-
 RANKED = """
 from envs.episode import Example
 from envs.protocol import Environment
@@ -436,35 +318,20 @@ class mine(Environment):
 """
 
 
-@pytest.mark.parametrize(
-    ("strategy", "said"),
-    [
+def test_a_strategy_that_cannot_play_the_environment_is_refused(own):
+    for strategy, said in (
         ("hint_when_all_fail", "example 0 of env 'ranked' has no hint"),
         ("extremes", "reads rewards, but score_group of env 'ranked' computes them later"),
-        ("branch", ""),
-    ],
-)
-def test_a_strategy_that_cannot_play_the_environment_is_refused(strategy, said, own):
-    config = {**own("env", RANKED), "strategy": chosen("strategy", strategy)}
-    if not said:
-        learn(config)
-        return
-    with pytest.raises(ConfigError) as caught:
-        learn(config)
-    assert caught.value.problems[0].startswith("strategy: rl.sampling.strategies.")
-    assert said in caught.value.problems[0]
+    ):
+        config = {**own("env", RANKED), "strategy": chosen("strategy", strategy)}
+        assert said in the_problem(config)
 
 
 ADVANTAGES = """
 def by_turn(group): return [t or () for t in group.turn_rewards]
 def by_token(group): return [[r or 0.0] * n for r, n in zip(group.rewards, group.lengths)]
-def reads_text(group):
-    assert group.example and all(r.messages and r.turns for r in group.rollouts)
-    return [0.0 if named is None else 1.0 for named in group.named_rewards]
 def reads_names(group):
-    assert group.example.info["answer"]
-    pairs = zip(group.rollouts, group.named_rewards)
-    return [sum(r.turn_rewards["found"]) + named["exact"] if named else 0.0 for r, named in pairs]
+    return [named["exact"] if named else 0.0 for named in group.named_rewards]
 class Stateful:
     def __init__(self): self.count = 0
     def __call__(self, group):
@@ -475,7 +342,7 @@ class Stateful:
 """
 
 
-@pytest.mark.parametrize("name", ["by_turn", "by_token", "reads_text", "reads_names", "Stateful"])
+@pytest.mark.parametrize("name", ["by_turn", "by_token", "reads_names", "Stateful"])
 def test_the_unit_of_an_advantage_is_found_by_calling_it(name, own):
     facts = learn(own("advantage", ADVANTAGES, name))
     assert facts.advantage_by_turn == (name == "by_turn")
@@ -528,44 +395,6 @@ def test_the_facts_of_the_shipped_functions_are_found_by_calling_them(group, con
             assert getattr(learned, fact) == (path.stem in choices), f"{fact} of {path.stem}"
 
 
-@pytest.mark.parametrize(
-    ("body", "compares"),
-    [
-        ("[0.0 for r in rewards]", True),
-        ("[r or 0.0 for r in rewards]", False),
-        ("[0.0 if r is None else r * (r - 1) for r in rewards]", False),  # 0 for 1 and 0
-        ("[0.0 if r == 1 else 1.0 for r in rewards]", False),
-        ("[0.0 if r == 0.37 else 1.0 for r in rewards]", False),
-    ],
-)
-def test_an_advantage_compares_if_it_is_0_for_each_of_three_lone_rewards(body, compares, own):
-    text = f"def mine(group):\n    rewards = group.rewards\n    return {body}\n"
-    assert learn(own("advantage", text)).advantage_compares == compares
-
-
-def test_only_k1_has_the_same_gradient_whatever_the_reference(config):
-    for name in ("k1", "k2", "k3"):
-        node = {"kl.estimator": {"_target_": f"losses.kl.{name}"}}
-        assert learn(changed(config, node)).divergence_is_linear == (name == "k1")
-
-
-SAMPLERS = """
-import rl.sampling.demonstrations as demonstrations
-class Proverbs(demonstrations.ImitationSampler): ...
-class Remote: uses_vllm = True
-class Right(Remote): uses_vllm = False
-class Left(Remote): ...
-class Both(Left, Right): ...
-"""
-
-
-def test_a_constant_of_a_class_holds_for_its_subclasses(modules):
-    (modules / "knobs_samplers.py").write_text(SAMPLERS)
-    assert is_imitator("knobs_samplers.Proverbs")
-    assert not is_imitator("knobs_samplers.Remote")
-    assert is_imitator("knobs_samplers.Both")  # in Python's order, Right comes before Remote
-
-
 # The child process, and what is kept of it.
 
 
@@ -585,6 +414,7 @@ def starts(config):
 
 def test_a_dry_call_is_done_once_until_a_file_that_it_imported_changes(own, cache, modules):
     config = own("loss", LOSSES + "print('not an answer')\n", "by_a_helper")
+    config["env"]["num_train"] = 8  # a busy machine makes more in over 2 s, and caches nothing
     assert starts(config)
     assert not starts({**config, "seed": 5, "run_name": "other"})
     (modules / "knobs_helpers.py").write_text(HELPERS + "\n# changed\n")
@@ -605,7 +435,6 @@ def test_another_target_torch_or_folder_of_modules_needs_another_dry_call(own, c
     assert _cache_file(_inputs({**config, "seed": 5})) == kept
     assert _cache_file(_inputs({**config, "group_size": 8})) != kept
     assert _cache_file(_inputs(changed(config, {"loss._target_": "rl_own.other"}))) != kept
-    assert _cache_file(_inputs(changed(config, {"kl.estimator._target_": "losses.kl.k2"}))) != kept
     with monkeypatch.context() as patch:
         patch.setattr("rl.dry_call.child.version", lambda name: f"another {name}")
         assert _cache_file(_inputs(config)) != kept
@@ -650,29 +479,14 @@ def test_a_child_without_answers_is_ended_after_one_limit_and_its_answers_count(
                 dry_call.learned(number)
 
 
-def test_an_installed_package_is_a_library_in_every_folder(tmp_path):
-    for folder, is_installed in (
-        ("base/lib/python3.11/site-packages", True),
-        ("usr/lib/python3/dist-packages", True),
-        ("target", True),  # of pip install --target, with metadata
-        ("vendor", False),  # as an editable install, whose edits must be noticed
-    ):
-        package = tmp_path / folder / "fake_library"
-        package.mkdir(parents=True)
-        (package / "__init__.py").touch()
-        if folder == "target":
-            (package.parent / "fake_library-1.0.dist-info").mkdir()
-        assert is_library(str(package / "a.py")) == is_installed
-    assert is_library(json.__file__)
-    assert not is_library(str(REPO / "losses" / "cispo.py"))
-
-
 @pytest.mark.parametrize(
     ("order", "buffer", "strategy"),
     [
-        *product(["shuffled", "sequential", "difficulty"], ["fifo"], ["independent"]),
-        *product(["shuffled"], ["difficulty", "replay"], ["independent"]),
-        *product(["shuffled"], ["fifo"], ["adaptive_size", "extremes", "branch"]),
+        ("shuffled", "fifo", "independent"),
+        ("difficulty", "fifo", "independent"),
+        ("shuffled", "difficulty", "independent"),
+        ("shuffled", "replay", "independent"),
+        *(("shuffled", "fifo", name) for name in ("adaptive_size", "extremes", "branch")),
     ],
 )
 def test_what_may_select_examples_or_rollouts_by_rewards_is_known(order, buffer, strategy):

@@ -80,9 +80,6 @@ ENDS: dict[str, tuple[dict[str, str], Any, str | None, dict[str, Any]]] = {
         {RANK: "true", "trainer.rank1": SLEEP}, StillWatching, None, {"seconds": 2.0}),
     "a process ends too early": (
         {RANK: SLEEP, "rollouts": "true"}, RunFailed, "rollouts ended with sta", {}),
-    "a process has no memory": (
-        {RANK: SLEEP, "rollouts": "echo CUDA out of memory; exit 1"},
-        RunFailed, r"lower inference\.cpu_kv_cache_gib", {}),
     "the kernel kills a process": (
         {RANK: "kill -9 $$"},
         RunFailed, r"memory ran out.*(?s:.*)lower trainer\.tokens_per_micro_batch", {}),
@@ -105,7 +102,6 @@ for case, (does, error, said) in {
     "saves": ("true", None, ""),
     "saves too little": ("echo '{\"step\": 0}' >$RUN/metrics.jsonl", RunFailed, VLLM_ENDED),
     "gives up": (f"{REPORTS}; exit 1", RunFailed, "trainer.rank0: mismatch"),
-    "is killed": ("kill -9 $$", RunFailed, VLLM_ENDED),
     "takes too long": (SLEEP, RunFailed, VLLM_ENDED),
 }.items():
     programs = {"inference": "false", RANK: f"sleep 1; {does}"}
@@ -140,34 +136,25 @@ def test_a_breakpoint_without_a_terminal_says_how_to_debug(debug, shown, watched
     assert capfd.readouterr().out == shown
 
 
-class AskedLater:
-    """Ask for the end at the fourth look, after the status has changed."""
-
-    def __init__(self, status: Status) -> None:
-        self.status, self.looks = status, 0
-
-    @property
-    def asked(self) -> bool:
-        self.looks += 1
-        if self.looks in (1, 3):
-            self.status.set(BATCH if self.looks == 1 else "waiting for my_env.py:12")
-        return self.looks > 3
-
-
-class GoneTerminal:
-    """A standard output that was closed."""
-
-    def write(self, text):
-        raise OSError(5, "Input/output error")
-
-    flush = write
-
-
 def test_a_stop_request_after_the_first_batch_lets_the_run_save(watched, tmp_path, monkeypatch):
-    monkeypatch.setattr("sys.stdout", GoneTerminal())
-    run_folder = RunFolder(tmp_path / "r")
+    def closed_terminal(*_: object, **__: object) -> None:
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    monkeypatch.setattr("builtins.print", closed_terminal)
+    run_folder, looks = RunFolder(tmp_path / "r"), list[int]()
+    status = Status(run_folder, "rollouts")
+
+    class AskedLater:
+        """Ask for the end at the fourth look, after the status has changed."""
+
+        @property
+        def asked(self) -> bool:
+            looks.append(len(looks))
+            status.set(BATCH if len(looks) == 1 else "waiting for my_env.py:12")
+            return len(looks) > 3
+
     with pytest.raises(StillWatching):
-        watched({RANK: SLEEP}, seconds=4.0, stop=AskedLater(Status(run_folder, "rollouts")))
+        watched({RANK: SLEEP}, seconds=4.0, stop=AskedLater())
     assert run_folder.stop_request.exists()
 
 
@@ -195,39 +182,22 @@ def test_on_several_hosts_every_process_starts_where_it_belongs_and_finds_rank_0
     run_folder.private.make()
     (tmp_path / "config.json").write_text("{}")
     run_folder.set_model(tmp_path)
-    devices = (("0", "1"), ("0",), ("1",))
-    plan = Plan(
-        inference=tuple(Place(host=1, devices=(name,), threads=None) for name in "56"),
-        ranks=tuple(Place(host=0, devices=d, threads=1, local_rank=0) for d in devices),
-    )
+    place = Place(host=0, devices=("0",), threads=1, local_rank=0)
+    vllm = tuple(Place(host=1, devices=(name,), threads=None) for name in "56")
+    plan = Plan(inference=vllm, ranks=(place,) * 3)
     Children(run, run_folder, None, plan, Hosts(here, [two, one], [one, one, two])).start()
     assert [*here.started] == ["rollouts"]
+    assert here.started["rollouts"].env[module.LISTEN_VARIABLE] == "here"
     assert [*one.started] == ["inference1", "trainer.rank0", "trainer.rank1"]
     assert [*two.started] == ["inference0", "trainer.rank2"]
     for rank, host in enumerate((one, one, two)):
-        start = host.started[f"trainer.rank{rank}"]
-        place = {"RANK": str(rank), "WORLD_SIZE": "3", "MASTER_ADDR": "first"}
-        assert start.env | place | {"MASTER_PORT": "4005"} == start.env
-        assert (start.ends_on_term, start.in_terminal) == (False, False)
-    rollouts = here.started["rollouts"].env
-    assert (rollouts[module.LISTEN_VARIABLE], rollouts["CUDA_VISIBLE_DEVICES"]) == ("here", "")
+        env = host.started[f"trainer.rank{rank}"].env
+        found = {"RANK": str(rank), "WORLD_SIZE": "3", "MASTER_ADDR": "first"}
+        assert env | found | {"MASTER_PORT": "4005"} == env
     for name, host, gpu in (("inference0", two, "5"), ("inference1", one, "6")):
-        start = host.started[name]
-        assert start.env["CUDA_VISIBLE_DEVICES"] == gpu
-        assert (start.log, start.ends_on_term) == (run_folder.log_of(name), True)
+        assert host.started[name].env["CUDA_VISIBLE_DEVICES"] == gpu
         address = Endpoint.read(run_folder, name).address
         assert (address.host, address.port) == (host.address, host.free_port())
-
-
-def test_variables_that_the_user_has_set_stay(monkeypatch):  # others: tests/golden/trainer/run.json
-    monkeypatch.setenv("LRU_CACHE_CAPACITY", "1024")
-    monkeypatch.delenv("PYTORCH_ALLOC_CONF", raising=False)
-    cpu, gpu = (Place(host=0, devices=devices, threads=1) for devices in ((), ("0",)))
-    assert module._device_environment(cpu, shared=False)["LRU_CACHE_CAPACITY"] == "1024"
-    for name in ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF"):  # the new name goes first
-        monkeypatch.setenv(name, f"of {name}")
-        told = module._device_environment(gpu, shared=False)
-        assert told["PYTORCH_ALLOC_CONF"] == f"of {name}"
 
 
 def test_a_full_disk_of_the_supervisor_is_reported_with_a_remedy():

@@ -11,37 +11,39 @@ from rl.model.shape import shape
 from rl.placement.placement import Place, Plan
 from rl.runtime.devices import Host
 from rl.supervisor import resolve as module
-from rl.supervisor.resolve import resolve, with_devices
+from rl.supervisor.resolve import Resolved, resolve, with_devices
 from tests.support.composing import composed
 
+CPU, ONE = [Host(cores=4, cpus=8)], [Host(devices=("0",), cores=4, cpus=8)]
 GPUS = [Host(devices=("0", "1", "2"), cores=4, cpus=8)]
+SFT = ("loss=sft", "sampler=demonstrations")
 
 
 @pytest.fixture
-def config(tmp_path):
-    return composed(f"output_dir={tmp_path}", "run_name=r", "trainer.wait_timeout=400")
+def resolved(tmp_path):
+    """Return a function that resolves a run with these overrides on these machines."""
+
+    def resolve_run(*overrides: str, on: list[Host] | None = None) -> Resolved:
+        return resolve(composed(f"output_dir={tmp_path}", "run_name=r", *overrides), on)
+
+    return resolve_run
 
 
-def test_a_run_has_typed_nodes_and_the_counts_of_its_devices(config):
-    run = resolve(config, machines=GPUS).run
+def test_a_run_has_typed_nodes_and_the_counts_of_its_devices(resolved):
+    run = resolved("trainer.wait_timeout=400", on=GPUS).run
     assert (run.trainer.ranks, run.inference.replicas) == (1, 2)
     assert run.inference.names == ["inference0", "inference1"]
     assert isinstance(run.trainer.wait_timeout, float)
     assert (run.transport.name, run.pushes_adapter, run.starts_vllm) == ("shm", False, True)
-    expected = (config["sampler"]["temperature"], True)
-    assert (run.sampler.temperature, run.sampler.uses_vllm) == expected
     four = [Host(devices=tuple("0123"), cores=4, cpus=8)]
-    assert resolve(config, machines=four).run.trainer.ranks == 2
-    debugged = {**config, "trainer": {**config["trainer"], "debug": True, "ranks": 2}}
-    assert resolve(debugged, machines=four).run.trainer.ranks == 1
-    supervised = run.with_values({"sampler": composed("sampler=demonstrations")["sampler"]})
+    assert resolved(on=four).run.trainer.ranks == 2
+    assert resolved("trainer.debug=true", "trainer.ranks=2", on=four).run.trainer.ranks == 1
+    supervised = resolved(*SFT, on=GPUS).run
     assert (supervised.sampler.temperature, supervised.starts_vllm) == (1.0, False)
-    without = {"sampler": {"_target_": "pathlib.Path", "max_staleness": 0}}
-    with pytest.raises(ValueError, match=r"Path has no temperature, .*: add an option or a cl"):
-        _ = run.with_values(without).sampler.temperature
 
 
-def test_a_saved_run_has_the_keys_of_the_command_line_and_its_format(config, tmp_path):
+def test_a_saved_run_has_the_keys_of_the_command_line_and_its_format(tmp_path):
+    config = composed(f"output_dir={tmp_path}", "run_name=r")
     run, path = resolve(config, machines=GPUS).run, tmp_path / "config.yaml"
     run.save(path)
     saved = yaml.safe_load(path.read_text())
@@ -54,76 +56,56 @@ def test_a_saved_run_has_the_keys_of_the_command_line_and_its_format(config, tmp
     assert Run.load(path) == run
 
 
-def test_senders_between_gpus_are_refused_where_they_cannot_work(tmp_path):
-    def resolved(*overrides, on):
-        return resolve(composed(f"output_dir={tmp_path}", "run_name=r", *overrides), on).run
-
-    one, none = [Host(devices=("0",), cores=4, cpus=8)], [Host(cores=4, cpus=8)]
+def test_senders_between_gpus_are_refused_where_they_cannot_work(resolved):
     for name in ("nccl", "ipc"):
-        assert resolved(f"sync={name}", on=GPUS).transport.name == name
+        assert resolved(f"sync={name}", on=GPUS).run.transport.name == name
         with pytest.raises(ConfigError, match=f"sync={name} .* the run has none: use sync=auto"):
-            resolved(f"sync={name}", on=none)
-        resolved(f"sync={name}", "loss=sft", "sampler=demonstrations", on=none)
-    assert resolved("sync=ipc", on=one).transport.name == "ipc"
-    shared = "sync=nccl, but trainer and vLLM share a GPU, and .*: use sync=ipc or sync=shm"
-    with pytest.raises(ConfigError, match=shared):
-        resolved("sync=nccl", on=one)
-    with pytest.raises(ConfigError, match=shared):
-        resolved("sync=nccl", "inference.devices=[0]", "trainer.devices=[1,0]", on=GPUS)
+            resolved(f"sync={name}", on=CPU)
+        resolved(f"sync={name}", *SFT, on=CPU)
+    assert resolved("sync=ipc", on=ONE).run.transport.name == "ipc"
+    both = ("inference.devices=[0]", "trainer.devices=[1,0]")
+    for shared, machines in (((), ONE), (both, GPUS)):
+        with pytest.raises(ConfigError, match="sync=nccl, but trainer and vLLM share a GPU, and"):
+            resolved("sync=nccl", *shared, on=machines)
 
 
-def test_an_adapter_that_vllm_cannot_load_into_a_mixture_is_refused_before_the_start(tmp_path):
+def test_an_adapter_that_vllm_cannot_load_into_a_mixture_is_refused_before_the_start(resolved):
     sizes = {"hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 2}
     mixture = shape(sizes | {"vocab_size": 320, "num_experts": 4, "moe_intermediate_size": 32})
-
-    def resolved(*overrides, on=None):
-        given = ("model=hf", "model.path=a/b", f"output_dir={tmp_path}", "run_name=r")
-        return resolve(composed(*given, *overrides), on or [Host()]).size_memory(mixture)
-
+    hf = ("model=hf", "model.path=a/b")
     with pytest.raises(ConfigError, match=r"adapter on a CPU: use sync=shm"):
-        resolved()
-    resolved("sync=shm")
-    resolved(on=GPUS)
-    for targets in ("[gate_proj]", "[layers.0.mlp.down_proj,q_proj]"):
-        with pytest.raises(ConfigError, match=r"target_modules names \w+_proj, which are matrices"):
-            resolved("sync=shm", f"adapter.target_modules={targets}")
-    tiny = composed("model=tiny-moe", "adapter=lora", f"output_dir={tmp_path}", "run_name=r")
-    assert not resolve(tiny, [Host()]).run.pushes_adapter  # sync=auto sends all weights
+        resolved(*hf, on=CPU).size_memory(mixture)
+    resolved(*hf, "sync=shm", on=CPU).size_memory(mixture)
+    resolved(*hf, on=GPUS).size_memory(mixture)
+    experts = (*hf, "sync=shm", "adapter.target_modules=[layers.0.mlp.down_proj,q_proj]")
+    with pytest.raises(ConfigError, match=r"target_modules names \w+_proj, which are matrices"):
+        resolved(*experts, on=CPU).size_memory(mixture)
 
 
 @pytest.mark.parametrize(
-    ("overrides", "needs"),
+    ("overrides", "needs_vllm", "uses_nccl"),
     [
-        (["sync=shm"], (True, False)),
-        (["sync=nccl"], (True, True)),  # between the trainer and vLLM
-        (["sync=shm", "inference.tensor_parallel_size=2"], (True, True)),
-        (["loss=sft", "sampler=demonstrations", "trainer.ranks=1"], (False, False)),
-        (["loss=sft", "sampler=demonstrations", "trainer.ranks=2"], (False, True)),
+        (["sync=shm"], True, False),
+        (["sync=nccl"], True, True),  # between the trainer and vLLM
+        (["sync=shm", "inference.tensor_parallel_size=2"], True, True),
+        ([*SFT, "trainer.ranks=1"], False, False),
+        ([*SFT, "trainer.ranks=2"], False, True),
     ],
 )
-def test_this_machine_must_suit_the_run(overrides, needs, config, monkeypatch):
-    asked = []
-
-    def problem(host, *, needs_vllm, uses_nccl):
-        asked.append((host, needs_vllm, uses_nccl))
-        return "a problem"
-
-    (three,) = GPUS
-    monkeypatch.setattr(module, "device_problem", problem)
-    monkeypatch.setattr(module, "this_host", lambda: three)
-    names = [f"{key}={config[key]}" for key in ("output_dir", "run_name")]
-    with pytest.raises(ConfigError, match="a problem"):
-        resolve(composed(*names, *overrides))
-    assert asked == [(three, *needs)]
-    resolve(composed(*names, *overrides), machines=[three])  # described machines are not checked
+def test_this_machine_must_suit_the_run(overrides, needs_vllm, uses_nccl, resolved, monkeypatch):
+    monkeypatch.setattr(module, "device_problem", lambda host, **needs: f"{host.devices} {needs}")
+    monkeypatch.setattr(module, "this_host", lambda: GPUS[0])
+    with pytest.raises(ConfigError) as caught:
+        resolved(*overrides)
+    needs = {"needs_vllm": needs_vllm, "uses_nccl": uses_nccl}
+    assert caught.value.problems == [f"{GPUS[0].devices} {needs}"]
+    resolved(*overrides, on=GPUS)  # described machines are not checked
 
 
-def test_a_run_reserves_the_gpus_and_the_cores_that_it_asks_of_ray(config):
-    def reserved(*overrides, on=None):
+def test_a_run_reserves_the_gpus_and_the_cores_that_it_asks_of_ray(resolved):
+    def reserved(*overrides):
         cores = ["cluster=ray", "cluster.cores_per_replica=7", "cluster.cores_per_rank=5"]
-        names = [f"{key}={config[key]}" for key in ("output_dir", "run_name")]
-        plan = resolve(composed(*names, *cores, *overrides), on).plan
-        assert on is None or plan.idle == ()  # Ray may give them to other jobs
+        plan = resolved(*cores, *overrides).plan
         return [[(p.devices, p.threads) for p in each] for each in (plan.inference, plan.ranks)]
 
     sizes = ["inference.tensor_parallel_size=2", "inference.replicas=2", "trainer.ranks=3"]
@@ -132,7 +114,7 @@ def test_a_run_reserves_the_gpus_and_the_cores_that_it_asks_of_ray(config):
     assert reserved() == [[(("1",), None)], ranks[:1]]
     assert reserved("cluster.gpus=false") == [[((), 7)], [((), 5)]]
     assert reserved("cluster.gpus=false", "trainer.num_threads=2")[1] == [((), 2)]
-    reserved(on=GPUS)
+    assert resolved("cluster=ray", on=GPUS).plan.idle == ()  # Ray may give them to other jobs
 
 
 def test_each_rank_of_a_ray_host_gets_one_gpu_of_that_host():

@@ -5,6 +5,7 @@ The tests start a real train.py, or call `supervise` in this process (`refused`)
 
 import json
 import os
+import re
 from collections.abc import Callable
 from contextlib import nullcontext
 from pathlib import Path
@@ -26,7 +27,6 @@ from rl.runtime.folder import RunFolder
 from rl.runtime.lock import locked
 from rl.runtime.status import Status
 from rl.runtime.stop_request import Stopped
-from rl.supervisor.base_model import check_model
 from rl.supervisor.supervise import _end_run, _is_complete, _Launch, supervise
 from tests.support.composing import REPO, composed
 from tests.support.launching import train
@@ -49,12 +49,11 @@ def contents(folder: Path) -> dict[Path, bytes]:
     return {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
 
 
-@pytest.mark.parametrize("overrides", [[], ["resume=true"]])
-def test_a_second_supervisor_leaves_a_running_run_alone(overrides, tmp_path):
+def test_a_second_supervisor_leaves_a_running_run_alone(tmp_path):
     run_folder = a_run(tmp_path / "live")
     with locked(run_folder):
         before = contents(run_folder.path)
-        result = train("run_name=live", *overrides, output_dir=tmp_path)
+        result = train("run_name=live", "resume=true", output_dir=tmp_path)
         assert contents(run_folder.path) == before
     assert result.stderr.startswith("this run cannot start:\n- ")
     assert f"live is used by process {os.getpid()}: wait until it ends, stop it" in result.stderr
@@ -150,19 +149,43 @@ def cut(path: Path) -> None:
     path.write_bytes(path.read_bytes()[:-9])
 
 
-DAMAGES: dict[str, tuple[Callable[[Path], object], str]] = {
-    "no config": (lambda m: (m / "config.json").unlink(), "contains no config.json: save the"),
-    "no JSON": (lambda m: cut(m / "config.json"), "model/config.json is not valid JSON ("),
-    "a list": (lambda m: (m / "config.json").write_text("[]"), "config.json contains no JSON obj"),
-    "no tokenizer": (lambda m: (m / "tokenizer.json").unlink(), "contains no tokenizer.json: save"),
-    "half a tokenizer": (lambda m: cut(m / "tokenizer.json"), "tokenizer.json is not valid JSON ("),
-    "another tokenizer": (lambda m: changed_json(m / "tokenizer.json", model={"type": "BPE"}),
-                          "model/tokenizer.json cannot be read ("),
-    "half the weights": (lambda m: cut(m / "model.safetensors"), "model/model.safetensors is "
-                         "truncated or not a safetensors file: download it again"),
-    "few logits": (lambda m: changed_json(m / "config.json", vocab_size=256), "has the vocab_size "
-                   "256, but its tokenizer has tokens with ids from 256 on ('<|im_start|>"),
+Damage = Callable[[Path], object]
+TOKENS = ["client=tokens"]
+# What happens to the model, overrides, and the refusal.
+DAMAGES: dict[str, tuple[Damage, list[str], str]] = {
+    "no config": (
+        lambda m: (m / "config.json").unlink(), [], "contains no config.json: save the"),
+    "no JSON": (lambda m: cut(m / "config.json"), [], r"model/config.json is not valid JSON \("),
+    "another tokenizer": (
+        lambda m: changed_json(m / "tokenizer.json", model={"type": "BPE"}), [],
+        r"model/tokenizer.json cannot be read \("),
+    "half the weights": (
+        lambda m: cut(m / "model.safetensors"), [],
+        "model/model.safetensors is truncated or not a safetensors file: download it again"),
+    "few logits": (
+        lambda m: changed_json(m / "config.json", vocab_size=256), [],
+        r"has the vocab_size 256, but its tokenizer has tokens with ids from 256 on \('<\|im_sta"),
+    "a chat format of its own": (
+        lambda m: (m / "chat_template.jinja").write_text("{{ m }} <function=f>"),
+        ["model.renderer=auto"], "renderer=auto does not know .* client=tokens, which takes"),
+    "a wrong template": (
+        lambda m: changed_json(m / "tokenizer_config.json", chat_template="{{ m }"), TOKENS,
+        r"has an error \(unexpected '}', line 1\): correct"),
+    "no template": (
+        lambda m: changed_json(m / "tokenizer_config.json", chat_template=None), TOKENS,
+        "has no chat templ"),
+    "fewer tokens than vLLM would return": (
+        lambda m: few_tokens(m, 64), ["sampler.top_k=40"],
+        "vLLM would return 80 tokens at each position, but .* only 64: set sampler.top_k=32 or"),
+    "fewer tokens than vLLM returns at least": (
+        lambda m: few_tokens(m, 16), ["sampler.top_k=4"],
+        "vLLM would return 20 tokens .* only 16: set sampler.allow_biased_ratio=true"),
 }  # fmt: skip
+
+
+def few_tokens(model: Path, size: int) -> None:
+    changed_json(model / "config.json", vocab_size=size)
+    Tokenizer(models.WordLevel({"a": 0}, unk_token="a")).save(str(model / "tokenizer.json"))
 
 
 def saved_model(folder: Path) -> Path:
@@ -249,28 +272,11 @@ def test_a_cache_that_cannot_be_written_is_named(tmp_path, refused, monkeypatch)
 
 
 @pytest.mark.parametrize("damage", DAMAGES)
-def test_a_damaged_model_is_refused_before_anything_starts(damage, tmp_path, refused):
+def test_an_unusable_model_is_refused_before_anything_starts(damage, tmp_path, refused):
     model = saved_model(tmp_path / "model")
-    change, said = DAMAGES[damage]
+    change, overrides, said = DAMAGES[damage]
     change(model)
-    assert said in refused(*OWN)
-
-
-def test_a_model_with_a_chat_format_of_its_own_is_refused_before_vllm_starts(tmp_path, refused):
-    (saved_model(tmp_path / "model") / "chat_template.jinja").write_text("{{ m }} <function=f>")
-    problem = refused(*(word for word in OWN if "renderer" not in word))
-    assert problem.startswith("model.renderer=auto does not know")
-    assert "client=tokens, which takes the model's own chat template but no demonstr" in problem
-
-
-@pytest.mark.parametrize(
-    ("template", "said"),
-    [("{{ m }", "has an error (unexpected '}', line 1): correct"), (None, "has no chat templ")],
-)
-def test_an_unusable_chat_template_is_refused_before_vllm_starts(template, said, tmp_path, refused):
-    model = saved_model(tmp_path / "model")
-    changed_json(model / "tokenizer_config.json", chat_template=template)
-    assert said in refused(*OWN, "client=tokens")
+    assert re.search(said, refused(*OWN, *overrides))
 
 
 def test_a_teacher_with_fewer_logits_than_the_policy_is_refused(tmp_path, refused):
@@ -280,34 +286,3 @@ def test_a_teacher_with_fewer_logits_than_the_policy_is_refused(tmp_path, refuse
     AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(teacher)).save_pretrained(teacher)
     problem = refused(*OWN, "loss=distill", "reference=model", f"reference.path={teacher}")
     assert f"reference.path={teacher} has 200 logits, so it cannot score 64 tokens of" in problem
-
-
-@pytest.mark.parametrize("data", ["composed env.dataset", "math-file env.questions.dataset"])
-def test_a_broken_line_of_a_data_set_is_named_before_anything_starts(data, tmp_path, refused):
-    lines = ['{"question": "1+1?", "answer": "2"}', '{"question": "1+2?", "answer": ']
-    (tmp_path / "data.jsonl").write_text("\n".join(lines))
-    problem = refused("run_name=r", *f"env={data}.path=data.jsonl".split())
-    assert "data.jsonl, line 2 is not JSON at character " in problem
-    assert problem.endswith("(Expecting value): correct this line")
-
-
-@pytest.mark.parametrize(
-    ("size", "top_k", "returned", "remedy"),
-    [(64, 40, 80, "top_k=32 or less"), (16, 4, 20, "allow_biased_ratio=true")],
-)
-def test_a_top_k_above_the_vocabulary_is_refused(size, top_k, returned, remedy, tmp_path, refused):
-    # torch.topk would fail in vLLM, which would end.
-    model = saved_model(tmp_path / "model")
-    changed_json(model / "config.json", vocab_size=size)
-    Tokenizer(models.WordLevel({"a": 0}, unk_token="a")).save(str(model / "tokenizer.json"))
-    assert refused(*OWN, f"sampler.top_k={top_k}") == (
-        f"with sampler.top_k={top_k} vLLM would return {returned} tokens at each position, but the "
-        f"model has only {size}: set sampler.{remedy}"
-    )
-    as_told = f"sampler.{remedy.removesuffix(' or less')}"
-    plain = ("client=tokens", "model.renderer=auto", f"sampler.top_k={top_k}", as_told)
-    run = Run.of(composed(*OWN, *plain))
-    with pytest.raises(ConfigError, match=r"no token with an id in .*: correct eos_token_id"):
-        check_model(run, model)
-    changed_json(model / "generation_config.json", eos_token_id=0)
-    check_model(run, model)
