@@ -79,12 +79,9 @@ def test_the_gain_is_the_mean_difference_of_what_both_scored_with_its_standard_e
     assert outputs.gain(candidates([0.5, 0.5])) == (0.0, 0.0)
 
 
-def test_a_prompt_that_is_no_better_replaces_none():
+def test_a_prompt_that_is_no_better_replaces_none_and_gains_nothing_from_rollouts_that_fail():
     assert outputs.index_of_best(candidates([0.5, 0.5], [1.0, 0.0])) == 0
     assert outputs.index_of_best(candidates([0.5, 0.5], [1.0, 0.5], [0.5, 1.0])) == 1
-
-
-def test_a_prompt_gains_nothing_from_rollouts_that_fail():
     found = candidates([1.0, 1.0, 0.0, None], [1.0, None, None, 1.0], [1.0, 0.5, 1.0, 0.0])
     assert outputs.compared_means(found) == pytest.approx([2 / 3, 2 / 3, 2.5 / 3])
     assert outputs.index_of_best(found) == 2

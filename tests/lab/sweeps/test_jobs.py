@@ -67,8 +67,6 @@ def test_a_slot_restricts_this_process_until_the_block_ends(tmp_path, monkeypatc
         assert locks == {*(f"core-{core}" for core in cores), "gpu-3", "gpu-MIG-GPU-4-1-0"}
     assert os.sched_getaffinity(0) == before
     assert os.environ["CUDA_VISIBLE_DEVICES"] == ""
-    with hold_slot([], tmp_path) as slot:
-        assert slot is None
 
 
 @pytest.mark.parametrize(
