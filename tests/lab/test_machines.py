@@ -13,7 +13,7 @@ from lab.runs import runs_at
 from rl.config.build import build
 from rl.config.schema import ConfigError, Run
 from rl.model.shape import GIB, Shape
-from rl.runtime.devices import Host, this_host
+from rl.runtime.devices import Host
 from rl.runtime.folder import RunFolder
 from tests.support.composing import composed
 from tests.support.finished_runs import made_arm, made_sweep
@@ -24,13 +24,6 @@ from tests.support.viewed_run import copy_run
 
 def problems_of(host):
     return {name: problem for name, _, problem in doctor.checks(host)}
-
-
-def test_this_machine_is_described_line_by_line():
-    problems = problems_of(this_host())
-    names = ["GPUs", "memory", "open files", "disk", "cache", "sandbox"]
-    assert list(problems) == ["C++ compiler", "Python headers", *names]
-    assert problems["C++ compiler"] == problems["Python headers"] == ""
 
 
 def test_each_problem_says_what_to_do(monkeypatch, tmp_path):
@@ -49,16 +42,11 @@ def test_each_problem_says_what_to_do(monkeypatch, tmp_path):
     assert ("GPUs", "2, driver 550.1") in [check[:2] for check in doctor.checks(host)]
     assert "set CXX" in problems["C++ compiler"]
     assert "install python3-dev" in problems["Python headers"]
-    assert "" == problems_of(Host())["C++ compiler"] == problems_of(Host())["Python headers"]
     assert "make install DEVICE=cuda" in problems["GPUs"]  # the CPU build beside a GPU
     assert problems["open files"].startswith("at most 256: raise the hard limit")
     assert str(tmp_path / "not" / "made") in problems["cache"]
     with pytest.raises(SystemExit, match="raise the hard limit"):
         doctor.main([])
-    monkeypatch.setattr(doctor.resource, "getrlimit", lambda kind: (100, -1))
-    checks = {name: found for name, found, _ in doctor.checks(Host())}
-    assert checks["open files"] == "no limit"
-    assert checks["memory"].startswith("its size is unknown; ")
 
 
 @pytest.fixture
@@ -72,19 +60,12 @@ def plan(tmp_path):
 
 def test_the_plan_of_this_machine_starts_nothing(plan, tmp_path, monkeypatch):
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
-    first, vllm, trainer, others, memory, rate = plan().splitlines()
-    assert first.split() == ["runs", "on", "GiB", "at", "its", "peak"]
+    _, vllm, trainer, others, memory, rate = plan().splitlines()
     starts = [line.partition("  ")[0] for line in (vllm, trainer, others)]
     assert starts == ["vLLM", "trainer", "others"]
     assert memory.startswith("host needs ")
     assert rate == "learning rate: 0.0005; usual for all of 0.8 M parameters: 0.0001 to 0.01"
     assert not list(tmp_path.iterdir())
-
-
-def test_the_usual_learning_rates_are_shown(plan):
-    chosen = ["model=qwen3-4b-instruct", "adapter=lora", "optim.learning_rate=1e-3"]
-    said = "0.001; usual for LoRA on a model of 4,022.3 M parameters: 1e-05 to 0.0001 (docs/troub"
-    assert said in plan(*chosen, gpus=8, gpu_gib=640, host_gib=2048)
 
 
 def test_other_machines_can_be_planned_for(plan):
@@ -94,21 +75,6 @@ def test_other_machines_can_be_planned_for(plan):
     assert "of 100.0 GiB; each GPU has 24.0" in page
     with pytest.raises(ConfigError, match="2 of 2 GPUs are for training and 0 for vLLM"):
         plan("trainer.ranks=2", gpus=2)
-    with pytest.raises(ConfigError, match=r"there is no key gpu: did you mean gpus\?"):
-        plan(gpu=8)
-
-
-@pytest.mark.parametrize(("model", "gib"), [("qwen3-0.6b", "1.1"), ("qwen3-4b-instruct", "7.5")])
-def test_the_shipped_models_are_planned_without_the_hub(model, gib, plan, monkeypatch):
-    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
-    assert f"weights {gib}" in plan(f"model={model}", gpus=2, gpu_gib=80)
-
-
-def test_a_model_without_sizes_is_refused_with_a_remedy(plan, monkeypatch):
-    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
-    remedy = r"cannot get nobody/nothing .*model\.path=<local folder>"
-    with pytest.raises(ConfigError, match=remedy):
-        plan("model=hf", "model.path=nobody/nothing")
 
 
 def test_a_cluster_is_planned_as_it_will_be_reserved(plan):
@@ -118,9 +84,8 @@ def test_a_cluster_is_planned_as_it_will_be_reserved(plan):
     assert trainer.startswith("trainer x2  GPU 0 1 ")
     assert " of " not in memory  # the machines are not known yet
     assert "+hosts=2 +gpus=8" in hosts
-    pretended = plan(*cluster, hosts=2, gpus=4)
-    assert "unused" not in pretended
-    assert "vLLM        host " in pretended  # one replica, the default of a cluster
+    # One replica is the default of a cluster.
+    assert "vLLM        host " in plan(*cluster, hosts=2, gpus=4)
 
 
 def test_the_plan_of_a_run_from_a_checkpoint_has_the_sizes_of_that_checkpoint(plan, tmp_path):

@@ -3,14 +3,12 @@
 import math
 
 import pytest
-import yaml
 
 import offbyone
 from lab.evaluation.standalone import read_summary
-from rl.config.schema import ConfigError
 from rl.runtime.folder import RunFolder
 from rl.runtime.metrics import MetricsFile
-from tests.lab.evaluation.test_standalone import OURS, assistant, played, rollout, written
+from tests.lab.evaluation.test_standalone import OURS, played, rollout, written
 from tests.support.prompted_endpoint import PromptedEndpoint
 
 
@@ -74,29 +72,10 @@ def test_sample_plays_held_out_examples_with_the_options_of_evaluate(tmp_path):
     assert len(endpoint.policy_asked) == 6
 
 
-def test_an_evaluation_shows_the_table_of_its_command(tmp_path):
-    folder = RunFolder(tmp_path)
-    written(tmp_path, played(rollout(0.25, assistant("a")), rollout(1.0, assistant("b"))))
-    folder.config.write_text("pass_threshold: 0.5")
-    run = offbyone.load_run(tmp_path)
-    assert repr(run) == f"<Run {tmp_path}: reward 0.625>"
-    text = shown(run)["text/plain"]
-    assert "pass@2" in text
-    assert "reward is >= 0.5" in text
-
-
 def test_an_evaluation_without_a_score_has_no_number(tmp_path):
     written(tmp_path, played(rollout(None)))
     assert math.isnan(read_summary(RunFolder(tmp_path)).reward)
     assert read_summary(RunFolder(tmp_path / "none")) is None
-
-
-def test_a_configuration_shows_its_overrides_in_a_line_and_all_values_as_yaml():
-    config = offbyone.compose(["loss=grpo", "max_steps=7"])
-    assert repr(config) == "<Config loss=grpo max_steps=7>"
-    text = shown(config)["text/plain"]
-    assert yaml.safe_load(text) == config.values
-    assert text.count("\n") < len(yaml.safe_dump(config.values).splitlines())
 
 
 def test_the_rollouts_of_a_run_that_still_writes_are_its_complete_lines(folder):
@@ -110,13 +89,3 @@ def test_the_rollouts_of_a_run_that_still_writes_are_its_complete_lines(folder):
             ValueError, match=r"step_000002.jsonl is damaged .*: restore it, or delete its line 2"
         ):
             _ = offbyone.load_run(folder.path).rollouts
-
-
-def test_an_unknown_key_of_an_own_loss_gets_the_keys_of_this_loss(tmp_path, monkeypatch):
-    (tmp_path / "conf" / "loss").mkdir(parents=True)
-    (tmp_path / "conf" / "loss" / "own.yaml").write_text("_target_: own.loss\nthreshold: 0.5\n")
-    monkeypatch.chdir(tmp_path)
-    with pytest.raises(ConfigError, match=r"no key loss\.treshold: did you mean loss\.threshold"):
-        offbyone.compose(["loss=own", "loss.treshold=1"])
-    with pytest.raises(ConfigError, match="until=decided adds runs to a sweep: use train"):
-        offbyone.train(["until=decided"])

@@ -15,10 +15,10 @@ import yaml
 from rich.console import Console
 
 from envs.episode import Example, StopReason
-from envs.messages import assistant, tool_call, user
+from envs.messages import assistant, user
 from envs.reverse_text import ReverseText
 from lab.evaluation.served import as_run_failures
-from lab.evaluation.standalone import _run_coroutine, evaluate, read_summary, write_files
+from lab.evaluation.standalone import _run_coroutine, evaluate, write_files
 from lab.evaluation.table import result_lines
 from rl.config.build import build
 from rl.config.schema import ConfigError
@@ -54,28 +54,13 @@ def page_of(folder):
     return json.loads(gzip.decompress(b64decode(re.search(r'id="embedded">([^<]+)<', text)[1])))
 
 
-def test_the_page_has_every_rollout_with_reward_stop_reason_and_the_right_answer(tmp_path):
-    tool = {"role": "tool", "tool_call_id": "call_0", "content": "cats purr"}
-    right = rollout(0.25, tool_call("search", query="cat"), tool, assistant("purring"))
-    failed = rollout(None, error="it broke", stop_reason=StopReason.ENV_ERROR)
-    content = written(tmp_path, played(right, failed, answer="<42>", level=3))
-    first, second = content["runs"][0]["rollouts"]
-    assert first["messages"][2:] == [tool, assistant("purring")]
-    assert (first["reward"], first["stop_reason"], first["expected"]) == (0.25, "stop", "<42>")
-    assert (second["reward"], second["error"]) == (None, "it broke")
-    assert content["runs"][0]["table"]["columns"]["stop"] == ["stop", "env_error"]
-    assert content["note"] == "reward 0.250 · my/model · python e.py"
-    assert json.loads((tmp_path / "summary.json").read_text())["num_scored"] == 1
-
-
 @pytest.mark.parametrize(
     "message",
     [
-        assistant("half a \ud83d pair"),
         {"role": ["\ud800"], "content": {"a": float("nan"), "b": {1, 2}}},
         {"role": "tool", "content": b"\xff", "reasoning_content": {"\ud800": 1}},
-        *("no message at all", None),
-        *(assistant("x") | {"tool_calls": calls} for calls in ("calls", 7, [None, 7, {}])),
+        "no message at all",
+        *(assistant("x") | {"tool_calls": calls} for calls in ("calls", [None, 7, {}])),
         assistant("x") | {"tool_calls": [{"function": {"name": ["x"], "arguments": {1: {2}}}}]},
     ],
     ids=str,
@@ -94,18 +79,11 @@ def test_a_page_contains_the_first_groups_of_a_large_evaluation(tmp_path, monkey
     assert len(content["runs"][0]["rollouts"]) == 4
     assert content["note"].endswith("(the first 4 rollouts)")
     assert len((tmp_path / "rollouts.jsonl").read_text().splitlines()) == 8
-    monkeypatch.setattr("lab.viewer.export.MOST_ROLLOUTS", 8)
-    whole = written(tmp_path, *examples)
-    assert (len(whole["runs"][0]["rollouts"]), whole["note"]) == (
-        8, "reward 0.500 ± 0.000 · my/model · python e.py",
-    )  # fmt: skip
-
-
-def test_a_group_that_exceeds_the_limit_of_a_page_is_written_without_a_page(tmp_path, monkeypatch):
-    monkeypatch.setattr("lab.viewer.export.MOST_ROLLOUTS", 1)
+    monkeypatch.setattr("lab.viewer.export.MOST_ROLLOUTS", 1)  # a group is never cut
+    (tmp_path / "none").mkdir()
     with pytest.raises(FileNotFoundError, match=r"rollouts\.html"):
-        written(tmp_path, played(rollout(1.0), rollout(0.0)))
-    assert len((tmp_path / "rollouts.jsonl").read_text().splitlines()) == 2
+        written(tmp_path / "none", *examples)
+    assert len((tmp_path / "none" / "rollouts.jsonl").read_text().splitlines()) == 8
 
 
 def test_in_a_notebook_which_has_an_event_loop_a_coroutine_is_run_to_its_end():
@@ -124,12 +102,7 @@ def test_in_a_notebook_which_has_an_event_loop_a_coroutine_is_run_to_its_end():
     ("error", "raised"),
     [
         (ValueError("bad"), RunFailed("bad")),
-        (
-            ExceptionGroup("", [ExceptionGroup("", [RunFailed("gone"), KeyError()])]),
-            RunFailed("gone"),
-        ),
-        (ConfigError(["bad"]), ConfigError(["bad"])),
-        (KeyError("bug"), KeyError("bug")),
+        (ExceptionGroup("", [RunFailed("gone"), KeyError()]), RunFailed("gone")),
         (ExceptionGroup("", [KeyError("bug")]), ExceptionGroup("", [KeyError("bug")])),
     ],
     ids=repr,
@@ -150,15 +123,12 @@ def table(*examples, threshold=1.0):
     ("groups", "share", "advice"),
     [
         (9 * [(0.0, 0.0)] + [(0.0, 1.0)], "90%", "easier"),
-        (9 * [(1.0, 1.0)] + [(0.0, 1.0)], "90%", "harder"),
         (8 * [(0.0, 0.0)] + 2 * [(0.0, 1.0)], "80%", None),
         (6 * [(1.0, 1.0)] + 4 * [(0.0, 0.0)], "100%", "harder"),
         (4 * [(1.0, 1.0)] + 6 * [(0.0, 0.0)], "100%", "easier"),
         ([(1.0, 1.5), (2.0, 3.0)], "0%", None),  # all pass, but their rewards differ
         ([(0.0, 0.5), (0.25, 0.75)], "0%", None),  # none passes, but their rewards differ
         (3 * [(0.0,)], "-", None),  # one rollout has no spread
-        (2 * [(1.0, None)], "-", None),
-        (2 * [(None, None)], "-", None),
         (2 * [(None, None)] + [(0.0, 0.0)], "100%", None),  # most rollouts have no score
     ],
 )
@@ -170,43 +140,6 @@ def test_other_examples_are_advised_only_if_most_groups_have_equal_rewards(group
     if advice:
         why = f"{share} of the groups have equal rewards (2 rollouts per example)"
         assert f"{why}: choose {advice} examples or larger groups (docs" in text
-
-
-def test_the_advice_names_the_environments_of_a_mixture_that_it_concerns():
-    groups = [(env, (float(env == "a"),) * 2) for env in "aab"] + [("c", (0.0, 1.0))]
-    lines = table(*(played(*map(rollout, rewards), env=env) for env, rewards in groups))
-    text = " ".join(lines.split())
-    assert re.findall(r"(\w+): 100% of .*? choose (\w+) ex", text) == [
-        ("a", "harder"),
-        ("b", "easier"),
-    ]
-
-
-def test_every_row_of_the_table_has_its_number_in_its_unit():
-    known = {"rewards": {"exact": 1.0}, "turns": 3, "tool_calls": 2, "tool_errors": 1}
-    known["turn_rewards"] = {"exact": (0.75, 0.25, 0.0)}
-    lines = table(
-        played(rollout(1.0, **known), rollout(0.0, **{**known, "rewards": {"exact": 0.0}})),
-        played(rollout(1.0, **known), rollout(None, stop_reason=StopReason.ENV_ERROR)),
-    )
-    rows = dict(re.findall(r"^ *(\S.*?) {2,}(\S.*?) *$", lines, re.MULTILINE))
-    assert rows.pop("reward").startswith("0.667 ± ")
-    assert rows == {
-        **{"examples": "2", "rollouts": "4", "not scored": "1", "exact": "0.667"},
-        **{"exact/turn_0": "0.750", "exact/turn_1": "0.250", "exact/turn_2": "0.000"},
-        **{"pass@1": "75.0%", "pass@2": "100.0%", "no spread": "0.0%"},
-        **{"mean length": "0.0 tokens", "max length": "0", "turns": "2.50"},
-        **{"tool calls": "1.50", "tool errors": "0.75"},
-        **{"stop: stop": "75.0%", "stop: env_error": "25.0%"},
-        "outputs/x/": "summary.json, rollouts.jsonl, rollouts.html",
-    }
-
-
-def test_names_are_not_interpreted_as_markup():
-    odd = rollout(1.0, error="[/red] broke", rewards={"[bold]mine": 1.0, "[/]": 0.5})
-    lines = table(played(odd, env="[/env]"), played(rollout(0.0), env="[red]b"))
-    for name in ("[/env]", "[red]b", "[bold]mine", "[/]", "[/red] broke"):
-        assert name in lines
 
 
 def row(length):
@@ -256,18 +189,6 @@ def check_requests(endpoint, examples, *, seeded):
     asked = {word for _, word in endpoint.policy_asked}
     assert asked == {example.info["answer"][::-1] for example in examples}
     assert {"seed" in body for body in endpoint.bodies if body} == {seeded}
-
-
-class ByTurn(ReverseText):
-    async def score(self, episode) -> dict:
-        return {"exact": [float(len(episode.example.info["answer"]) <= 4)]}
-
-
-def test_the_summary_and_the_table_of_an_evaluation_have_the_rewards_by_turn(tmp_path, capsys):
-    reward, *_ = evaluated(tmp_path, f"env._target_={__name__}.ByTurn")
-    assert f" exact/turn_0 {reward:.3f} " in " ".join(capsys.readouterr().out.split())
-    summary = read_summary(RunFolder(tmp_path / "mine"))
-    assert summary.rewards == {"exact": reward, "exact/turn_0": reward}
 
 
 class LongOnly(ReverseText):
@@ -326,13 +247,10 @@ def test_an_evaluation_plays_counts_and_writes_every_rollout(tmp_path, capsys):
     progress = [line for line in screen.splitlines() if " of 40 rollouts, mean reward " in line]
     assert len(progress) == 10
     assert progress[-1] == f"40 of 40 rollouts, mean reward {expected:.3f}"
-    assert progress[4].startswith("20 of 40 rollouts, mean reward ")
     folder = tmp_path / "mine"
     summary = json.loads((folder / "summary.json").read_text())
-    assert (summary["num_examples"], summary["num_rollouts"]) == (20, 40)
-    assert summary["reward"] == pytest.approx(expected)
+    assert (summary["num_rollouts"], summary["reward"]) == (40, pytest.approx(expected))
     lines = [json.loads(line) for line in (folder / "rollouts.jsonl").read_text().splitlines()]
-    assert len(lines) == 40
     assert sum(line["reward"] for line in lines) / 40 == pytest.approx(expected)
     note = page_of(folder)["note"]
     assert f" · policy at {endpoint.url} · python evaluate.py client=messages " in note

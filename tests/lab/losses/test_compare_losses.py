@@ -2,8 +2,6 @@
 
 import json
 import re
-import subprocess
-import sys
 from dataclasses import replace
 
 import pyarrow
@@ -15,19 +13,14 @@ from lab.losses.arms import _recompute_advantages, arms_of
 from lab.losses.command import difference, main
 from lab.losses.recorded import (
     recorded_batches,
-    recorded_steps,
     recorded_tokens,
     source_of,
-    token_table,
 )
 from lab.python_api import load_run
 from losses.groups import Source
-from losses.tokens import ratio_to
-from rl.rollouts.sampled_tokens import TokenRecord
 from rl.runtime.metrics import MetricsFile
-from rl.runtime.token_files import Lines, read_rows, write_lines
+from rl.runtime.token_files import read_rows
 from tests.support.composing import REPO
-from tests.support.forked_groups import forked_groups
 from tests.support.golden import golden
 from tests.support.outcomes import numbers_in
 from tests.support.recorded_run import STEP, UPDATES, record_run
@@ -130,29 +123,13 @@ def test_a_gradient_that_is_not_finite_is_named_and_not_compared(tmp_path, capsy
     assert re.search(r"^as recorded +nan +not finite( +-){5}", screen, re.M)
 
 
-def test_the_table_of_tokens_has_the_tokens_of_all_updates_in_order(tmp_path):
-    folder = record_run(tmp_path)
-    batches = recorded_batches(folder, STEP)
-    table = token_table(batches, None)
-    assert len(table) == sum(len(batch.weights) for batch in batches)
-    second, tokens = table[table["update"] == 1], batches[1].tokens
-    assert second.ratio.tolist() == ratio_to(tokens.anchor, tokens.logprobs).tolist()
-    assert second.text.tolist() == [f"{number} " for number in batches[1].token_ids.tolist()]
-
-
 @pytest.mark.parametrize(
     ("words", "said"),
     [
         (["env=wiki-search"], "env cannot be compared: choose from loss, correction"),
         (["loss=cspo"], "did you mean cispo?"),
-        (["loss.clip=3"], "there is no key loss.clip"),
-        (["loss=gspo", "steps=7"], "steps=7: choose from the recorded steps 5 to 5"),
         (["loss=gspo", "steps=1..4"], "steps=1..4: choose from the recorded steps 5 to 5"),
-        (["loss=gspo", "steps=x"], "steps=x: give a step or a range"),
         (["loss=gspo", "step=5"], "step=5: write step=true or false, or steps=40..60"),
-        (["loss.clip_hihg=3"], "there is no key loss.clip_hihg: did you mean loss.clip_high?"),
-        (["tokens=-1"], "tokens=-1: give the number of tokens"),
-        (["steps"], "steps cannot be read: write key=value"),
         (["loss=[gspo"], "loss=[gspo cannot be read: write key=value"),
     ],
 )
@@ -170,14 +147,6 @@ def test_a_folder_that_is_no_run_or_one_of_an_older_version_is_refused(tmp_path,
     folder.config.write_text(before + after.partition("\n")[2])
     assert main([str(tmp_path), "loss=gspo"]) == 2
     assert "is a run of an older version" in capsys.readouterr().err
-
-
-def test_the_help_names_a_command_that_works_in_this_folder(tmp_path, monkeypatch, capsys):
-    monkeypatch.chdir(tmp_path)
-    assert main([]) == 2
-    told = capsys.readouterr().out
-    assert "offbyone compare-losses outputs/run loss=gspo,dapo" in told
-    assert "compare_losses.py" not in told
 
 
 def test_only_a_whole_batch_has_another_aggregation_or_an_optimizer_step(tmp_path):
@@ -245,60 +214,6 @@ def test_a_table_of_tokens_also_has_the_rows_that_were_not_trained(tmp_path):
     assert len(table) == sum(len(row.sampled["mask"]) for row in recorded)
     assert set(table.id[table.groupby("id").pi.transform("count") == 0]) == {"000000.2"}
     assert list(run.tokens(STEP + 1).columns) == []
-    lines = run.folder.rollouts_of(STEP).read_text()
-    run.folder.rollouts_of(STEP).write_text("{\n" + lines)
-    with pytest.raises(ValueError, match=r"step_000005\.jsonl is damaged .* line 1"):
-        recorded_batches(run.folder, STEP)
-    run.folder.rollouts_of(STEP).write_text(lines[:-20])  # a partial copy
-    with pytest.raises(ValueError, match=r"step_000005\.jsonl is damaged .* delete its line"):
-        recorded_batches(run.folder, STEP)
-    run.folder.rollouts_of(STEP).unlink()
-    assert run.rollouts.empty
-
-
-def test_a_step_that_trained_no_token_is_left_out(tmp_path, capsys):
-    folder = record_run(tmp_path)
-    TokenRecord(num_groups=None).write(folder, STEP + 1, forked_groups())
-    write_lines(folder.tokens_of(STEP + 1, "trainer.rank0"), Lines([], [], [], {}, []))
-    assert recorded_steps(folder) == [STEP, STEP + 1]
-    assert main([str(tmp_path), "loss=dapo"]) == 0
-    screen = capsys.readouterr().out
-    assert "2 updates, steps 5 to 5." in screen
-    assert "; the comparison ignores its buffer, truncation" in screen
-    assert main([str(tmp_path), "steps=6"]) == 2
-    assert "has no trained token in steps " in capsys.readouterr().err
-
-
-def test_tokens_with_equal_gradients_are_not_said_to_differ(tmp_path, capsys):
-    record_run(tmp_path)
-    assert main([str(tmp_path), "loss.clip_high=1e9,0.5"]) == 0
-    screen = capsys.readouterr().out
-    for part in screen.split("changes ")[1:]:
-        rows = [line.split() for line in part.splitlines() if line.startswith("5 ")]
-        assert all(row[-1] != row[-2] for row in rows), part
-
-
-def test_a_run_with_modules_of_its_own_is_compared_from_another_folder(tmp_path):
-    lab, folder = tmp_path / "lab", tmp_path / "lab" / "run"
-    folder.mkdir(parents=True)
-    (lab / "own_loss.py").write_text("from losses.cispo import cispo as mine\n")
-    target = "loss._target_=own_loss.mine"
-    program = (
-        "import sys\n"
-        f"sys.path.append({str(lab)!r})\n"
-        "from pathlib import Path\n"
-        "from tests.support.recorded_run import record_run\n"
-        f"record_run(Path({str(folder)!r}), {target!r})\n"
-    )
-    subprocess.run([sys.executable, "-c", program], cwd=REPO, check=True)
-    record = json.loads((folder / "overrides.yaml").read_text())
-    (folder / "overrides.yaml").write_text(json.dumps(record | {"started_in": str(lab)}))
-    compare = [sys.executable, str(REPO / "compare_losses.py"), str(folder)]
-    done = subprocess.run([*compare, "loss=gspo"], cwd=tmp_path, capture_output=True, text=True)
-    assert "loss=gspo changes loss" in done.stdout, done.stderr
-    (lab / "own_loss.py").unlink()
-    done = subprocess.run([*compare, "kl.beta=1"], cwd=tmp_path, capture_output=True, text=True)
-    assert "cannot be compared:\n- loss: there is no module own_loss: run from" in done.stderr
 
 
 def words_of(text):

@@ -16,7 +16,6 @@ from rl.config.schema import Run
 from rl.learner.learner import Learner
 from rl.learner.objective import Batch
 from rl.rollouts.plan import plan_batch, weighted_rows
-from rl.runtime.token_files import Lines, write_lines
 from tests.support.forked_groups import forked_groups
 from tests.support.ranks import on_ranks, per_world
 from tests.support.recorded_run import STEP, record_run
@@ -98,19 +97,3 @@ def test_a_run_without_a_usable_checkpoint_or_record_is_refused(choice, step, tm
     folder.checkpoint(step).mkdir(parents=True)  # nothing was recorded after STEP + 1
     assert main([str(tmp_path), "step=true"]) == 2
     assert "step=true needs a run with" in capsys.readouterr().err
-
-
-def test_a_loss_that_compares_distributions_is_not_refused(tmp_path):
-    choices = ["loss=jsd_topk", "reference=model", "reference.path=somewhere"]
-    _, arm = arms_of(record_run(tmp_path), choices[:1], has_model=True)
-    assert arm.run.loss["_target_"].endswith("jsd_topk")
-
-
-def test_a_checkpoint_whose_step_trained_no_token_is_refused(tmp_path):
-    folder = record_run(tmp_path)
-    write_lines(folder.tokens_of(STEP, "trainer.rank0"), Lines([], [], [], {}, []))
-    for rank in (1, 2):
-        folder.tokens_of(STEP, f"trainer.rank{rank}").unlink()
-    steps = take_steps(folder, arms_of(folder, [], has_model=True), folder.checkpoint(STEP))
-    with pytest.raises(ValueError, match=r"step 5 was trained: .* with steps=0\.\.5"):
-        next(steps)

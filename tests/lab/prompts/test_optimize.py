@@ -2,18 +2,15 @@
 
 import json
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from lab.evaluation.served import chat_settings
-from lab.prompts.optimize import _reflection_policy, optimize_prompt
+from lab.prompts.optimize import optimize_prompt
 from lab.prompts.settings import check_search
-from rl.config.build import build
 from rl.config.schema import ConfigError
 from rl.runtime.failure import RunFailed
-from rl.runtime.folder import RunFolder
+from tests.rl.config.test_shipped import SEARCHES
 from tests.support.composing import REPO, composed
 from tests.support.golden import golden
 from tests.support.outcomes import without
@@ -57,12 +54,12 @@ def metadata(folder: Path) -> dict:
     return json.loads((folder / "metadata.json").read_text())
 
 
-def test_a_policy_that_is_its_own_teacher_ends_when_nothing_is_left_to_improve(endpoint, tmp_path):
-    own = {"reflection.base_url": "null", "reflection.model": "null", "perfect_score": 1.0}
-    folder = search(endpoint, tmp_path, **own, max_calls=400)
-    assert (folder / "system_prompt.txt").read_text() == f"{WHOLE}\n"
-    assert metadata(folder)["ended_by"] == "the validation reached perfect_score=1"
-    assert metadata(folder)["num_calls"] < 100
+@pytest.mark.parametrize("experiment", sorted(SEARCHES))
+def test_every_experiment_of_its_own_composes(experiment, tmp_path):
+    overrides = (experiment, f"output_dir={tmp_path}")
+    found = check_search(composed(*overrides, primary="optimize_prompt"))
+    assert found.env["system_prompt"]
+    assert found.max_calls > 3 * found.num_val
 
 
 def test_the_teacher_reads_the_prompt_the_question_the_answer_and_the_reward(endpoint, tmp_path):
@@ -79,23 +76,13 @@ def test_the_teacher_reads_the_prompt_the_question_the_answer_and_the_reward(end
     assert "similarity" not in question
 
 
-@pytest.mark.parametrize("max_calls", [26, 37, 42, 43, 45, 47])
+@pytest.mark.parametrize("max_calls", [26, 42, 43])
 def test_no_search_exceeds_its_budget(max_calls, endpoint, tmp_path):
     folder = search(endpoint, tmp_path, max_calls=max_calls)
     num_calls = metadata(folder)["num_calls"]
     assert num_calls == len(endpoint.policy_asked) <= max_calls
     assert f"exceed max_calls={max_calls}" in metadata(folder)["ended_by"]
     assert num_calls + 2 * 3 + 10 > max_calls
-
-
-def test_a_search_without_a_better_prompt_keeps_the_first(endpoint, tmp_path, capsys):
-    endpoint.proposals = ("```\nShout it.\n```",)
-    folder = search(endpoint, tmp_path, num_rounds=2)
-    assert (folder / "system_prompt.txt").read_text() == f"{START}\n"
-    assert metadata(folder)["ended_by"] == "num_rounds=2"
-    screen = capsys.readouterr().out
-    assert "none of the 0 new prompts that reached the" in screen
-    assert "python evaluate.py" not in screen
 
 
 def test_a_search_finds_the_best_prompt_and_unscored_rollouts_change_no_score(
@@ -108,23 +95,14 @@ def test_a_search_finds_the_best_prompt_and_unscored_rollouts_change_no_score(
     more["state_columns"] = "[stop_reason,turns,rewards]"
     folder, screen = search(endpoint, tmp_path, **more), capsys.readouterr().out
 
-    results, frontier = (read(folder / f"{n}.jsonl") for n in ("results", "pareto_frontier"))
-    found = [(row["info"]["system_prompt"], row["info"]["parents"]) for row in results]
-    assert found == [(START, []), (HALF, [0]), (WHOLE, [1])]
-    assert (folder / "system_prompt.txt").read_text() == f"{WHOLE}\n"
+    results = read(folder / "results.jsonl")
     # The reward is the mean of the rollouts that could be scored.
     assert results[0]["reward"] == 0 < results[1]["reward"] < results[2]["reward"] == 1
     scores = [row["info"]["scores"] for row in results]
     unscored = [i for i, score in enumerate(scores[0]) if score is None]
     assert 0 < len(unscored) < 20
     assert all([i for i, s in enumerate(own) if s is None] == unscored for own in scores)
-    best = [[] if half is None else [1, 2] if half else [2] for half in scores[1]]
-    assert [place["candidates"] for place in frontier] == best
-    assert not any("is down" in question for question in endpoint.teacher_asked)
     assert metadata(folder)["num_calls"] == len(read(folder / "rollouts.jsonl")) <= 200
-    assert len(read(folder / "reflections.jsonl")) == len(endpoint.teacher_asked)
-    assert " x FlakyReversal.score raised" in screen
-    assert "python train.py" not in screen  # a remote server returns no tokens to train on
 
     changing = ("time", "generation_time", "seconds")
     rollouts = [
@@ -150,16 +128,14 @@ def test_an_environment_that_scores_nothing_ends_the_search(endpoint, tmp_path):
     ("more", "said"),
     [
         ({"env.system_prompt": "null"}, "the environment 'reverse-text' has no system prompt"),
+        ({"max_calls": 0}, "max_calls=0, but it must be >= 1"),
+        ({"reflection.api_key_variable": "sk-123"}, "reflection.api_key_variable does not name "),
         ({"max_calls": 25}, "max_calls=25 is too low for one round: scoring the first prompt"),
         ({"state_columns": "[turn, turns]"}, "state_columns contains turn, which no rollout has"),
         ({"env._target_": f"{FLAKY}.Compared"}, "reverse-text compares rollouts of a group"),
-        (flaky(empty="[train]"), "the environment 'flaky' has no train examples"),
-        (flaky(empty="[eval]"), "the environment 'flaky' has no eval examples"),
         ({"reflection.model": "null"}, "reflection: reflection.base_url=http"),
-        ({"reflection.base_url": "host/v1"}, "reflection: reflection.base_url=host/v1 is not an"),
         ({"reflection.path": "x/y"}, "and reflection.path=x/y are both set"),
         (LOCAL, "reflection.max_seq_len=9999, but"),
-        (LOCAL | {"reflection.max_tokens": 9999}, "9999: set it below reflection.max_seq_len=9999"),
         ({"reflection.template": "x"}, "reflection.template lacks <curr_param> and <side_info>"),
     ],
 )
@@ -175,26 +151,7 @@ def test_an_unusable_teacher_is_reported_before_the_first_rollout(endpoint, tmp_
     nobody = {"reflection.base_url": "http://127.0.0.1:9/v1"}
     with pytest.raises(RunFailed, match=r"reflection\.base_url=http://127\S+ did not answer"):
         search(endpoint, tmp_path, **nobody)
-    with replace(endpoint, key="secret").listening() as guarded:
-        theirs = {"reflection.base_url": guarded.url, "reflection.api_key_variable": "NOBODYS_KEY"}
-        with pytest.raises(RunFailed, match=r"refused the key in NOBODYS_KEY: .*reflection"):
-            search(endpoint, tmp_path, **theirs)
     assert not endpoint.policy_asked
-
-
-def test_a_teacher_of_ours_is_served_as_a_policy_with_its_own_options(endpoint, tmp_path):
-    options = LOCAL | {"reflection.max_seq_len": 512, "reflection.max_tokens": 256}
-    overrides = endpoint.overrides(**options, output_dir=tmp_path)
-    settings = check_search(composed(*overrides, primary="optimize_prompt"))
-    teacher = _reflection_policy(settings)
-    model = build(teacher.model)()
-    folder = RunFolder(tmp_path)
-    folder.set_model(model.prepare(tmp_path))
-    chat = chat_settings(teacher, folder, build(settings.env)())
-    assert chat.sampler == build(settings.sampler)().for_evaluation()
-    assert folder.initial_model() == chat.model == REPO / "models" / "tiny-wiki"
-    assert (chat.max_seq_len, chat.renderer, model.dtype) == (512, "auto", "bfloat16")
-    assert settings.model is None  # the policy is another server's
 
 
 @pytest.mark.parametrize(
@@ -211,16 +168,6 @@ def test_four_unusable_answers_of_the_teacher_end_the_search(answer, why, endpoi
     assert len(endpoint.policy_asked) == 10 + 2 * 3
 
 
-def test_a_question_that_fills_the_context_of_the_teacher_ends_the_search(tmp_path):
-    class Small(PromptedEndpoint):
-        def answer(self, path, body, number):
-            full = body and body["model"] == "teacher"
-            return (400, "maximum context length") if full else super().answer(path, body, number)
-
-    with Small().listening() as endpoint, pytest.raises(RunFailed, match="leaves no tokens for an"):
-        search(endpoint, tmp_path)
-
-
 def test_a_resumed_search_begins_with_the_best_prompt_and_the_calls_left(endpoint, tmp_path):
     folder = search(endpoint, tmp_path, num_rounds=2)
     assert (folder / "system_prompt.txt").read_text() == f"{HALF}\n"
@@ -228,6 +175,10 @@ def test_a_resumed_search_begins_with_the_best_prompt_and_the_calls_left(endpoin
     with (folder / "rollouts.jsonl").open("a") as file:
         file.write('{"half a line')  # of a killed search
 
+    with pytest.raises(ConfigError, match="already holds a run: use resume=true to continue it"):
+        search(endpoint, tmp_path)
+    with pytest.raises(ConfigError, match="minibatch_size was 3 and is 5"):
+        search(endpoint, tmp_path, minibatch_size=5, resume="true")
     search(endpoint, tmp_path, num_rounds=9, resume="true")
     assert endpoint.policy_asked[num_before][0] == HALF
     assert (folder / "system_prompt.txt").read_text() == f"{WHOLE}\n"

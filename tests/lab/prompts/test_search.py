@@ -1,72 +1,25 @@
-"""What the teacher is told of a rollout, and when a prompt becomes a candidate."""
+"""Which prompt becomes a candidate, which is the best, and the commands that are printed."""
 
-from dataclasses import replace
+import math
+import shlex
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 from gepa.proposer.base import CandidateProposal, SubsampleEvaluation
-from rich.console import Console
 
 from envs.episode import Example
-from envs.messages import assistant, tool_call, user
-from envs.protocol import Environment
-from lab.prompts.describe import Attempt, check_columns, describe_rollout, starting_prompt
+from lab.evaluation.settings import check_evaluation
+from lab.prompts import outputs
+from lab.prompts.describe import Attempt
 from lab.prompts.outputs import Candidate
-from lab.prompts.search import COMPONENT, Search, SearchEnded
+from lab.prompts.search import COMPONENT, Search
+from rl.config.check import check
 from rl.runtime.folder import RunFolder
-from rl.terminal.progress import Progress
+from tests.lab.evaluation.test_settings import HUB
+from tests.support.composing import composed
 
-SYSTEM = {"role": "system", "content": "Search."}
-EXAMPLE = Example(0, "e", [SYSTEM, user("who?")], info={"answer": "Ola", "level": 2})
-
-
-def attempt(*turns: dict, **record: object) -> Attempt:
-    rest = {"reward": 0.5, "stop_reason": "stop", "rewards": {"exact": 0.0}, "turns": 1, **record}
-    return Attempt(EXAMPLE, [*turns], {"messages": [SYSTEM, user("who?"), *turns], **rest})
-
-
-def test_a_conversation_is_told_with_its_calls_their_mistakes_and_their_answers():
-    call = tool_call("find", query="Ola")
-    answers = [{"role": "tool", "content": text} for text in ("page 3", "Error: query is missing")]
-    turns = [call, answers[0], tool_call("find"), answers[1], assistant("Ola")]
-    told = describe_rollout(attempt(*turns), [])
-    assert told["completion"].splitlines() == [
-        *("assistant: find", '{"query": "Ola"}', "tool: page 3", "assistant: find"),
-        *("tool: Error: query is missing", "assistant: Ola"),
-    ]
-
-
-def test_one_turn_is_told_as_it_was_said_and_whether_it_was_cut_off():
-    told = {"query": "who?", "completion": "Per", "expected_answer": "Ola", "reward": 0.5}
-    assert describe_rollout(attempt(assistant("Per")), []) == told
-    told = describe_rollout(attempt(assistant("P"), stop_reason="max_tokens"), [])
-    assert told["error"] == "the rollout was cut off: max_tokens"
-    unknown = Attempt(Example(id=0, env="e", messages=[]), [], attempt(assistant("P")).record)
-    assert "expected_answer" not in describe_rollout(unknown, [])
-
-
-def test_columns_are_of_the_rollout_of_the_example_and_what_was_thought():
-    turns = [{**assistant(x), "reasoning_content": f"Let me see {x}."} for x in ("Per", "Ola")]
-    columns = ["rewards", "level", "thinking", "turn_rewards"]
-    told = describe_rollout(attempt(*turns, turn_rewards=[0, 1]), columns)
-    assert (told["rewards"], told["turn_rewards"]) == ('{"exact": 0.0}', "[0, 1]")
-    assert (told["level"], told["thinking"]) == (2, "Let me see Per.\nLet me see Ola.")
-    assert "Let me see" not in told["completion"]
-
-
-def test_a_search_starts_from_the_system_prompt_that_all_examples_share():
-    bare = Example(1, "e", [user("who?")])
-    assert starting_prompt(Environment(), [EXAMPLE, EXAMPLE]) == "Search."
-    for examples, has in (([EXAMPLE, bare], "different system prompts"), ([bare], "no system pro")):
-        with pytest.raises(ValueError, match=f"the environment 'environment' has {has}"):
-            starting_prompt(Environment(), examples)
-
-
-def test_a_column_that_nothing_has_is_refused_with_those_that_there_are():
-    check_columns(["level", "turns", "thinking"], [EXAMPLE])
-    problem = r"contains levle, which no rollout has: choose from rewards, .*answer, level"
-    with pytest.raises(ValueError, match=problem):
-        check_columns(["levle"], [EXAMPLE])
+EXAMPLE = Example(0, "e", [])
 
 
 def evaluated(rewards: list[float | None]) -> SubsampleEvaluation:
@@ -93,19 +46,6 @@ def test_a_prompt_is_compared_with_its_parent_on_examples_that_both_scored(befor
     assert not searching().should_accept(proposal, known)
 
 
-def test_the_best_prompt_is_not_the_newest(capsys):
-    with Progress(Console(), 100, "calls") as progress:
-        search = replace(searching(), progress=progress, save=lambda candidates: None)
-        for number, score in enumerate((0.25, 0.75, 0.5)):
-            search._validated = number, [score]
-            event = {"candidate": {COMPONENT: "p"}, "candidate_idx": number, "parent_ids": [0]}
-            search.on_valset_evaluated(event)
-        progress.advance(90)
-    assert "best 0.750 (start 0.250), 3 candidates" in capsys.readouterr().out
-    search.settings = SimpleNamespace(perfect_score=0.75)
-    assert search._is_over(None)
-
-
 def test_a_prompt_whose_hard_examples_fail_does_not_reach_the_perfect_score():
     search = searching()
     search.candidates = [Candidate("p", [], 0, scores) for scores in ([1.0, 0.0], [1.0, None])]
@@ -114,27 +54,73 @@ def test_a_prompt_whose_hard_examples_fail_does_not_reach_the_perfect_score():
     assert search.ended_by == "num_rounds=1"
 
 
-def test_only_unusable_answers_in_a_row_end_the_search_and_a_late_one_at_once(tmp_path):
-    answers = [*[("", False)] * 3, ("p", False), *[("", False)] * 3, ("cut", True)]
-    search = replace(searching(), run_folder=RunFolder(tmp_path))
-    search._answer = lambda question: None
-    for number, answer in enumerate(answers):
-        search.runner = SimpleNamespace(run=lambda _, answer=answer: answer)
-        if number == 3:
-            assert search.reflect("?") == "p"
-            continue
-        error = SearchEnded if number == 7 else ValueError
-        with pytest.raises(error, match="the reflection model"):
-            search.reflect("?")
-
-    def late(_):
-        raise TimeoutError
-
-    search.runner = SimpleNamespace(run=late)
-    search.reflecting = SimpleNamespace(sampler=SimpleNamespace(rollout_timeout=9.0))
-    with pytest.raises(SearchEnded, match=r"within reflection\.timeout=9 s: raise"):
-        search.reflect("?")
-
-
 def searching() -> Search:
     return Search(None, None, None, None, None, None, None)
+
+
+LOCAL = {"env": "reverse-text", "model": "hf", "client": "renderer"}
+HARD = ["+env@env.envs.hard=arithmetic", "+env.weights.hard=1"]
+SEARCH = ["max_calls=9", "reflection.base_url=http://x/v1", "run_name=a", "env.system_prompt=Hm."]
+
+
+def candidates(*scores):
+    made = outputs.Candidate
+    return [made(f"prompt {i}", [0] * (i > 0), 10 * i, own) for i, own in enumerate(scores)]
+
+
+def test_the_gain_is_the_mean_difference_of_what_both_scored_with_its_standard_error():
+    found = candidates([0.0, 0.5, None], [1.0, 1.0, 0.0])
+    mean, error = outputs.gain(found)
+    assert mean == pytest.approx((1.0 + 0.5) / 2)
+    # The differences 1 and 0.5 have the variance 0.125; of their mean, half of it.
+    assert error == pytest.approx(math.sqrt(0.125 / 2))
+    assert [one.mean for one in found] == [0.25, pytest.approx(2 / 3)]
+    assert math.isnan(outputs.gain(candidates([0.0], [1.0]))[1])
+    assert outputs.gain(candidates([0.5, 0.5])) == (0.0, 0.0)
+
+
+def test_a_prompt_that_is_no_better_replaces_none_and_gains_nothing_from_rollouts_that_fail():
+    assert outputs.index_of_best(candidates([0.5, 0.5], [1.0, 0.0])) == 0
+    assert outputs.index_of_best(candidates([0.5, 0.5], [1.0, 0.5], [0.5, 1.0])) == 1
+    found = candidates([1.0, 1.0, 0.0, None], [1.0, None, None, 1.0], [1.0, 0.5, 1.0, 0.0])
+    assert outputs.compared_means(found) == pytest.approx([2 / 3, 2 / 3, 2.5 / 3])
+    assert outputs.index_of_best(found) == 2
+    assert outputs.index_of_best(found[:2]) == 0
+
+
+@pytest.fixture
+def folder(tmp_path):
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "system_prompt.txt").write_text("Better.\n")
+    return RunFolder(tmp_path / "mine")
+
+
+def composed_by(line, tmp_path):
+    python, program, *overrides = shlex.split(line)
+    assert python == "python"
+    return composed(*overrides, f"output_dir={tmp_path}", primary=Path(program).stem)
+
+
+@pytest.mark.parametrize(
+    ("overrides", "choices"),
+    [
+        (HUB, {}),
+        (["experiment=optimize-gsm8k"], {"env": "gsm8k", "model": "qwen3-0.6b"}),
+        (["env=mixture", *HARD, *HUB], {"env": "mixture"}),
+    ],
+)
+def test_the_printed_commands_evaluate_and_train_the_same_policy_with_the_found_prompt(
+    overrides, choices, folder, tmp_path
+):
+    search = composed(*overrides, *SEARCH, primary="optimize_prompt")
+    choices = LOCAL | choices
+    evaluate, train = outputs.next_commands(folder, [*overrides, *SEARCH], choices, 50)
+    evaluation, run = composed_by(evaluate, tmp_path), composed_by(train, tmp_path)
+
+    check_evaluation(evaluation)
+    check(run)
+    assert evaluation["num_examples"] == 500
+    for config in (evaluation, run):
+        assert config["model"] == search["model"]
+        prompt = str(folder.path / "system_prompt.txt")
+        assert config["env"] == search["env"] | {"system_prompt": prompt}

@@ -1,6 +1,7 @@
-"""Compared runs: the numbers computed again by other means, and what happens to missing data."""
+"""Compared runs: the numbers computed again by other means, and decisions with missing data."""
 
 from dataclasses import replace
+from math import inf
 
 import numpy as np
 import pytest
@@ -8,9 +9,10 @@ from scipy import stats
 
 from lab.report.arms import Arm
 from lab.report.comparison import NoBaseline, NothingToCompare, compare
-from lab.report.conclusion import basis, conclusion, describe_power
-from lab.report.numbers import as_json
-from lab.report.scoring import HELD_OUT, TRAINING
+from lab.report.conclusion import basis, conclusion, describe_power, ended_early
+from lab.report.missing import assumptions
+from lab.report.scoring import HELD_OUT, TRAINING, mean_scores
+from rl.runtime.sweep_folder import NOT_STARTED
 from tests.support.compared_runs import NUM_QUESTIONS, arm, result, run, scores
 
 
@@ -38,28 +40,14 @@ def test_the_numbers_are_those_of_the_scores(three_arms):
     assert grpo.decision == "baseline"
 
 
-def test_the_conclusion_names_what_is_better_or_worse_and_what_cannot_be_told(three_arms):
-    comparison = compare(three_arms)
-    assert comparison.baseline.arm.label == "loss=grpo"
-    assert as_json(comparison) == as_json(compare(three_arms))
-    assert conclusion(comparison).startswith("cispo (by 0.")
-    assert conclusion(comparison).endswith("beats grpo; dapo cannot be distinguished from grpo.")
-    assert basis(comparison) == "Scored on 16 held-out questions, version 20, 5 seeds each."
-    assert describe_power(comparison).startswith("The smallest visible difference is 0.0")
-    reverse = compare(three_arms, baseline="cispo")
-    assert {r.arm.name: r.decision for r in reverse.others} == {"grpo": "worse", "dapo": "worse"}
-    assert "are worse than cispo" in conclusion(reverse)
-
-
 @pytest.mark.parametrize(
     ("arms", "baseline", "problem"),
     [
-        ([], "", "contain no run"),
         ([Arm("a", "a", (run(cause="stopped"),))], "", "finished .run: stopped.: finish one"),
         ([arm("a", scores(1))], "b", "baseline=b is not an arm: choose one of loss=a"),
         ([arm("a", scores(1)), Arm("x", "x", (run(cause="stopped"),))], "x", "no run of baseline="),
     ],
-    ids=["no run", "no finished run", "unknown", "unfinished"],
+    ids=["no finished run", "unknown", "unfinished"],
 )
 def test_a_comparison_without_a_run_that_counts_is_refused(arms, baseline, problem):
     with pytest.raises((NothingToCompare, NoBaseline), match=problem):
@@ -92,42 +80,18 @@ def test_the_training_reward_counts_if_no_question_is_scored_and_the_report_says
         compare([unscored, arm("b", rewards=rewards)], baseline="a")
 
 
-def test_the_share_of_unscored_training_rollouts_is_named():
-    plain, lossy = arm("a", rewards=(0.5, 0.51, 0.52)), arm("b", rewards=(0.7, 0.71, 0.72))
-    assert not any("Training rollouts" in note for note in compare([plain, lossy]).notes)
-    shares = zip(lossy.runs, (0.0, 0.1, 0.2), strict=True)
-    lossy = replace(lossy, runs=tuple(replace(one, unscored_share=x) for one, x in shares))
-    note = next(note for note in compare([plain, lossy]).notes if "Training rollouts" in note)
-    assert note.startswith("Training rollouts without a score: b 10.0 %.")
-
-
 def test_the_training_reward_is_that_of_the_last_steps():
     assert run(rewards=range(20)).training_reward == 14.5
     smooth = run(rewards=range(20)).training.smoothed(4)
     assert smooth.scores[[0, 1, 2, 3, 19]] == pytest.approx([0, 0.5, 1, 1.5, 17.5])
 
 
-def test_scores_that_never_differ_and_rewards_of_different_steps_are_noted():
-    pairs = [arm("a", [[0.5] * 4] * 3), arm("b", [[0.5] * 4] * 3)]
-    assert compare(pairs).notes[0].startswith("Every score of every run is 0.5. ")
-    assert not any("Every score" in note for note in compare([arm("a", [[0.5]])]).notes)
-    runs = [run(rewards=[0.25] * n, num_steps=n, seed=n) for n in (1, 4)]
-    assert "of the last step, 1 seed." in basis(compare([Arm("a", "a", (runs[0],))]))
-    comparison = compare([Arm(str(i), str(i), (one,)) for i, one in enumerate(runs)])
-    assert "of the last 1 to 4 steps, 1 seed each." in basis(comparison)
-    (note,) = [note for note in comparison.notes if "scored at different" in note]
-    assert note == ("The runs are scored at different steps, so compare with care: 0 at 0, 1 at 3.")
-
-
 def test_with_fewer_than_three_seeds_no_arm_is_called_better():
     arms = [arm("grpo", scores(1, num_seeds=2)), arm("cispo", scores(2, 0.4, num_seeds=2))]
-    alone, comparison = compare(arms[:1]), compare(arms)
-    assert conclusion(alone).startswith("grpo scores 0.5")
-    assert basis(alone).endswith(", 2 seeds.")
-    assert alone.notes[0].startswith("Fewer than 3 seeds of grpo: ")
+    comparison = compare(arms)
+    assert conclusion(compare(arms[:1])).startswith("grpo scores 0.5")
     assert comparison.notes[0].startswith("Fewer than 3 seeds of every arm: ")
     assert {r.decision for r in comparison.others} == {"open"}
-    assert describe_power(comparison) == "Decisions need at least 3 seeds of each arm."
     (other,) = compare([arms[0], arm("gspo", scores(3, 0.4))]).others  # the baseline has 2 seeds
     assert (other.decision, other.scores.num_seeds) == ("open", 5)
 
@@ -167,31 +131,12 @@ def test_the_questions_are_those_of_most_finished_runs_of_the_baseline():
 
 
 def test_runs_with_different_code_are_named_also_in_different_arms(three_arms):
-    runs = three_arms[0].runs
-    same = {"losses/a.py": ("1",), "losses/b.py": ("1",)}
-    edited = {"losses/a.py": ("2",), "mine.py": ("1",)}  # b.py is unknown: another dry call
-    codes = [same, same, edited, edited, edited]
-    own = tuple(replace(one, code=code) for one, code in zip(runs, codes, strict=True))
-    three_arms[0] = replace(three_arms[0], runs=own)
-    code = {"c.py": ("1", "2"), "mine.py": ("2",), "losses/b.py": ("1",)}
-    others = tuple(replace(one, code=code, commit="abc") for one in three_arms[1].runs)
-    three_arms[1] = replace(three_arms[1], runs=others)  # resumed with other code
-    notes = [note for note in compare(three_arms).notes if "different versions" in note]
-    assert notes == [
-        "The runs used different versions of c.py, losses/a.py, mine.py: compare the copies in "
-        "code/ of their folders."
-    ]
-    assert not any("commits" in note for note in compare(three_arms).notes)  # one commit is known
-    last = replace(three_arms[2], runs=(replace(three_arms[2].runs[0], commit="0123456789"),))
-    assert "The runs used 2 commits: 0123456, abc." in compare([*three_arms[:2], last]).notes
-
-
-def test_excluded_runs_are_grouped_by_cause_the_most_frequent_first(three_arms):
-    runs = [run(name=f"s-{step}", cause=f"stopped after step {step}") for step in (5, 6, 7)]
-    runs += [run(name=f"bare-{number}") for number in range(2)]
-    expected = "Excluded runs (5): bare-0 and 1 more: it has no evaluation; "
-    expected += "s-5: stopped after step 5; s-6: stopped after step 6"
-    assert expected in compare([*three_arms, Arm("a", "a", tuple(runs))]).notes
+    same = {"a.py": ("1",), "b.py": ("1",)}  # b.py is unknown to the runs of another dry call
+    for index, code in enumerate((same, {"a.py": ("2",)}, {"c.py": ("1", "2")})):  # c.py: resumed
+        runs = tuple(replace(one, code=code) for one in three_arms[index].runs)
+        three_arms[index] = replace(three_arms[index], runs=runs)
+    (note,) = [note for note in compare(three_arms).notes if "different versions" in note]
+    assert note.startswith("The runs used different versions of a.py, c.py: ")
 
 
 def test_an_arm_without_any_reward_cannot_be_the_baseline():
@@ -204,8 +149,6 @@ def test_an_arm_without_any_reward_cannot_be_the_baseline():
     evaluated = compare([*arms, arm("cispo", scores(1))])  # preferred to an arm with rewards
     assert evaluated.baseline.arm.name == "cispo"
     assert left_out(comparison) == dict.fromkeys(("one", "two"), "it has no reward")
-    with pytest.raises(NothingToCompare, match="sft has neither"):
-        compare(arms, baseline="loss=sft")
 
 
 def test_questions_are_paired_between_arms():
@@ -216,3 +159,195 @@ def test_questions_are_paired_between_arms():
         arms.append(arm(loss, [difficulty + gain + rng.normal(0, 0.002) for _ in range(3)]))
     found = result(compare(arms), "cispo").difference
     assert 0.01 < found.low < 0.02 < found.high < 0.03
+
+
+MANY = 40  # questions
+
+
+def answers(rng, right, num_seeds=8, lost=None):
+    """Return the rewards of four rollouts per question, with some lost: None for 0 or for 1."""
+    y = (rng.random((num_seeds, MANY, 4)) < right).astype(float)
+    gone = (y == lost) & (rng.random(y.shape) < 0.5)
+    return np.where(gone, None, y).tolist()
+
+
+def two_arms(cispo, grpo, **options):
+    """Return the comparison of cispo with grpo, given rewards by seed, question and rollout."""
+    arms = [
+        Arm(name, name, tuple(run(one, name=f"{name}-{s}", seed=s) for s, one in enumerate(y)))
+        for name, y in (("grpo", grpo), ("cispo", cispo))
+    ]
+    return compare(arms, **options)
+
+
+@pytest.mark.parametrize(("lost", "counted"), [(0.0, "lowest"), (1.0, "highest")])
+def test_unscored_rollouts_do_not_make_an_equal_arm_better_or_worse(lost, counted):
+    rng = np.random.default_rng(0)
+    comparison = two_arms(answers(rng, 0.5, lost=lost), answers(rng, 0.5))
+    cispo = result(comparison, "cispo")
+    assert not cispo.difference.low <= 0 <= cispo.difference.high
+    assert cispo.p_value < 0.05
+    assert (cispo.decision, cispo.num_rollouts) == ("open", 8 * MANY * 4)
+    assert cispo.undecided_if == f"unscored rollouts get the {counted} reward"
+    assert f"left out: cispo {cispo.num_unscored} of 1280." in " ".join(comparison.notes)
+    assert (cispo.seeds_needed, describe_power(comparison)) == (None, "")  # seeds do not help
+
+
+def test_a_sequential_decision_must_hold_under_each_assumption_too():
+    rng = np.random.default_rng(0)
+    rewards = answers(rng, 0.5, lost=0), answers(rng, 0.5)
+    comparison = two_arms(*rewards, smallest_effect=0.05)
+    cispo = result(comparison, "cispo")
+    assert (cispo.decision, cispo.difference.low > 0) == ("open", True)
+    assert "because the result would change if unscored rollouts get the" in comparison.notes[-1]
+    assert 8 < (cispo.seeds_needed or 0) < inf
+    other = result(two_arms(*rewards, smallest_effect=0.2), "cispo")  # the lowest make it equal
+    assert (other.decision, other.seeds_needed) == ("open", inf)
+
+
+def test_a_difference_larger_than_the_unscored_rollouts_allow_is_still_decided():
+    rng = np.random.default_rng(0)
+    rewards = answers(rng, 0.8)
+    rewards[0][0][0] = rewards[3][7][2] = None
+    assert result(two_arms(rewards, answers(rng, 0.4)), "cispo").decision == "better"
+
+
+def test_a_question_without_any_score_counts_under_the_assumptions():
+    """Every answer to half of the questions is lost, so only the other half is compared."""
+    rng = np.random.default_rng(0)
+    easy_first = np.repeat([0.9, 0.1], MANY // 2)[:, None]
+    known, lost = answers(rng, easy_first), answers(rng, easy_first)
+    for of_seed in lost:
+        of_seed[MANY // 2 :] = [[None] * 4] * (MANY // 2)
+    comparison = two_arms(lost, known)
+    assert len(comparison.scoring.questions) == MANY // 2
+    assert result(comparison, "cispo").decision == "open"
+
+
+def test_missing_scores_are_assumed_by_environment_and_runs_keep_their_order():
+    first, last = run([[0.2, 0.8], [0.4, None]], env="a", seed=0), run([0.9, 0.7], env="a", seed=2)
+    for one, reward in ((first, 5.0), (last, 7.0)):
+        one.evaluations[20].rewards.update(run([reward], env="b").evaluations[20].rewards)
+    lost = run([0.3], env="a", seed=1, cause="vLLM is gone")
+    comparison = compare([Arm("x", "x", (first, lost, last))])
+    of_last = [0.9, 0.7, 7.0]
+    assert [arms[0].y.ravel().tolist() for _, arms in assumptions(comparison.scoring)] == [
+        pytest.approx([0.5, 0.3, 5.0, *of_last]),  # the lowest reward: 0.2 in a, 5 in b
+        pytest.approx([0.5, 0.65, 5.0, *of_last]),
+        pytest.approx([0.5, 0.4, 5.0, *[0.3, 0.2, 5.0], *of_last]),
+        # The last run scores 0.2, 0.15 and 1 above the mean of both runs.
+        pytest.approx([0.5, 0.4, 5.0, *[1.1, 0.85, 8.0], *of_last]),
+    ]
+
+
+def test_a_question_that_one_of_two_judged_versions_could_not_score_has_no_score():
+    first, last = (run(rewards).evaluations[20] for rewards in ([1.0, [None]], [0.5, 0.5]))
+    judged = replace(run(), evaluations={10: first, 20: last})
+    assert [q.example for q in mean_scores(judged, 2)] == ["0"]
+    assert list(mean_scores(judged, 2).values()) == [0.75]
+    assert len(mean_scores(judged, 1)) == 2
+
+
+def test_runs_with_one_seed_are_averaged_and_count_as_one_seed():
+    cispo, grpo = scores(2, 0.1, 3), scores(1, num_seeds=3)
+    few, more = arm("cispo", cispo), arm("cispo", np.add(cispo, 0.02).tolist())
+    once = compare([arm("grpo", grpo), few])
+    twice = compare([arm("grpo", grpo), replace(few, runs=(*few.runs, *more.runs))])
+    one, both = result(once, "cispo"), result(twice, "cispo")
+    assert (both.scores.num_seeds, len(both.runs)) == (3, 6)
+    assert both.p_value == pytest.approx(result(once, "cispo").p_value, rel=0.5)
+    assert both.score.value == pytest.approx(one.score.value + 0.01)
+    assert "3 seeds each (3 to 6 runs)" in basis(twice)
+    kept = [score for one in twice.results for score in one.run_scores.tolist()]
+    assert len(set(kept)) == 9
+
+
+def with_early_ends(whole, ended, *, share=1.0):
+    """Return the arm whose runs `ended` stopped at `share` of their score, or unevaluated at 0."""
+    runs = []
+    for one in whole.runs:
+        if one.seed in ended:
+            last = [[share * score] for score in one.evaluations[20].scores.values()]
+            early = run(last if share else None, name=one.name, seed=one.seed, cause="vLLM is gone")
+            one = replace(early, evaluations={10: early.evaluations[20]} if share else {})
+        runs.append(one)
+    return replace(whole, runs=tuple(runs))
+
+
+def by_mean(whole):
+    """Return the seeds of the arm, the worst run first."""
+    means = {one.seed: np.mean([*one.evaluations[20].scores.values()]) for one in whole.runs}
+    return sorted(means, key=means.__getitem__)
+
+
+def spread_scores(seed, gain=0.0):
+    rng = np.random.default_rng(seed)
+    return (0.5 + gain + rng.normal(0, 0.05, (10, 1)) + rng.normal(0, 0.02, (10, 40))).tolist()
+
+
+@pytest.mark.parametrize(
+    ("ended", "share"),
+    [(slice(0, 3), 0.9), (slice(0, 3), 0.0), (slice(7, 10), 0.9)],
+    ids=["the worst", "the worst, unevaluated", "the best"],
+)
+def test_runs_that_ended_early_do_not_make_an_equal_arm_better_or_worse(ended, share):
+    def comparison(seed):
+        whole = arm("cispo", spread_scores(100 + seed))
+        cut = with_early_ends(whole, by_mean(whole)[ended], share=share)
+        return compare([arm("grpo", spread_scores(200 + seed)), cut])
+
+    comparisons = map(comparison, range(50))
+    claimed = next(one for one in comparisons if result(one, "cispo").p_value < 0.05)
+    cispo = result(claimed, "cispo")
+    assert cispo.undecided_if.startswith("lost runs get ")
+    assert cispo.decision == "open"
+    assert conclusion(claimed).endswith("Ended early: 3 of 20 runs, of cispo.")
+
+
+def test_a_large_difference_is_decided_although_a_run_ended_early():
+    better = with_early_ends(arm("cispo", spread_scores(2, 0.2)), [4], share=0.9)
+    for arms in ([arm("grpo", spread_scores(1)), better], [better, arm("grpo", spread_scores(1))]):
+        (other,) = compare(arms).others
+        assert other.decision == ("better" if other.arm.name == "cispo" else "worse")
+
+
+def test_runs_that_ended_early_count_by_their_last_training_reward():
+    grpo = arm("grpo", rewards=(0.5, 0.51, 0.52, 0.53))
+    cispo = arm("cispo", rewards=(0.7, 0.71, 0.72))
+    for last, decision in ((0.69, "better"), (0.1, "open"), (None, "open")):
+        early = run(rewards=[last] * 3 if last else (), seed=3, cause="stopped after step 3 of 20")
+        comparison = compare([grpo, replace(cispo, runs=(*cispo.runs, early))])
+        assert result(comparison, "cispo").decision == decision
+        assert ended_early(comparison) == "Ended early: 1 of 8 runs, of cispo."
+
+
+def test_runs_that_wait_or_go_on_or_were_repeated_did_not_end_early():
+    cispo = arm("cispo", scores(2, 0.2))
+    causes = {"waits": NOT_STARTED, "goes": "still going: step 2 of 9", "repeated": "vLLM is gone"}
+    seeds = {"waits": 5, "goes": 6, "repeated": 0}
+    more = [run(name=name, seed=seeds[name], cause=cause) for name, cause in causes.items()]
+    comparison = compare([arm("grpo", scores(1)), replace(cispo, runs=(*cispo.runs, *more))])
+    assert result(comparison, "cispo").lost == ()
+    assert result(comparison, "cispo").decision == "better"
+    assert comparison.notes[0].startswith("2 runs have not ended: the p-values are valid only when")
+    early = run(name="early", cause="vLLM is gone")  # its unknown seed repeats no other seed
+    assert Arm("x", "x", (run([0.5]), early)).ended_early == [early]
+
+
+def test_a_sweep_that_grew_is_judged_more_strictly_and_says_so():
+    def arms(grown):
+        for name, gain in (("grpo", 0.0), ("cispo", 0.05)):
+            runs = enumerate(arm(name, scores(len(name), gain)).runs)
+            yield Arm(name, name, tuple(replace(r, grown=min(i, grown)) for i, r in runs))
+
+    few, many = (list(arms(number)) for number in (0, 3))
+    planned, grown = compare(few), compare(many)
+    once, often = (result(comparison, "cispo") for comparison in (planned, grown))
+    assert often.p_value == pytest.approx(4 * 5 * once.p_value)
+    for mixed in ([few[0], many[1]], [many[0], few[1]]):  # the looks at either arm count
+        assert result(compare(mixed), "cispo").p_value == pytest.approx(often.p_value)
+    assert (once.decision, often.decision) == ("better", "open")
+    assert often.visible_difference > 1.5 * once.visible_difference
+    assert (once.seeds_needed, often.seeds_needed) == (9, 12)  # at looks 2 and 5
+    assert "Runs were added 3 times" in grown.notes[0]
+    assert "multiplied by up to 20" in grown.notes[0]

@@ -1,4 +1,4 @@
-"""Runs as they are read from their folders, whole and broken."""
+"""Runs as they are read from their folders, whole and broken, and the arms that they form."""
 
 import fcntl
 import json
@@ -9,7 +9,7 @@ import pytest
 from lab.report.arms import arms_of
 from lab.report.comparison import compare
 from lab.report.evaluations import read_evaluation
-from lab.report.run import COPIED_SEED
+from lab.report.run import Run
 from lab.report.sources import read_sources
 from rl.runtime.folder import RunFolder
 from tests.support.finished_runs import NUM_QUESTIONS, made_arm, made_run, made_sweep
@@ -21,7 +21,7 @@ def read(*paths):
 
 def test_unfinished_runs_have_a_cause(tmp_path):
     made_run(tmp_path / "runs" / "reached", steps=7, max_steps=20, stop_when="step > 5")
-    for name, steps in (("stopped", 7), ("going", 8), ("failed", 3)):
+    for name, steps in (("going", 8), ("failed", 3)):
         made_run(tmp_path / "runs" / name, "loss=cispo", steps=steps, max_steps=20)
     made_run(tmp_path / "runs" / "unevaluated", "loss=ppo", evaluations={10: [0.5]})
     failed = RunFolder(tmp_path / "runs" / "failed")
@@ -29,18 +29,14 @@ def test_unfinished_runs_have_a_cause(tmp_path):
     report = {"part": "inference", "time": 1.0, "message": "vLLM \udc80is\x07 gone\nand more"}
     (failed.failures / "inference.json").write_text(json.dumps(report))
     sweep = made_sweep(tmp_path / "sweep", sorted((tmp_path / "runs").iterdir()))
-    job = {"overrides": ["loss=ppo", "seed=0"], "folder": None, "error": "no such model"}
-    (sweep / "jobs" / "00099.json").write_text(json.dumps(job))
     with open(tmp_path / "runs" / "going" / "lock", "w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         runs = read(sweep)
     assert {run.name: run.cause for run in runs} == {
         "reached": "",
-        "stopped": "stopped after step 7 of 20",
         "unevaluated": "stopped after step 20 of 20, before its evaluation",
         "going": "still going: step 8 of 20",
         "failed": "inference: vLLM ?is gone",
-        "loss=ppo seed=0": "no such model",
     }
 
 
@@ -58,7 +54,6 @@ def test_a_job_that_failed_before_its_folder_existed_is_not_lost_and_keeps_its_s
     assert [run.name for run in grpo.ended_early] == ["gone"]  # it was done and is deleted
     comparison = compare([grpo])
     assert [run.name for run in comparison.baseline.lost] == ["gone"]
-    assert not any("not ended" in note for note in comparison.notes)
     repeated = replace(grpo.runs[0], seed=8)
     assert not replace(grpo, runs=(*grpo.runs, repeated)).ended_early
 
@@ -100,12 +95,9 @@ def test_broken_files_are_counted_and_the_rest_is_read(tmp_path):
     sweep = made_sweep(tmp_path / "sweep", folders)
     (sweep / "jobs" / "00099.json").write_text("{half")
     (sweep / "sweep.json").write_text("[]")
-    RunFolder(folders[1]).evaluation_of(20).unlink()
-    RunFolder(folders[1]).evaluation_of(20).mkdir()
     sources = read_sources([sweep, *folders, tmp_path / "runs", tmp_path / "nowhere"])
     # Without max_steps, nothing shows that the run is complete.
     assert [run.cause for run in sources.runs] == ["stopped after step 20 of 21", ""]
-    assert sources.runs[1].evaluations[20].num_broken == 1
     assert len(sources.runs) == 2  # a run that is named twice counts once
     read_again = sources.runs[0].evaluations[20]
     assert read_again.num_broken == 2
@@ -114,43 +106,36 @@ def test_broken_files_are_counted_and_the_rest_is_read(tmp_path):
     assert "nowhere holds neither a sweep" in sources.notes[1]
 
 
-def test_runs_with_the_name_of_their_loss_are_separate_arms(tmp_path):
-    for loss in ("grpo", "cispo"):
-        made_run(
-            tmp_path / loss, f"loss={loss}", loss={"_target_": f"losses.{loss}.{loss}"},
-            cache=f"/tmp/{loss}/cache", shown_as=f"lab-{loss}",
-        )  # fmt: skip
-    arms = arms_of(read(tmp_path))
-    assert [arm.name for arm in arms] == ["cispo", "grpo"]
-    differing = set(arms[0].runs[0].config) - {"choice"}
-    assert differing == {"loss._target_", "max_steps"}  # no value that contains the run's name
+def named(override, settings):
+    """Return two runs, as name, override, seed and settings. "{}" is the name of the run."""
+    return [
+        (name, override.format(name), 0, json.loads(json.dumps(settings).replace("{}", name)))
+        for name in ("constant", "linear")
+    ]
 
 
 @pytest.mark.parametrize(
-    ("key", "setting"),
+    ("runs", "sizes"),
     [
-        ("optim.schedule", ("optim", "schedule", "{}")),
-        ("env", ("env", "path", "openai/{}")),
-        ("experiment", ("strategy", "at", "{}")),
+        # Runs that are named after the value that they vary, also if a config file sets it
+        (named("loss={}", {"loss": {"_target_": "losses.{}.{}"}}), [1, 1]),
+        (named("optim.schedule={}", {"optim": {"schedule": "{}"}}), [1, 1]),
+        (named("env={}", {"env": {"path": "openai/{}"}}), [1, 1]),
+        (named("experiment={}", {"strategy": {"at": "{}"}}), [1, 1]),
+        (named("a=1", {"optim": {"schedule": "{}"}}), [1, 1]),
+        # Values that contain the name of the run
+        ([(f"s{x}", "a=1", x, {"log": f"s{x}", "cache": f"/tmp/s{x}/x"}) for x in range(3)], [3]),
+        # Nested seeds: of the user, and of two files whose seeds are also seeds of runs
+        ([(f"d{x}", f"env.args.seed={x}", 0, {"env": {"args": {"seed": x}, "seed": 0}})
+          for x in (1, 2)], [1, 1]),
+        ([(f"{x}-{seed}", f"env=d{x}", seed, {"env": {"seed": x, "order": {"seed": seed}}})
+          for x in (1, 2) for seed in range(3)], [3, 3]),
     ],
-)
-def test_runs_that_are_named_after_the_value_that_they_vary_are_separate_arms(
-    tmp_path, key, setting
-):
-    group, option, value = setting
-    for name in ("constant", "linear"):
-        settings = {group: {option: value.format(name)}, "choice": None}
-        made_run(tmp_path / name, f"{key}={name}", **settings)
-    assert [arm.name for arm in arms_of(read(tmp_path))] == ["constant", "linear"]
-
-
-def test_runs_that_are_named_after_a_value_of_a_config_file_are_separate_arms(tmp_path):
-    for name in ("constant", "linear"):
-        made_run(tmp_path / name, optim={"schedule": name}, choice=None)
-    assert [arm.name for arm in arms_of(read(tmp_path))] == ["constant", "linear"]
-    for seed in range(3):  # here the value is named after the run: logger.name=${run_name}
-        made_run(tmp_path / "seeds" / f"s{seed}", seed=seed, logger={"name": f"s{seed}"})
-    assert [len(arm.runs) for arm in arms_of(read(tmp_path / "seeds"))] == [3]
+)  # fmt: skip
+def test_runs_are_one_arm_if_their_settings_differ_in_names_and_seeds_alone(runs, sizes, tmp_path):
+    for name, override, seed, settings in runs:
+        made_run(tmp_path / name, override, seed=seed, choice=None, **settings)
+    assert [len(arm.runs) for arm in arms_of(read(tmp_path))] == sizes
 
 
 def test_a_run_says_whether_its_examples_were_chosen_by_rewards_and_when_its_sweep_got_it(tmp_path):
@@ -161,26 +146,6 @@ def test_a_run_says_whether_its_examples_were_chosen_by_rewards_and_when_its_swe
     (sweep / "jobs" / "00001.json").write_text(json.dumps({**record, "grown": 1}))
     assert [(run.grown, run.selects_examples) for run in read(sweep)] == [(0, False), (1, True)]
     assert arms_of(read(sweep))[0].num_looks == 2
-
-
-def test_a_nested_seed_that_the_user_sets_makes_arms(tmp_path):
-    for seed in (1, 2):
-        given = f"env.args.seed={seed}"
-        env = {"args": {"seed": seed}, "seed": 0}
-        made_run(tmp_path / f"data{seed}", given, seed=0, env=env, choice=None)
-    arms = arms_of(read(tmp_path))
-    assert [arm.name for arm in arms] == ["seed=1", "seed=2"]
-    assert arms[0].runs[0].config["env.seed"] == COPIED_SEED
-
-
-def test_files_of_one_group_that_differ_in_a_nested_seed_are_arms_of_all_seeds(tmp_path):
-    """The seeds of the data are 1 and 2, which are also seeds of runs."""
-    for data in (1, 2):
-        for seed in range(3):
-            env = {"seed": data, "order": {"seed": seed}}
-            made_run(tmp_path / f"{data}-{seed}", f"env=d{data}", seed=seed, env=env, choice=None)
-    arms = arms_of(read(tmp_path))
-    assert [(arm.name, len(arm.runs)) for arm in arms] == [("d1", 3), ("d2", 3)]
 
 
 def test_only_what_no_policy_can_change_identifies_a_question(tmp_path):
@@ -211,3 +176,56 @@ def test_a_rollout_that_failed_before_its_first_turn_does_not_rename_its_questio
         questions += read_evaluation(folder, version).rewards
     assert len(questions) == 2
     assert len(set(questions)) == 1
+
+
+def run(name, *overrides, commit="", **config) -> Run:
+    return Run(name=name, overrides=overrides, config=config, commit=commit)
+
+
+@pytest.mark.parametrize(
+    ("arms", "names"),
+    [
+        ([["loss=grpo"], ["loss=cispo"]], ["grpo", "cispo"]),
+        ([["optim.learning_rate=0.1"], ["optim.learning_rate=0.2"]],
+         ["learning_rate=0.1", "learning_rate=0.2"]),
+        ([["kl=null"], ["kl=k3"]], ["kl=null", "kl=k3"]),
+        ([["loss=grpo", "kl=k3"], ["loss=cispo", "kl=k3"]], ["grpo", "cispo"]),
+        ([["kl=k3", "loss.clip=1"], ["kl=k2", "loss.clip=1"], ["kl=k2", "loss.clip=2"]],
+         ["k3 clip=1", "k2 clip=1", "k2 clip=2"]),
+        ([["loss=grpo"], []], ["loss=grpo", "(defaults)"]),
+        ([["a.x=1", "b.x=1"], ["a.x=2", "b.x=2"]], ["a.x=1 b.x=1", "a.x=2 b.x=2"]),
+    ],
+)  # fmt: skip
+def test_the_name_of_an_arm_is_as_short_as_the_others_allow(arms, names):
+    assert [arm.name for arm in arms_of([run("r", *overrides) for overrides in arms])] == names
+
+
+def test_a_setting_that_a_later_commit_added_makes_no_new_arm():
+    """A sweep was resumed after an update of this code."""
+    runs = []
+    for commit, added in (("old", {}), ("new", {"listen": "unix"})):
+        for loss in ("grpo", "cispo"):
+            runs.append(run(f"{loss} {commit}", f"loss={loss}", commit=commit, loss=loss, **added))
+    runs.append(run("tcp", "loss=grpo", "listen=tcp", commit="new", loss="grpo", listen="tcp"))
+    names = sorted([one.name for one in arm.runs] for arm in arms_of(runs))
+    assert names == [["cispo old", "cispo new"], ["grpo old", "grpo new"], ["tcp"]]
+
+
+@pytest.mark.parametrize("order", [1, -1])
+def test_a_setting_that_two_later_commits_do_not_share_separates_them(order):
+    added = [("a", {}), ("b", {"clip": 1}), ("c", {"clip": 2}), ("d", {"clip.high": 2})]
+    runs = [run(commit, "loss=mine", commit=commit, x=1, **more) for commit, more in added[::order]]
+    together = [{one.name for one in arm.runs} for arm in arms_of(runs)]
+    assert sum(map(len, together)) == 4
+    assert all(len(names & {"b", "c", "d"}) <= 1 for names in together)
+
+
+def test_arms_are_named_by_differing_settings_and_no_two_arms_share_a_name():
+    runs = []
+    for index, last in enumerate((1, 2, 3, 3)):
+        first = min(index + 1, 3) // 3  # 0, 0, 1, 1
+        runs.append(run(f"r{index}", a=first, b=first, c=first, d=last, e=index))
+    runs += [run(f"grpo{f}", "loss=grpo", a=0, b=0, c=0, d=5, e=6, f=f) for f in (7, 8)]
+    labels = [arm.label for arm in arms_of(runs)]
+    assert len(set(labels)) == 6
+    assert {"loss=grpo f=7", "loss=grpo f=8"} <= set(labels)

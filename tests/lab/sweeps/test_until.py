@@ -1,9 +1,6 @@
 """Sweeps that add seeds until their arms are decided."""
 
 import json
-import os
-import signal
-import time
 from itertools import islice
 from types import SimpleNamespace
 
@@ -17,7 +14,6 @@ from rl.runtime.folder import RunFolder
 from rl.runtime.metrics import MetricsFile
 from rl.runtime.sweep_folder import SWEEP_VARIABLE, SweepFolder, identity
 from tests.support.golden import golden
-from tests.support.launching import alive, groups_below, wait_for
 from tests.support.sweep_app import SweepApp
 
 ARMS = [["rate=0.5"], ["rate=0.7"], ["rate=0.505"]]
@@ -58,41 +54,12 @@ def test_the_first_seed_of_all_arms_comes_first_and_the_price_assumes_how_seeds_
     first = [f"{arm} seed=0" for (arm,) in ARMS]
     assert next_of(progress) == [*first, "rate=0.5 seed=1"]
     assert next_of(progress, {identity(["rate=0.5", "seed=0"])})[0] == first[1]
-    text = progress.text()
-    assert text.startswith("0 of 2 arms decided; open: rate=0.7 (0 seeds), rate=0.505 (0 seeds). ")
     # With so few seeds the level is the raised one, 0.025 / (20 n (n + 1)).
     p = 0.025 / 20
     radii = [stats.t.isf(p / n / (n + 1), 2 * n - 2) * 0.02 * (2 / n) ** 0.5 for n in (4, 5)]
     assert radii[0] > 0.1 > radii[1]
-    assert "Probably still needed: 15 runs (5 seeds of each arm, if the scores" in text
-    assert text.endswith("their time is known after the first run.")
-
-
-def test_decided_arms_get_no_more_seeds_and_the_price_is_measured(sweep):
-    for arm, reward in zip(ARMS, (0.5, 0.7, 0.55), strict=True):
-        play_seeds(sweep, arm, range(3), reward)
-    for arms in ([[*arm, "run_name=x"] for arm in ARMS], ARMS):
-        progress = Progress(sweep, arms, 1, 0.1)
-        assert list(map(len, progress.done_by_arm)) == [3, 3, 3]
-    assert list(progress.seeds_needed) == [2]
-    undecided = ("rate=0.5", "rate=0.505")
-    assert next_of(progress) == [f"{arm} seed={seed}" for seed in (3, 4) for arm in undecided]
-    assert "1 of 2 arms decided; open: rate=0.505 (3 seeds). " in progress.text()
-    assert " runs of 1 m 00 s, " in progress.text()
-    progress.__dict__["seeds_needed"] = {2: 2.0}  # fewer than it has: the next seed may decide it
-    assert progress.text().endswith("Probably still needed: 2 runs of 1 m 00 s, 2 m 00 s in total.")
-
-
-def test_a_sweep_ends_before_the_run_that_would_exceed_its_hours(sweep):
-    play_seeds(sweep, ARMS[0], range(9), 0.5)
-    assert not Progress(sweep, ARMS, 1, 0.1, max_hours=10 / 60).is_time_spent
-    spent = Progress(sweep, ARMS, 1, 0.1, max_hours=9.5 / 60)
-    assert spent.is_time_spent
-    assert spent.text().endswith("; until.max_hours=0.158333 is spent (9 m 00 s).")
-    for size, left in ((20, "1 m 00 s"), (5, "2 m 24 s")):  # the baseline needs no more runs
-        progress = Progress(sweep, ARMS, size, 0.1)
-        progress.__dict__["seeds_needed"] = {1: 5.0, 2: 7.0}
-        assert progress.text().endswith(f": 12 runs of 1 m 00 s, {left} in total.")
+    needed = "Probably still needed: 15 runs (5 seeds of each arm, if the scores"
+    assert needed in progress.text()
 
 
 def test_jobs_at_the_same_time_count_once(sweep):
@@ -118,15 +85,11 @@ def test_an_arm_that_seeds_cannot_decide_gets_its_lost_runs_alone(sweep):
     progress = Progress(sweep, ARMS, 1, 0.1)
     progress.__dict__["seeds_needed"] = {1: float("inf")}
     assert next_of(progress) == ["rate=0.5 seed=2", "rate=0.7 seed=1"]  # also of the baseline
-    assert "more questions can" in progress.text()
-    first, second = (identity(job.split()) for job in next_of(progress))
+    _, second = (identity(job.split()) for job in next_of(progress))
     assert next_of(progress, {second}) == ["rate=0.5 seed=2"]
-    assert next_of(progress, {first, second}) == []
     progress.__dict__["seeds_needed"] = {1: float("inf"), 2: 5.0}
     more = ["rate=0.505 seed=0", "rate=0.5 seed=2", "rate=0.5 seed=3"]
     assert next_of(progress, number=4) == ["rate=0.7 seed=1", *more]
-    progress.__dict__["seeds_needed"] = {}
-    assert next_of(progress) == []
 
 
 @pytest.mark.parametrize(
@@ -167,14 +130,12 @@ def test_a_sweep_plays_until_all_arms_are_decided_and_then_nothing(app):
     calls = [line.split()[0] for line in app.calls()]
     assert calls.count("rate=0.7") == 3 <= calls.count("rate=0.505") <= 6
     assert calls[:3] == ["rate=0.5", "rate=0.7", "rate=0.505"]
-    assert output.index("their time is known") < output.index("running job 1")
     assert output.count("arms decided; open") == len(calls)  # the price, before each run
     report = json.loads((app.folder / "outputs" / "x" / "report.json").read_text())
     decisions = {arm["name"]: arm["decision"] for arm in report["arms"]}
     assert decisions["rate=0.7"] == "better"
     assert decisions["rate=0.505"] == "equal within 0.1"
     done = f"2 of 2 arms decided by {len(calls)} runs in "
-    assert done in output
     assert any(done in note for note in report["notes"])
     status, output = app.run(*JOBS)
     assert (status, app.calls()) == (0, []), output
@@ -190,7 +151,9 @@ def test_an_arm_without_scores_gets_no_more_seeds_and_other_recorded_arms_do_not
     sweep.write(number, failed)
     for arm, reward in zip(ARMS, (0.5, float("nan"), 0.55), strict=True):
         play_seeds(sweep, arm, range(3), reward)
-    progress = Progress(sweep, ARMS, 1, 0.1)
+    for arms in ([[*arm, "run_name=x"] for arm in ARMS], ARMS):
+        progress = Progress(sweep, arms, 1, 0.1)
+        assert list(map(len, progress.done_by_arm)) == [3, 3, 3]
     assert progress.comparison is not None
     assert progress.comparison.baseline.arm.name == "rate=0.5"
     assert progress.seeds_needed[1] == float("inf")
@@ -203,42 +166,10 @@ def test_a_sweep_ends_if_the_done_runs_of_the_first_arm_have_no_score(app):
     assert "rate=nan has neither an evaluation nor a training reward" in output
 
 
-@pytest.mark.slow
-def test_a_killed_sweep_of_parallel_jobs_resumes_by_the_same_command(app):
-    if len(os.sched_getaffinity(0)) < 2:
-        pytest.skip("one core")
-    sweep = SweepFolder(app.folder / "outputs" / "x")
-    jobs = [*JOBS, "pause=0.1", "hydra/launcher=joblib", "hydra.launcher.n_jobs=2"]
-    process = app.start(*jobs)
-    try:
-        states = lambda: [r.state for r in sweep.records().values()]  # noqa: E731
-        assert wait_for(lambda: states().count("done") >= 3 and "running" in states(), 120)
-        groups = groups_below(process.pid) | {process.pid}
-        os.kill(process.pid, signal.SIGKILL)
-        assert wait_for(lambda: not alive(groups), 30), alive(groups)
-    finally:
-        process.kill()
-    process.communicate()
-    before = [r for r in sweep.records().values() if r.state == "done"]
-    app.calls()
-    time.sleep(0.1)
-    status, output = app.run(*jobs)
-    assert status == 0, output
-    assert "2 of 2 arms decided by " in output
-    records = sweep.records().values()
-    assert {r.state for r in records} == {"done"}
-    assert len(app.calls()) == len(records) - len(before)
-    assert all(one in records for one in before)
-
-
-def test_what_until_cannot_do_is_refused_before_any_run(app):
-    for words, problem in (
-        (["--multirun"], "until=decided compares arms: give a key two values"),
-        ([], "until=decided adds runs to a sweep: add --multirun"),
-    ):
-        status, output = app.run(*words, "rate=0.5", "+until.smallest_effect=0.1")
-        assert (status, app.calls()) == (2, [])
-        assert problem in output
+def test_a_single_arm_is_refused_before_any_run(app):
+    status, output = app.run("--multirun", "rate=0.5", "+until.smallest_effect=0.1")
+    assert (status, app.calls()) == (2, [])
+    assert "until=decided compares arms: give a key two values" in output
 
 
 def test_what_a_sweep_that_adds_seeds_says_and_starts_next(sweep):
