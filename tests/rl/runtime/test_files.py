@@ -36,13 +36,10 @@ def test_an_object_that_json_does_not_know_becomes_text(value, read):
     assert json.loads(line) == {"message": read}
 
 
-def test_deep_and_circular_values_are_cut():
-    circle, nested = [], []
+def test_a_circular_value_is_cut():
+    circle = []
     circle.append(circle)
-    for _ in range(100_000):
-        nested = [nested]
-    for value in (nested, circle):
-        assert json.loads(json_line({"a": 1, "message": value}))["a"] == 1
+    assert json.loads(json_line({"a": 1, "message": circle}))["a"] == 1
 
 
 def test_the_commit_of_a_checkout_shows_uncommitted_changes(tmp_path):
