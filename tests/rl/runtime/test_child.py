@@ -93,8 +93,8 @@ def test_a_child_that_takes_term_as_a_request_is_killed_at_once(ends_on_term, ma
 
 def test_several_groups_share_one_grace_period_which_ends_with_them():
     def started(command: str) -> subprocess.Popen:
-        command = ["sh", "-c", f"{command}; echo ready; exec sleep 30"]
-        child = subprocess.Popen(command, start_new_session=True, stdout=subprocess.PIPE)
+        line = ["sh", "-c", f"{command}; echo ready; exec sleep 30"]
+        child = subprocess.Popen(line, start_new_session=True, stdout=subprocess.PIPE)
         assert child.stdout.readline() == b"ready\n"
         return child
 

@@ -1,7 +1,5 @@
 """A run's folder belongs to one process at a time, and is free once that process has ended."""
 
-import errno
-import fcntl
 import os
 import signal
 import subprocess
@@ -80,14 +78,3 @@ def test_a_folder_that_cannot_be_written_is_named_with_the_remedy(tmp_path):
     remedy = "free disk space, or choose another output_dir\n"
     assert done.stderr.endswith(f"{tmp_path}/run cannot be written (File too large): {remedy}")
     assert not (tmp_path / "run").exists()
-
-
-def test_a_file_system_without_locks_is_warned_of_once(tmp_path, monkeypatch, capsys):
-    def refuse(*_):
-        raise OSError(errno.ENOLCK, "No locks available")
-
-    monkeypatch.setattr(fcntl, "flock", refuse)
-    for _ in range(2):
-        with locked(RunFolder(tmp_path)), locked(RunFolder(tmp_path)):
-            pass
-    assert capsys.readouterr().out.count("supports no locks (No locks available): use another") == 1

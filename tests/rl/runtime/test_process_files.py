@@ -3,7 +3,6 @@
 import json
 import os
 import re
-import socket
 import time
 from contextlib import nullcontext
 from pathlib import Path
@@ -42,20 +41,6 @@ def test_a_wrong_address_is_refused_with_the_right_form():
     for text in ("", *wrong.split(), "tcp://h:80/v1", "/run/a.sock"):
         with pytest.raises(ValueError, match=r"write unix:/path or tcp://host:port"):
             Address.parse(text)
-
-
-def test_a_connection_needs_a_listener(tmp_path):
-    with socket.socket(socket.AF_UNIX) as unix, socket.socket() as tcp:
-        unix.bind(str(tmp_path / "s"))
-        tcp.bind(("127.0.0.1", 0))
-        port = tcp.getsockname()[1]
-        addresses = (Address(path=tmp_path / "s"), Address(host="127.0.0.1", port=port))
-        for listener, address in zip((unix, tcp), addresses, strict=True):
-            with pytest.raises(ConnectionRefusedError):
-                address.connect(1)
-            listener.listen()
-            with address.connect(5) as opened:
-                assert opened.gettimeout() == 5
 
 
 def test_a_host_has_an_address_on_an_interface_that_collectives_use(monkeypatch):

@@ -9,8 +9,7 @@ import yaml
 from hydra.core.override_parser.overrides_parser import OverridesParser
 
 from rl.runtime.folder import RunFolder
-from rl.runtime.start_record import program, resume_advice, resume_command
-from rl.runtime.text import relative_path
+from rl.runtime.start_record import resume_advice, resume_command
 
 
 def a_run(path: Path, **record) -> RunFolder:
@@ -32,15 +31,6 @@ def test_the_command_repeats_the_start_with_the_same_files(tmp_path):
     edited = a_run(tmp_path / "y", command=["t", 1], overrides=5, run_name=[7], started_in={})
     assert resume_command(edited) == "t 1 run_name=y resume=true"
     assert resume_command(a_run(tmp_path / "z", command=3)).startswith("python train.py run_name=z")
-
-
-def test_a_program_is_a_file_of_the_working_folder_or_a_command(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    assert program("optimize_prompt") == "offbyone optimize-prompt"
-    (tmp_path / "optimize_prompt.py").touch()
-    assert program("optimize_prompt") == "python optimize_prompt.py"
-    assert relative_path(tmp_path / "a" / "b") == "a/b"
-    assert relative_path(tmp_path.parent) == str(tmp_path.parent)
 
 
 @pytest.mark.parametrize(
