@@ -13,7 +13,6 @@ from rl.runtime.child import (
     Child,
     Reaper,
     Start,
-    end_groups,
     group_alive,
     last_lines,
     python_module,
@@ -89,21 +88,6 @@ def test_a_child_that_takes_term_as_a_request_is_killed_at_once(ends_on_term, ma
         child.kill()
         assert wait_until(lambda: child.returncode == (7 if ends_on_term else -signal.SIGKILL))
     assert ("asked" in (tmp_path / "log").read_text()) == ends_on_term
-
-
-def test_several_groups_share_one_grace_period_which_ends_with_them():
-    def started(command: str) -> subprocess.Popen:
-        line = ["sh", "-c", f"{command}; echo ready; exec sleep 30"]
-        child = subprocess.Popen(line, start_new_session=True, stdout=subprocess.PIPE)
-        assert child.stdout.readline() == b"ready\n"
-        return child
-
-    stubborn = [started("trap '' TERM") for _ in range(3)]
-    end_groups([child.pid for child in stubborn], grace_s=0.3)
-    assert [child.wait(1) for child in stubborn] == [-signal.SIGKILL] * 3
-    willing = started("true")
-    end_groups([willing.pid], grace_s=10_000)
-    assert willing.wait(1) == -signal.SIGTERM
 
 
 HOLDER = """
