@@ -8,7 +8,6 @@ from functools import partial
 import pytest
 import torch
 
-from losses.tokens import TokenLoss
 from rl.learner.collectives import gather_bytes
 from rl.runtime.folder import RunFolder
 from tests.support import tiny_policy as tiny
@@ -126,18 +125,3 @@ def test_a_step_with_schedules_is_that_of_their_values_at_this_step(setup):
     constant, scheduled = found
     assert constant["train/learning_rate"] == pytest.approx(5e-4)  # of the last step
     assert scheduled == constant | {f"schedule/{key}": value for key, value in values.items()}
-
-
-def surest(tokens):
-    return TokenLoss(-tokens.kl_from_uniform * tokens.logprobs, {})
-
-
-@alone
-@on_ranks
-def test_a_learner_computes_the_kl_from_uniform_only_for_a_loss_that_reads_it(setup):
-    folder, seen = setup.run_folder(), []
-    for target in (f"{__name__}.surest", "losses.reinforce.reinforce"):
-        learner = setup.learner(folder, "loss=reinforce", f"loss._target_={target}")
-        learner.policy.engine.module.register_forward_hook(lambda *given: seen.append(given[2]))
-        assert learner.update(setup.batch(setup.rows, "one"))["train/grad_norm"] > 0
-    assert [len(outputs) for outputs in seen] == [3, 2]
