@@ -12,12 +12,10 @@ import torch
 from losses.aggregation import token_mean
 from losses.gae import gae
 from losses.squared_error import squared_error
-from rl.learner import critic as critic_module
-from rl.learner.critic import CriticSettings, ValueModel, ValueModule
+from rl.learner.critic import CriticSettings, ValueModel
 from rl.learner.deepspeed_engine import gather
 from rl.learner.objective import Batch
 from rl.rollouts.plan import plan_batch
-from tests.support.composing import composed
 from tests.support.forked_groups import forked_groups, plain_credit
 from tests.support.policy_setup import (
     BUDGETS,
@@ -114,10 +112,6 @@ class Critics(Setup):
                     weights[name] = parameter.detach().clone()
         return weights
 
-    def largest_value(self, critic):
-        values = critic.values(self.shares(self.groups[0], "several")[1])
-        return max(float(each.abs().max()) for each in values if len(each))
-
 
 @functools.cache
 def critics(setup):
@@ -134,7 +128,8 @@ def test_advantages_and_steps_are_those_of_plain_torch_on_the_whole_batch(setup,
     critic = setup.critic("float32", mode, PlainSteps(RATE))
     twin, groups = Twin(exact_model(setup.sources["float32"])), setup.groups[0]
     options = critic._options
-    assert setup.largest_value(critic) == 0  # before the first step every value is zero
+    batch, batches = setup.shares(groups, "one")
+    assert not any(values.any() for values in critic.values(batches))  # before the first step
     critic.update(0, setup.credited(critic, setup.groups[1]), 1)  # a head that is not zero
     for over, split, updates, clip, whiten in CASES:
         is_last = setup.ranks.rank == setup.ranks.world - 1
@@ -241,13 +236,7 @@ def plain_loss(twin, groups, expected, old_values, clip):
 
 @per_world(
     "dtype, mode, adapter",
-    {
-        1: (("float32", "zero0", False),),
-        2: (
-            *(("float32", "zero2", False), ("bfloat16", "zero1", True)),
-            ("float32", "zero3 scattered", False),
-        ),
-    },
+    {2: (("bfloat16", "zero1", True), ("float32", "zero3 scattered", False))},
 )
 @on_ranks
 def test_a_loaded_critic_skips_bad_batches_and_takes_the_same_next_step(
@@ -258,16 +247,13 @@ def test_a_loaded_critic_skips_bad_batches_and_takes_the_same_next_step(
     for groups in setup.groups:
         critic.update(0, setup.credited(critic, groups), 1)
     middle = setup.weights(critic)
-    assert {name.partition(".")[0] for name in middle} == {"body", "head"}
     assert all("lora_" in name or "head." in name for name in middle) == adapter
     critic.save(folder)
     stats = critic.update(2, setup.credited(critic, setup.groups[0]), 2)
-    end, value = setup.weights(critic), setup.largest_value(critic)
+    end = setup.weights(critic)
 
     other = setup.critic(dtype, mode, setup.adamw(), seed=1, adapter=adapter)
-    assert not all_same(setup.weights(other), middle)
     other.load(folder)
-    assert all_same(setup.weights(other), middle)
     # A return that is not finite, on the last rank alone, changes nothing on any rank.
     credited = setup.credited(other, setup.groups[0])
     if setup.ranks.rank == setup.ranks.world - 1:
@@ -275,63 +261,19 @@ def test_a_loaded_critic_skips_bad_batches_and_takes_the_same_next_step(
         broken = replace(targets, returns=targets.returns + math.inf)
         credited[0] = replace(credited[0], value_targets=broken)
     assert other.update(2, credited, 1)["train/critic_skipped"] == 1
-    # A batch without a state is no step.
-    untrained = [
-        replace(group, credits=tuple(replace(c, trains=False) for c in group.credits))
-        for group in setup.groups[0]
-    ]
-    for groups in (untrained, []):
-        assert other.update(2, setup.credited(other, groups), 1) == {}
+    assert other.update(2, setup.credited(other, []), 1) == {}  # without a state it is no step
     assert all_same(setup.weights(other), middle)
     assert other.update(2, setup.credited(other, setup.groups[0]), 2) == stats
     assert all_same(setup.weights(other), end)
-    assert setup.largest_value(other) == value > 0
-
-
-@per_world("mode", {1: ("zero0", "zero3"), 2: ("zero0", "zero2")})
-@on_ranks
-def test_gradients_of_many_bfloat16_micro_batches_lose_nothing_in_their_sum(setup, mode):
-    class Drawn(ValueModule):
-        """With a head that lets gradients through to the body."""
-
-        def __init__(self, model):
-            super().__init__(model)
-            torch.nn.init.normal_(self.head.weight, generator=torch.Generator().manual_seed(0))
-
-    setup, optim = critics(setup), PlainSteps(0.0)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(critic_module, "ValueModule", Drawn)
-        critic = setup.critic("bfloat16", mode, optim)
-    credited = setup.credited(critic, forked_groups(2, num_groups=4), "rows")
-    assert len(credited) * setup.ranks.world > 15
-    critic.update(0, credited, 1)
-    together, total = optim.made.gradient, torch.zeros_like(optim.made.gradient)
-    for batch in credited:
-        if critic.update(0, [batch], 1):
-            total += optim.made.gradient
-    assert setup.difference(together, total) < 1e-5
-
-
-OWN = {
-    *("value_loss", "value_mean", "return_mean", "explained_variance"),
-    *("critic_grad_norm", "critic_skipped", "critic_learning_rate"),
-}
-REFERENCE = {"train/kl_beta", "train/kl_divergence", "train/kl_penalty", "train/correction"}
 
 
 @pytest.mark.parametrize("world", [1])
 @on_ranks
 def test_a_learner_with_a_critic_gives_it_a_head_start_and_resumes_it(setup):
     setup = critics(setup)
-    run_folder = setup.run_folder()
-    start = partial(setup.learner, run_folder, "optim.learning_rate=1e-3")
-    batch, _ = setup.shares(setup.groups[0], "several")
-    bare = start("loss=ppo", "critic=none")
-    assert bare._critic is None
-    without = set(bare.update(batch))
+    run_folder, (batch, _) = setup.run_folder(), setup.shares(setup.groups[0], "several")
     ppo = ("loss=ppo", "critic.head_start=1", "kl=k1", "updates_per_batch=2", "max_steps=3")
-    ppo += ("critic.optim.schedule=linear", "critic.optim.warmup_steps=0")
-    one = start(*ppo)
+    one, other = (setup.learner(run_folder, "optim.learning_rate=1e-3", *ppo) for _ in range(2))
     before = setup.everywhere(one.policy)
     infinite = replace(batch, turn_rewards=batch.turn_rewards + np.float32(math.inf))
     assert one.update(infinite)["train/skipped"] == 1  # the critic skips, and the policy waits
@@ -343,9 +285,5 @@ def test_a_learner_with_a_critic_gives_it_a_head_start_and_resumes_it(setup):
     assert not all_same(setup.everywhere(one.policy), before)
     one.save(run_folder.path)
     expected = one.update(replace(batch, step=2))
-    other = start(*ppo)
     other.load(run_folder.path)
     assert other.update(replace(batch, step=2)) == expected
-    rate = composed()["optim"]["learning_rate"] / 10  # min_ratio of the last step
-    assert expected["train/critic_learning_rate"] == pytest.approx(rate)
-    assert set(expected) - without - REFERENCE == {f"train/{name}" for name in OWN}

@@ -2,7 +2,6 @@
 
 import copy
 import math
-from contextlib import closing
 from dataclasses import replace
 from typing import Any
 
@@ -15,7 +14,6 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from losses.tokens import TokenLoss
 from rl.learner.objective import Objective
 from rl.learner.optim import Muon
-from rl.weights.memory_file import MemoryFile, read_weights
 from tests.support.policy_setup import (
     ADAPTED,
     BUDGETS,
@@ -30,20 +28,16 @@ from tests.support.ranks import on_ranks, per_world
 from tests.support.tiny_policy import flat, relative_error
 from tests.support.unpickled import Written
 
-# With those of UPDATES, every shipped ZeRO stage with one and with two ranks. Recomputed and
-# compiled layers occur with some stages only: each compiled case takes 15 seconds or more.
-GRADIENTS = {
-    1: ("zero0", "zero1", "zero2 checkpointing compiled", "zero3 checkpointing"),
-    2: ("zero0", "zero1", "zero2", "zero3 scattered", "zero3_offload scattered"),
-}
+# Recomputed and compiled layers occur with some stages only: a compiled case takes 15 s or more.
+SPLIT = ("zero0", "zero1", "zero2", "zero3 scattered", "zero3_offload scattered")
 UPDATES = {  # mode, adapter
     1: (
-        *((mode, False) for mode in (*GRADIENTS[1], "zero0 shared", "zero2 shared")),
+        *((mode, False) for mode in ("zero2 checkpointing compiled", "zero0 shared")),
         *((mode, True) for mode in ("zero0 checkpointing", "zero3 shared compiled")),
     ),
     2: (
-        *((mode, False) for mode in (*GRADIENTS[2], "zero3 scattered shared checkpointing")),
-        *((m, True) for m in ("zero1", "zero2", "zero3 scattered checkpointing", "zero2 shared")),
+        *((mode, False) for mode in (*SPLIT, "zero3 scattered shared checkpointing")),
+        *((m, True) for m in ("zero1", "zero3 scattered checkpointing", "zero2 shared")),
     ),
 }
 STEPS = {
@@ -108,7 +102,7 @@ def test_the_update_is_the_gradient_of_the_whole_batch_however_it_is_split(setup
     assert stats["train/grad_norm"] == 0
 
 
-@per_world("mode", {1: ("zero0",), 2: GRADIENTS[2]})
+@per_world("mode", {2: SPLIT})
 @on_ranks
 def test_a_long_gradient_is_clipped_and_its_length_reported(setup, mode):
     policy = setup.policy("float32", mode, PlainSteps(), max_grad_norm=0.5)
@@ -149,8 +143,7 @@ def test_an_exported_model_loads_in_transformers_with_the_same_logits(setup, dty
     assert all_same(policy.weights(), named)  # the tied ones once
     policy.update(setup.batch(setup.rows), setup.objective)
     policy.export(folder, setup.sources[dtype])
-    token_ids = setup.batch(setup.rows).micro_batches[0].token_ids
-    weights, logprobs = setup.everywhere(policy), policy.logprobs(token_ids)
+    weights = setup.everywhere(policy)
     if not setup.ranks.first:
         return
     twin = setup.model(dtype, 1)
@@ -158,23 +151,18 @@ def test_an_exported_model_loads_in_transformers_with_the_same_logits(setup, dty
     twin.set_attn_implementation("sdpa")  # the default of transformers
     read: Any = AutoModelForCausalLM.from_pretrained
     loaded, report = read(folder, dtype="auto", output_loading_info=True)
-    token_ids = torch.tensor(token_ids).long()
+    token_ids = torch.tensor(setup.batch(setup.rows).micro_batches[0].token_ids).long()
     with torch.no_grad():
         expected, found = (m(token_ids).logits for m in (twin.eval(), loaded.eval()))
     assert same(expected, found)
     assert str(found.dtype) == f"torch.{dtype}"
     assert not any(report.values())
     assert AutoTokenizer.from_pretrained(folder).decode([104, 105]) == "hi"
-    # Policy.logprobs of the same tokens; in bfloat16 another attention kernel rounds otherwise.
-    plain = torch.log_softmax(found[:, :-1].float(), -1).gather(-1, token_ids[:, 1:, None])
-    gap = (plain[..., 0] - logprobs[:, 1:]).abs().max()
-    assert gap < (1e-5 if dtype == "float32" else 0.03)
-    assert not logprobs[:, 0].any()
 
 
 @per_world("mode", {1: ("zero0", "zero3"), 2: ("zero3 scattered",)})
 @on_ranks
-def test_an_integer_buffer_is_saved_pushed_and_exported(setup, mode):
+def test_an_integer_buffer_is_saved_and_exported(setup, mode):
     def model(*settings):
         made = setup.model(*settings)
         made.register_buffer("count", torch.tensor([7]))
@@ -190,9 +178,7 @@ def test_an_integer_buffer_is_saved_pushed_and_exported(setup, mode):
     policy.export(folder / "hf", setup.sources["bfloat16"])
     if weights := policy.weights():
         assert load_file(folder / "hf" / "model.safetensors")["count"].tolist() == [7]
-        with closing(MemoryFile()) as file:
-            read = read_weights(file.path, file.write(weights))
-        assert (read["count"].dtype, read["count"].tolist()) == (torch.int64, [7])
+        assert (weights["count"].dtype, weights["count"].tolist()) == (torch.int64, [7])
 
 
 LOADED_ADAPTERS = {1: ADAPTED[1][:1], 2: [c for c in ADAPTED[2] if c[1] in ("zero1", "zero3")]}
@@ -246,21 +232,16 @@ def test_code_in_a_file_of_a_checkpoint_does_not_run(setup, mode):
     folder, policy = setup.new_folder(), setup.policy("float32", mode, setup.adamw())
     policy.update(setup.batch(setup.rows), setup.objective)
     policy.save(folder)
-    before, code_ran = setup.everywhere(policy), folder / "code ran"
-    files = sorted((folder / "deepspeed").iterdir())
+    files, code_ran = sorted((folder / "deepspeed").iterdir()), folder / "code ran"
     assert len(files) == 1 + (mode != "zero0")
     for file in files:
-        whole = file.read_bytes()
-        state = torch.load(file, weights_only=False)
-        for hostile in (Written(code_ran), {**state, "more": Written(code_ran)}):
-            torch.save(hostile, file)
-            refused = rf"^\S*{file.name} is not loaded, .* contains unsafe code: remove its"
-            with pytest.raises(ValueError, match=refused):
-                policy.load(folder)
-            assert not code_ran.exists()
+        whole, state = file.read_bytes(), torch.load(file, weights_only=False)
+        torch.save({**state, "more": Written(code_ran)}, file)
+        refused = rf"^\S*{file.name} is not loaded, .* contains unsafe code: remove its"
+        with pytest.raises(ValueError, match=refused):
+            policy.load(folder)
+        assert not code_ran.exists()
         file.write_bytes(whole)
-    policy.load(folder)
-    assert all_same(setup.everywhere(policy), before)
 
 
 def bad_batches(setup, first):

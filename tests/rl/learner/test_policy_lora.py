@@ -32,23 +32,6 @@ def trained(setup, dtype, mode):
     return policy
 
 
-@kept
-@on_ranks
-def test_only_what_is_trained_is_optimized_and_saved(setup, dtype, mode, saved):
-    setup = adapted(setup, saved)
-    policy, folder = trained(setup, dtype, mode), setup.new_folder()
-    base = dict(setup.base(dtype).named_parameters())
-    num_trained = sum(tensor.numel() for tensor in setup.everywhere(policy).values())
-    assert num_trained < sum(parameter.numel() for parameter in base.values()) / 2
-    shared = 1 if mode.startswith("zero0") else setup.ranks.world
-    assert 0 < optimized(policy) <= num_trained / shared * 1.1 + 64  # ZeRO pads
-    policy.save(folder)
-    assert stored(folder) <= num_trained
-    for name, tensor in policy.weights().items():  # empty on all ranks but the first
-        if "layernorm" in name or name.endswith("embed_tokens.weight"):
-            assert torch.equal(tensor, base[name])
-
-
 @per_world("mode", {1: ["zero0", "zero2", "zero3"]})
 @on_ranks
 def test_a_checkpoint_without_a_trained_weight_is_refused(setup, mode):
@@ -57,6 +40,7 @@ def test_a_checkpoint_without_a_trained_weight_is_refused(setup, mode):
     policy.save(folder)
     (path,) = (folder / "deepspeed").glob("*model_states.pt")
     state = torch.load(path, weights_only=False)
+    assert all("lora_" in name for name in state["module"])  # nothing that is not trained
     policy.load(folder)
     name = next(iter(state["module"]))
     del state["module"][name]
@@ -67,14 +51,11 @@ def test_a_checkpoint_without_a_trained_weight_is_refused(setup, mode):
         policy.load(setup.new_folder())
 
 
-@per_world("how", {1: ["named"]})
+@pytest.mark.parametrize("world", [1])
 @on_ranks
-def test_an_adapter_names_its_base_on_the_hub_or_else_the_folder_that_the_run_began_with(
-    setup, how
-):
+def test_an_adapter_names_its_base_on_the_hub_or_else_the_folder_that_the_run_began_with(setup):
     run, folder = run_with_facts(composed("adapter=lora")), setup.sources["float32"]
     for path, revision, init_from, expected in (
-        (None, None, None, str(folder)),
         ("a/hub-name", None, None, "a/hub-name"),
         ("a/hub-name", "v2", None, str(folder)),  # `evaluate.py` and peft load the newest commit
         (str(folder.parent), None, None, str(folder)),
@@ -84,21 +65,6 @@ def test_an_adapter_names_its_base_on_the_hub_or_else_the_folder_that_the_run_be
         given = replace(run, init_from=init_from, model=type(run.model).of(node))
         model = load_for_training(given, folder, compiled=False)
         assert model.peft_config["default"].base_model_name_or_path == expected
-
-
-def optimized(policy):
-    """Return the number of elements for which Adam on this rank keeps a mean gradient."""
-    optimizer = policy.engine.optimizer
-    states = getattr(optimizer, "optimizer", optimizer).state.values()
-    return sum(state["exp_avg"].numel() for state in states)
-
-
-def stored(folder):
-    """Return the number of elements of weights in the first model file of a checkpoint."""
-    (path, *_) = sorted((folder / "deepspeed").glob("*model_states.pt"))
-    state = torch.load(path, weights_only=False)
-    frozen = state.get("frozen_param_fragments") or {}
-    return sum(tensor.numel() for tensor in (*state["module"].values(), *frozen.values()))
 
 
 @kept
@@ -126,12 +92,10 @@ def test_both_exports_have_the_logprobs_of_the_policy(setup, dtype, mode, saved)
     assert gap(merged, token_ids, own) < (2e-5 if dtype == "float32" else 0.1)
     assert str(merged.dtype) == f"torch.{dtype}"
     assert AutoTokenizer.from_pretrained(folder / "hf").decode([104, 105]) == "hi"
-    files, alone = ({p.name for p in (folder / name).iterdir()} for name in ("hf", "alone"))
-    assert {"adapter_config.json", "adapter_model.safetensors", "tokenizer.json"} <= files
-    assert not {"config.json", "model.safetensors"} & files
     # Without its base, which exists nowhere else, an adapter would be lost.
-    assert {"config.json", "model.safetensors"} <= alone
-    assert "adapter_config.json" not in alone
+    found = {name: (folder / name / "adapter_config.json").exists() for name in ("hf", "alone")}
+    assert found == {"hf": True, "alone": False}
+    assert (folder / "alone" / "model.safetensors").exists()
 
 
 @torch.no_grad()
@@ -142,15 +106,16 @@ def gap(model, token_ids, own):
     return float((plain - own[:, 1:]).abs().max())
 
 
-@per_world("dtype, mode, saved", {1: ADAPTED[1][1:], 2: ADAPTED[2][-1:]})
+@pytest.mark.parametrize("world", [1])
 @on_ranks
-def test_dropout_is_in_the_update_and_not_in_logprobs(setup, dtype, mode, saved):
+def test_dropout_is_in_the_update_and_not_in_logprobs(setup):
     batch = setup.batch(setup.rows)
-    token_ids = batch.micro_batches[0].token_ids
     policy, plain = (
-        adapted(setup, saved, dropout).policy(dtype, mode, PlainSteps()) for dropout in (0.5, 0.0)
+        adapted(setup, (), dropout).policy("bfloat16", "zero0", PlainSteps())
+        for dropout in (0.5, 0.0)
     )
-    assert torch.equal(policy.logprobs(token_ids), policy.logprobs(token_ids))
+    own, expected = (p.logprobs(batch.micro_batches[0].token_ids) for p in (policy, plain))
+    assert torch.equal(own, expected)
     felt, expected = (p.update(batch, setup.objective)["train/loss"] for p in (policy, plain))
     assert felt != expected
 
