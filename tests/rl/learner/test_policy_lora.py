@@ -2,7 +2,6 @@
 
 import functools
 import re
-from dataclasses import replace
 from pathlib import Path
 from shutil import copytree
 
@@ -12,12 +11,9 @@ from peft import PeftModel
 from safetensors.torch import save_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from rl.dry_call.learn import run_with_facts
-from rl.learner.learner import load_for_training
 from rl.learner.logprobs import Rows
 from rl.learner.objective import Batch
 from tests.rl.learner.test_updates import initial
-from tests.support.composing import composed
 from tests.support.policy_setup import ADAPTED, PlainSteps, adapted
 from tests.support.ranks import on_ranks, per_world
 
@@ -49,22 +45,6 @@ def test_a_checkpoint_without_a_trained_weight_is_refused(setup, mode):
         policy.load(folder)
     with pytest.raises(ValueError, match="lacks DeepSpeed's files: restore them, or delete the"):
         policy.load(setup.new_folder())
-
-
-@pytest.mark.parametrize("world", [1])
-@on_ranks
-def test_an_adapter_names_its_base_on_the_hub_or_else_the_folder_that_the_run_began_with(setup):
-    run, folder = run_with_facts(composed("adapter=lora")), setup.sources["float32"]
-    for path, revision, init_from, expected in (
-        ("a/hub-name", None, None, "a/hub-name"),
-        ("a/hub-name", "v2", None, str(folder)),  # `evaluate.py` and peft load the newest commit
-        (str(folder.parent), None, None, str(folder)),
-        ("a/hub-name", None, "another-run", str(folder)),
-    ):
-        node = {**run.model, "path": path, "revision": revision}
-        given = replace(run, init_from=init_from, model=type(run.model).of(node))
-        model = load_for_training(given, folder, compiled=False)
-        assert model.peft_config["default"].base_model_name_or_path == expected
 
 
 @kept
