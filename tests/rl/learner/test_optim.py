@@ -42,16 +42,10 @@ def test_the_rate_of_every_step(schedule, warmup_steps, rates):
 
 def test_weight_decay_leaves_vectors_alone_and_frozen_weights_out():
     module, frozen = nn.Linear(2, 2), nn.Linear(2, 2).requires_grad_(False)
-    for parameter in module.parameters():
-        nn.init.ones_(parameter)
-        parameter.grad = torch.zeros_like(parameter)
     given = [*module.parameters(), *frozen.parameters()]
     optimizer = adamw(weight_decay=0.5, learning_rate=0.125, beta1=0.5, eps=1e-3).optimizer(given)
-    optimizer.step()
-    assert module.weight.tolist() == [[0.9375] * 2] * 2  # 1 - 0.125 * 0.5
-    assert module.bias.tolist() == [1.0, 1.0]
-    held = [p for group in optimizer.param_groups for p in group["params"]]
-    assert [id(p) for p in held] == [id(module.weight), id(module.bias)]
+    decays = {id(p): g["weight_decay"] for g in optimizer.param_groups for p in g["params"]}
+    assert decays == {id(module.weight): 0.5, id(module.bias): 0.0}
     assert isinstance(optimizer, torch.optim.AdamW)
     for group in optimizer.param_groups:
         assert (group["lr"], group["betas"], group["eps"]) == (0.125, (0.5, 0.99), 1e-3)

@@ -87,9 +87,8 @@ def test_a_teacher_scores_the_completion_tokens_and_the_likeliest_ones_and_never
 class Teacher(Answers):
     """vLLM's answer with prompt_logprobs=0; token t at position i has logprob -(t + i / 8)."""
 
-    status, has_logprobs, failures = 200, True, 0
-    message = "broken"
-    reshape = None  # a function that returns the response of a choice
+    failures = 0
+    instead = None  # (status, body) of every answer
     max_model_len = 65
     tokens: ClassVar[list] = []  # the tokens of every text; []: there is no such route
     likeliest: ClassVar[dict] = {}  # beside the given token, at each place
@@ -104,18 +103,13 @@ class Teacher(Answers):
             about = {"tokens": self.tokens, "count": 1, "max_model_len": self.max_model_len}
             return 200 if self.tokens else 404, about
         self.seen.append((path, body))
+        if len(self.seen) <= self.failures:
+            return 503, {}
         entries = [
             {str(t): {"logprob": -(t + i / 8), "rank": 3, "decoded_token": "x"}, **self.likeliest}
             for i, t in enumerate(body["prompt"])
         ]
-        logprobs = {"prompt_logprobs": [None, *entries[1:]]} if self.has_logprobs else {}
-        choice = {"index": 0, "text": "y", "finish_reason": "length", **logprobs}
-        status = 503 if len(self.seen) <= self.failures else self.status
-        if status != 200:
-            return status, {"error": {"message": self.message}}
-        if self.reshape:
-            return status, self.reshape(choice)
-        return status, {"id": "cmpl-1", "object": "text_completion", "choices": [choice]}
+        return self.instead or (200, {"choices": [{"prompt_logprobs": [None, *entries[1:]]}]})
 
 
 @pytest.fixture
@@ -291,30 +285,25 @@ def test_in_bfloat16_too_a_reference_follows_by_the_mix_and_survives_a_checkpoin
         loaded.load(tmp_path)
 
 
-TOO_MANY = "Requested prompt logprobs of 32, which is greater than max allowed: 20"
 OTHER_SHAPE = "did not send the prompt_logprobs of each token, .* vLLM server"
-NO_LOGPROBS = {"choices": [{"prompt_logprobs": [None] * 9}]}
 
 
 @pytest.mark.parametrize(
-    ("changes", "max_retries", "said"),
+    ("status", "body", "said"),
     [
-        ({"status": 500}, 0, 'answered 500: {"error": {"message": "broken"}}'),
+        (500, {"error": "broken"}, 'answered 500: {"error": "broken"}'),
         (
-            {"status": 400, "message": TOO_MANY},
-            9,
+            400,
+            "Requested prompt logprobs of 32, which is greater than max allowed: 20",
             "returns at most 20 likely tokens, fewer than reference.top_k=32: lower top_k, or "
             "start the server with --max-logprobs 32",
         ),
-        ({"has_logprobs": False}, 9, "returns no prompt_logprobs: use a vLLM server"),
-        ({"reshape": lambda choice: {}}, 9, OTHER_SHAPE),
-        ({"reshape": lambda choice: NO_LOGPROBS}, 9, OTHER_SHAPE),
+        (200, {"choices": [{}]}, "returns no prompt_logprobs: use a vLLM server"),
+        (200, {}, OTHER_SHAPE),
+        (200, {"choices": [{"prompt_logprobs": [None] * 9}]}, OTHER_SHAPE),
     ],
 )
-def test_an_answer_without_scores_ends_the_run_with_one_message_and_is_not_asked_for_again(
-    serve, folder, changes, max_retries, said
-):
-    url, seen = serve(**changes)
+def test_an_answer_without_scores_ends_the_run_with_one_message(serve, folder, status, body, said):
+    url, _ = serve(instead=(status, body))
     with pytest.raises(RunFailed, match=rf"^reference\.url={url} {said}$"):
-        endpoint(url, folder, max_retries, top_k=32).score([batch()])
-    assert len(seen) <= 2  # one for each row
+        endpoint(url, folder, top_k=32).score([batch()])
