@@ -186,6 +186,7 @@ def test_dppo_drops_by_moved_probability_and_penalises_every_ratio():
         (1 / 4, 1 / 2, 0.0, 0.1 * q, -0.2 * LN2, "low"),  # A = 0 goes with the falling ones
         # ratio 8 is far outside any ratio clip, but 1/8 - 1/64 = 0.11 is a small move: kept
         (1 / 8, 1 / 64, 1.0, -8.0 + 0.9 * q, -8.0 + 0.6 * LN2, ""),
+        (1 / 8, 1 / 4, -1.0, 0.5 + 0.1 * q, 0.5 - 0.2 * LN2, ""),  # -1/8 > -0.2: kept
     ]
     loss = partial(dppo, delta_low=0.2, delta_high=0.12, tau=0.1)
     bounds = ("masked_fraction", "low", "high")
