@@ -236,20 +236,16 @@ def test_a_loaded_critic_skips_bad_batches_and_takes_the_same_next_step(
 
 @pytest.mark.parametrize("world", [1])
 @on_ranks
-def test_a_learner_with_a_critic_gives_it_a_head_start_and_resumes_it(setup):
+def test_a_learner_with_a_critic_skips_with_it_and_resumes_it(setup):
+    """test_golden_steps.py has the critic's head start."""
     setup = critics(setup)
     run_folder, (batch, _) = setup.run_folder(), setup.shares(setup.groups[0], "several")
     ppo = ("loss=ppo", "critic.head_start=1", "kl=k1", "updates_per_batch=2", "max_steps=3")
     one, other = (setup.learner(run_folder, "optim.learning_rate=1e-3", *ppo) for _ in range(2))
-    before = setup.everywhere(one.policy)
     infinite = replace(batch, turn_rewards=batch.turn_rewards + np.float32(math.inf))
     assert one.update(infinite)["train/skipped"] == 1  # the critic skips, and the policy waits
-    first = one.update(batch)
-    assert all_same(setup.everywhere(one.policy), before)
-    assert first["train/empty"] == 1
-    assert first["train/value_loss"] > 0
-    one.update(replace(batch, step=1))
-    assert not all_same(setup.everywhere(one.policy), before)
+    for step in range(2):
+        one.update(replace(batch, step=step))
     one.save(run_folder.path)
     expected = one.update(replace(batch, step=2))
     other.load(run_folder.path)
