@@ -5,6 +5,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
+import pytest
 
 from losses.aggregation import token_mean
 from rl.config.schedules import split_schedules
@@ -48,36 +49,36 @@ RUNS = {
 }  # fmt: skip
 
 
-def train(setup, path: str) -> None:
-    """Train three steps of each run on this rank, and write what they return to `path`."""
-    found, groups = {}, [replace(g, version=g.index) for g in forked_groups(num_groups=3)]
+def train(setup, name: str, path: str) -> None:
+    """Train three steps of a run on this rank, and write what they return to `path`."""
+    groups = [replace(group, version=group.index) for group in forked_groups(num_groups=3)]
     for row in (row for group in groups for rollout in group.rollouts for row in rollout.rows):
         row.rollout_logprobs[row.completion_mask] = -5.5  # near those of a new model
         row.rollout_logprobs[row.completion_mask] += np.sin(row.token_ids[row.completion_mask]) / 3
     teacher = model_folder(setup.new_folder() / "teacher")
     exact_model(teacher, seed=5).float().save_pretrained(teacher)
-    for name, overrides in RUNS.items():
-        given = [override.replace("TEACHER", str(teacher)) for override in overrides]
-        folder, how = RunFolder(setup.new_folder()), {"ranks": 1, "tokens_per_micro_batch": 80}
-        folder.set_model(setup.sources["float32"])
-        run = run_with_facts(split_schedules(composed(*COMMON, *given)))
-        learner = Learner(run, folder, setup.ranks)
-        how["shares_prefixes"] = learner.shares_prefixes
-        plans = [plan_batch(groups, token_mean, step=i, metrics={}, **how) for i in range(3)]
-        rows = [learner.update(batch) for (batch,) in plans]
-        model, first = setup.sources["float32"], {"rollouts": {"next": 1}, "keep": 1}
-        saved = save_checkpoint(learner, folder, step=3, model=model, **first)
-        files = sorted(str(p.relative_to(saved)) for p in saved.rglob("*") if p.is_file())
-        squares = {k: float(v.double().square().sum()) for k, v in learner.policy.weights().items()}
-        found[name] = {"how": how, "rows": rows, "files": files, "squares": squares}
-        found[name]["deepspeed"] = learner.policy.engine._config._param_dict
+    given = [override.replace("TEACHER", str(teacher)) for override in RUNS[name]]
+    folder, how = RunFolder(setup.new_folder()), {"ranks": 1, "tokens_per_micro_batch": 80}
+    folder.set_model(setup.sources["float32"])
+    run = run_with_facts(split_schedules(composed(*COMMON, *given)))
+    learner = Learner(run, folder, setup.ranks)
+    how["shares_prefixes"] = learner.shares_prefixes
+    plans = [plan_batch(groups, token_mean, step=i, metrics={}, **how) for i in range(3)]
+    rows = [learner.update(batch) for (batch,) in plans]
+    model, first = setup.sources["float32"], {"rollouts": {"next": 1}, "keep": 1}
+    saved = save_checkpoint(learner, folder, step=3, model=model, **first)
+    files = sorted(str(p.relative_to(saved)) for p in saved.rglob("*") if p.is_file())
+    squares = {k: float(v.double().square().sum()) for k, v in learner.policy.weights().items()}
+    found = {"how": how, "rows": rows, "files": files, "squares": squares}
+    found["deepspeed"] = learner.policy.engine._config._param_dict
     Path(path).write_text(json.dumps(found))
 
 
-def test_the_metrics_of_three_steps(tmp_path):
-    """Nine runs: metrics, squares of the weights, checkpoint files, DeepSpeed's configuration."""
-    _ranks(1).run(__name__, "train", {"path": str(tmp_path / "found.json")})
-    golden("learner/steps", json.loads((tmp_path / "found.json").read_text()))
+@pytest.mark.parametrize("name", RUNS)
+def test_three_steps_of_a_run(name, tmp_path):
+    """Metrics, squares of the weights, checkpoint files, DeepSpeed's configuration."""
+    _ranks(1).run(__name__, "train", {"name": name, "path": str(tmp_path / "found.json")})
+    golden(f"learner/steps_{name}", json.loads((tmp_path / "found.json").read_text()))
 
 
 def test_the_token_record_of_a_step(tmp_path):
