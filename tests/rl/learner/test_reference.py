@@ -196,7 +196,7 @@ def test_candidates_that_the_policy_does_not_know_are_refused(serve, folder):
 
 def test_each_environment_s_rows_are_scored_by_its_own_teacher_in_any_order(serve, folder):
     """Rows words, maths, words: the token of the middle one is the folder's."""
-    url, seen = serve(likeliest=likely(-0.5, -1.5, -2.5))
+    url, _ = serve(likeliest=likely(-0.5, -1.5, -2.5))
     token_ids = torch.tensor([[1, 2, 3], [4, 5, 6], [7, 8, 9]])
     mask = torch.tensor([[False, True, True], [False, True, False], [False, False, True]])
     rows = Rows(token_ids, mask, ("words", "maths", "words"))
@@ -204,13 +204,10 @@ def test_each_environment_s_rows_are_scored_by_its_own_teacher_in_any_order(serv
         started(one, folder).score([rows]) for one in (teacher(url), frozen(folder))
     )
     assert remote.logprobs.tolist() == [-2.125, -3.25, -5.125, -9.25]
-    seen.clear()
     teachers = {"maths": frozen(folder), "words": teacher(url)}
     reference = started(PerEnvironment(teachers=teachers), folder)
     lone = replace(rows, envs=("words", "words", "words"))
     *found, of_one = reference.score([rows, rows, lone])
-    prompts = sorted(body["prompt"] for _, body in seen)
-    assert prompts == [[1, 2, 3]] * 3 + [[4, 5]] + [[7, 8, 9]] * 3
     of_folder = torch.tensor([False, False, True, False])
     for field in ("logprobs", "candidates", "candidate_logprobs"):
         theirs, ours = (getattr(scores, field) for scores in (remote, local))
