@@ -34,7 +34,7 @@ RUNS = {
     "cispo": ("trainer.max_grad_norm=0.05", "kl=k1", "kl.beta=0.1"),
     "critic": (
         "loss=ppo", "critic.optim.eps=1", "critic.head_start=1", "critic.over=turns",
-        "updates_per_batch=2", "critic.loss.clip=0.1", "kl=k1",
+        "updates_per_batch=2", "critic.loss.clip=1e-5", "kl=k1",
     ),
     "adaptive": ("loss=ppo_clip_kl", "reference.refresh_every=1", "reference.refresh_mix=0.5"),
     "statistics": ("loss=m2po", "loss.max_second_moment=1e-3", "updates_per_batch=2"),
@@ -44,7 +44,7 @@ RUNS = {
         f"correction.cap={FALL}", f"loss.clip_high={SLIGHT}",
     ),
     "distilled": ("loss=forward_kl_topk", "reference=model", "reference.path=TEACHER"),
-    "muon": ("optim=muon", "optim.adamw_ratio=0.5", "optim.weight_decay=0.1"),
+    "muon": ("optim=muon", "optim.adamw_ratio=0.5", "optim.learning_rate=0.01"),
     "adapter": ("adapter=lora", "adapter.rank=2", "adapter.alpha=4", "deepspeed=zero2"),
 }  # fmt: skip
 
