@@ -12,12 +12,10 @@ import torch
 from losses.aggregation import token_mean
 from losses.gae import gae
 from losses.squared_error import squared_error
-from rl.learner import critic as critic_module
-from rl.learner.critic import CriticSettings, ValueModel, ValueModule
+from rl.learner.critic import CriticSettings, ValueModel
 from rl.learner.deepspeed_engine import gather
 from rl.learner.objective import Batch
 from rl.rollouts.plan import plan_batch
-from tests.support.composing import composed
 from tests.support.forked_groups import forked_groups, plain_credit
 from tests.support.policy_setup import (
     BUDGETS,
@@ -28,15 +26,10 @@ from tests.support.policy_setup import (
     with_layers,
 )
 from tests.support.ranks import on_ranks, per_world
-from tests.support.tiny_policy import ADAPTER, exact_model, relative_error
+from tests.support.tiny_policy import ADAPTER, exact_model, flat, relative_error
 
 GAMMA, GAE_LAMBDA, RATE = 0.9, 0.8, 0.01
-CASES = (  # over, split, updates, clip, whiten
-    ("tokens", "one", 1, None, False),
-    ("turns", "several", 1, None, True),
-    ("tokens", "rows", 1, None, False),
-    ("tokens", "several", 3, 0.1, False),
-)
+CASES = (("tokens", "one", False), ("turns", "several", True), ("tokens", "rows", False))
 
 
 class Twin:
@@ -114,10 +107,6 @@ class Critics(Setup):
                     weights[name] = parameter.detach().clone()
         return weights
 
-    def largest_value(self, critic):
-        values = critic.values(self.shares(self.groups[0], "several")[1])
-        return max(float(each.abs().max()) for each in values if len(each))
-
 
 @functools.cache
 def critics(setup):
@@ -134,11 +123,12 @@ def test_advantages_and_steps_are_those_of_plain_torch_on_the_whole_batch(setup,
     critic = setup.critic("float32", mode, PlainSteps(RATE))
     twin, groups = Twin(exact_model(setup.sources["float32"])), setup.groups[0]
     options = critic._options
-    assert setup.largest_value(critic) == 0  # before the first step every value is zero
+    batch, batches = setup.shares(groups, "one")
+    assert not any(values.any() for values in critic.values(batches))  # before the first step
     critic.update(0, setup.credited(critic, setup.groups[1]), 1)  # a head that is not zero
-    for over, split, updates, clip, whiten in CASES:
+    for over, split, whiten in CASES:
         is_last = setup.ranks.rank == setup.ranks.world - 1
-        loss = partial(with_metric if is_last else squared_error, clip=clip)
+        loss = with_metric if is_last else partial(squared_error, clip=None)
         critic._options = replace(options, over=over, loss=loss, whiten=whiten)
         before = setup.weights(critic)
         twin.load(before)
@@ -162,25 +152,34 @@ def test_advantages_and_steps_are_those_of_plain_torch_on_the_whole_batch(setup,
             np.testing.assert_allclose(b.advantages.cpu(), wanted, rtol=0, atol=atol)
         assert metrics == pytest.approx(plain_metrics(groups, expected), rel=1e-4)
 
-        stats, after = critic.update(0, credited, updates), setup.weights(critic)
-        values, norms = plain_steps(twin, groups, expected, updates, clip)
-        update = {name: after[name].double() - before[name].double() for name in after}
-        wanted = {n: p.detach() - before[n].double() for n, p in twin.parameters.items()}
+        stats, after = critic.update(0, credited, 1), setup.weights(critic)
+        value = plain_loss(twin, groups, expected)
+        gradients = torch.autograd.grad(value, list(twin.parameters.values()))
+        wanted = dict(zip(twin.parameters, gradients, strict=True))
+        update = {n: (before[n].double() - after[n].double()) / RATE for n in after}
         assert relative_error(update, wanted) < 1e-5
-        for name, numbers in (("value_loss", values), ("critic_grad_norm", norms)):
-            mean = sum(numbers) / updates
-            assert mean > 0.01
-            assert stats[f"train/{name}"] == pytest.approx(mean, rel=1e-5)
+        assert stats["train/value_loss"] == pytest.approx(float(value.detach()), rel=1e-5)
+        norm = float(flat(wanted).norm())
+        assert norm > 0.01
+        assert stats["train/critic_grad_norm"] == pytest.approx(norm, rel=1e-5)
         own = sum(float(b.value_targets.weights.sum()) for b in credited) if is_last else 0.0
         assert stats["train/odd"] == pytest.approx(setup.ranks.sum(own))
-        if clip is not None:
-            assert 0.1 < stats["train/value_clip_fraction"] < 0.9
 
 
-def with_metric(*values, clip):
+def with_metric(*values):
     """A value loss of one rank only that has a metric more than that of the other ranks."""
-    result = squared_error(*values, clip=clip)
-    return replace(result, metrics={**result.metrics, "odd": torch.ones(())})
+    return replace(squared_error(*values, clip=None), metrics={"odd": torch.ones(())})
+
+
+def plain_loss(twin, groups, expected):
+    """Return the mean over the states of the whole batch, one state after the other."""
+    losses, rollouts = [], [rollout for group in groups for rollout in group.rollouts]
+    for i, rollout in enumerate(rollouts):
+        values = torch.cat([twin.values(row) for row in rollout.rows])
+        for position, value in enumerate(values):
+            _, target, first = expected.get((i, position), (0.0, 0.0, False))
+            losses += [(value - target) ** 2 / 2] if first else []
+    return torch.stack(losses).mean()
 
 
 def plain_metrics(groups, expected):
@@ -202,52 +201,9 @@ def penalty_of(row):
     return (0.1 * torch.tensor(row.token_ids)[row.completion_mask].double().cos()).tolist()
 
 
-def plain_steps(twin, groups, expected, updates, clip):
-    """Take plain steps with the twin; return the losses and lengths of the gradient."""
-    rows = [row for group in groups for r in group.rollouts for row in r.rows]
-    with torch.no_grad():
-        old = [twin.values(row) for row in rows]
-    values, norms = [], []
-    for _ in range(updates):
-        value = plain_loss(twin, groups, expected, old, clip)
-        value.backward()
-        gradients = {name: p.grad.clone() for name, p in twin.parameters.items()}
-        norms.append(float(sum(g.square().sum() for g in gradients.values())) ** 0.5)
-        values.append(float(value.detach()))
-        with torch.no_grad():
-            for name, parameter in twin.parameters.items():
-                parameter -= RATE * gradients[name]
-                parameter.grad = None
-    return values, norms
-
-
-def plain_loss(twin, groups, expected, old_values, clip):
-    """Return the mean over the states of the whole batch, one state after the other."""
-    losses, rows = [], iter(old_values)
-    rollouts = [rollout for group in groups for rollout in group.rollouts]
-    for i, rollout in enumerate(rollouts):
-        position = 0
-        for row in rollout.rows:
-            for value, old in zip(twin.values(row), next(rows), strict=True):
-                _, target, first = expected.get((i, position), (0.0, 0.0, False))
-                error = (value - target) ** 2
-                if clip is not None:
-                    near = old + (value - old).clamp(-clip, clip)
-                    error = torch.maximum(error, (near - target) ** 2)
-                losses += [error / 2] if first else []
-                position += 1
-    return torch.stack(losses).mean()
-
-
 @per_world(
     "dtype, mode, adapter",
-    {
-        1: (("float32", "zero0", False),),
-        2: (
-            *(("float32", "zero2", False), ("bfloat16", "zero1", True)),
-            ("float32", "zero3 scattered", False),
-        ),
-    },
+    {2: (("bfloat16", "zero1", True), ("float32", "zero3 scattered", False))},
 )
 @on_ranks
 def test_a_loaded_critic_skips_bad_batches_and_takes_the_same_next_step(
@@ -258,16 +214,13 @@ def test_a_loaded_critic_skips_bad_batches_and_takes_the_same_next_step(
     for groups in setup.groups:
         critic.update(0, setup.credited(critic, groups), 1)
     middle = setup.weights(critic)
-    assert {name.partition(".")[0] for name in middle} == {"body", "head"}
     assert all("lora_" in name or "head." in name for name in middle) == adapter
     critic.save(folder)
     stats = critic.update(2, setup.credited(critic, setup.groups[0]), 2)
-    end, value = setup.weights(critic), setup.largest_value(critic)
+    end = setup.weights(critic)
 
     other = setup.critic(dtype, mode, setup.adamw(), seed=1, adapter=adapter)
-    assert not all_same(setup.weights(other), middle)
     other.load(folder)
-    assert all_same(setup.weights(other), middle)
     # A return that is not finite, on the last rank alone, changes nothing on any rank.
     credited = setup.credited(other, setup.groups[0])
     if setup.ranks.rank == setup.ranks.world - 1:
@@ -275,77 +228,25 @@ def test_a_loaded_critic_skips_bad_batches_and_takes_the_same_next_step(
         broken = replace(targets, returns=targets.returns + math.inf)
         credited[0] = replace(credited[0], value_targets=broken)
     assert other.update(2, credited, 1)["train/critic_skipped"] == 1
-    # A batch without a state is no step.
-    untrained = [
-        replace(group, credits=tuple(replace(c, trains=False) for c in group.credits))
-        for group in setup.groups[0]
-    ]
-    for groups in (untrained, []):
-        assert other.update(2, setup.credited(other, groups), 1) == {}
+    assert other.update(2, setup.credited(other, []), 1) == {}  # without a state it is no step
     assert all_same(setup.weights(other), middle)
     assert other.update(2, setup.credited(other, setup.groups[0]), 2) == stats
     assert all_same(setup.weights(other), end)
-    assert setup.largest_value(other) == value > 0
-
-
-@per_world("mode", {1: ("zero0", "zero3"), 2: ("zero0", "zero2")})
-@on_ranks
-def test_gradients_of_many_bfloat16_micro_batches_lose_nothing_in_their_sum(setup, mode):
-    class Drawn(ValueModule):
-        """With a head that lets gradients through to the body."""
-
-        def __init__(self, model):
-            super().__init__(model)
-            torch.nn.init.normal_(self.head.weight, generator=torch.Generator().manual_seed(0))
-
-    setup, optim = critics(setup), PlainSteps(0.0)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(critic_module, "ValueModule", Drawn)
-        critic = setup.critic("bfloat16", mode, optim)
-    credited = setup.credited(critic, forked_groups(2, num_groups=4), "rows")
-    assert len(credited) * setup.ranks.world > 15
-    critic.update(0, credited, 1)
-    together, total = optim.made.gradient, torch.zeros_like(optim.made.gradient)
-    for batch in credited:
-        if critic.update(0, [batch], 1):
-            total += optim.made.gradient
-    assert setup.difference(together, total) < 1e-5
-
-
-OWN = {
-    *("value_loss", "value_mean", "return_mean", "explained_variance"),
-    *("critic_grad_norm", "critic_skipped", "critic_learning_rate"),
-}
-REFERENCE = {"train/kl_beta", "train/kl_divergence", "train/kl_penalty", "train/correction"}
 
 
 @pytest.mark.parametrize("world", [1])
 @on_ranks
-def test_a_learner_with_a_critic_gives_it_a_head_start_and_resumes_it(setup):
+def test_a_learner_with_a_critic_skips_with_it_and_resumes_it(setup):
+    """test_golden_steps.py has the critic's head start."""
     setup = critics(setup)
-    run_folder = setup.run_folder()
-    start = partial(setup.learner, run_folder, "optim.learning_rate=1e-3")
-    batch, _ = setup.shares(setup.groups[0], "several")
-    bare = start("loss=ppo", "critic=none")
-    assert bare._critic is None
-    without = set(bare.update(batch))
+    run_folder, (batch, _) = setup.run_folder(), setup.shares(setup.groups[0], "several")
     ppo = ("loss=ppo", "critic.head_start=1", "kl=k1", "updates_per_batch=2", "max_steps=3")
-    ppo += ("critic.optim.schedule=linear", "critic.optim.warmup_steps=0")
-    one = start(*ppo)
-    before = setup.everywhere(one.policy)
+    one, other = (setup.learner(run_folder, "optim.learning_rate=1e-3", *ppo) for _ in range(2))
     infinite = replace(batch, turn_rewards=batch.turn_rewards + np.float32(math.inf))
     assert one.update(infinite)["train/skipped"] == 1  # the critic skips, and the policy waits
-    first = one.update(batch)
-    assert all_same(setup.everywhere(one.policy), before)
-    assert first["train/empty"] == 1
-    assert first["train/value_loss"] > 0
-    one.update(replace(batch, step=1))
-    assert not all_same(setup.everywhere(one.policy), before)
+    for step in range(2):
+        one.update(replace(batch, step=step))
     one.save(run_folder.path)
     expected = one.update(replace(batch, step=2))
-    other = start(*ppo)
     other.load(run_folder.path)
     assert other.update(replace(batch, step=2)) == expected
-    rate = composed()["optim"]["learning_rate"] / 10  # min_ratio of the last step
-    assert expected["train/critic_learning_rate"] == pytest.approx(rate)
-    assert set(expected) - without - REFERENCE == {f"train/{name}" for name in OWN}

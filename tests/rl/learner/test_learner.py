@@ -1,43 +1,28 @@
 """Steps of a learner built from a configuration: schedules, references, checkpoints."""
 
-import json
-import shutil
 from dataclasses import replace
 from functools import partial
 
 import pytest
 import torch
 
-from losses.tokens import TokenLoss
 from rl.learner.collectives import gather_bytes
 from rl.runtime.folder import RunFolder
-from tests.support import tiny_policy as tiny
 from tests.support.policy_setup import all_same
 from tests.support.ranks import on_ranks, worlds
 
 FAST = ("optim.learning_rate=0.1", "optim.warmup_steps=0")
 
-alone = pytest.mark.parametrize("world", [1])
 
-
-@alone
+@pytest.mark.parametrize("world", [1])
 @on_ranks
 def test_an_adaptive_beta_and_a_moving_reference_survive_a_checkpoint(setup):
     run_folder = setup.run_folder()
     start = partial(setup.learner, run_folder, "updates_per_batch=2", "optim.learning_rate=1e-4")
-    bare = start("reference=initial", "correction=tis_token")
-    assert bare._reference is None  # nothing reads it
-    noisy = shutil.copytree(setup.sources["float32"], setup.new_folder(), dirs_exist_ok=True)
-    tiny.exact_model(noisy, seed=5).float().save_pretrained(noisy)
-    config = json.loads((noisy / "config.json").read_text())
-    (noisy / "config.json").write_text(json.dumps(config | {"attention_dropout": 0.1}))
-    given = (f"reference.path={noisy}", "model.head_dtype=bfloat16")
-    taught = start("loss=ppo_clip_kl", "reference=model", *given)
-    assert (bare.shares_prefixes, taught.shares_prefixes) == (True, False)
-    modules = taught.policy.engine.module, taught._reference._module
-    assert [module._head_dtype for module in modules] == [torch.bfloat16] * 2
-    assert not [name for name in bare.update(setup.batch(setup.rows)) if "kl_b" in name]
     steered = ("loss=ppo_clip_kl", "reference.refresh_every=2", "reference.refresh_mix=0.5")
+    half = start(*steered, "model.head_dtype=bfloat16")
+    modules = half.policy.engine.module, half._reference._module
+    assert [module._head_dtype for module in modules] == [torch.bfloat16] * 2
     one = start(*steered)
 
     def compared():
@@ -104,40 +89,3 @@ def test_a_resumed_run_draws_the_dropout_masks_of_its_step(setup):
     other.load(run_folder.path)
     again = other.update(replace(second, step=2))  # the masks of another step
     assert again["train/entropy"] != expected["train/entropy"]
-
-
-@alone
-@on_ranks
-def test_a_step_with_schedules_is_that_of_their_values_at_this_step(setup):
-    """`run.entropy_bonus` is the largest value of its schedule, 0, and the entropy has a gradient.
-
-    It is large, because the entropies of an untrained model hardly have a gradient.
-    """
-    common = ("loss=grpo", "kl=k3", "correction=tis_token", "updates_per_batch=2", "max_steps=2")
-    common += ("optim.learning_rate=1e-3", "optim.schedule=linear")
-    common += ("optim.warmup_steps=0", "optim.min_ratio=0.5")
-    values = {"entropy_bonus": -1e4, "kl.beta": 0.5, "loss.clip_high": 0.01, "correction.cap": 0.9}
-    first = {"entropy_bonus": 0.0, "kl.beta": 5.0, "loss.clip_high": 0.9, "correction.cap": 9.0}
-    folder, found = setup.run_folder(), []
-    for form in ("{1}", "{{_target_: rl.schedule.pieces, values: {{0: {0}, 1: {1}}}}}"):
-        options = (f"{key}={form.format(first[key], value)}" for key, value in values.items())
-        learner = setup.learner(folder, *common, *options)
-        found.append(learner.update(setup.batch(setup.rows, "one", step=1)))
-    constant, scheduled = found
-    assert constant["train/learning_rate"] == pytest.approx(5e-4)  # of the last step
-    assert scheduled == constant | {f"schedule/{key}": value for key, value in values.items()}
-
-
-def surest(tokens):
-    return TokenLoss(-tokens.kl_from_uniform * tokens.logprobs, {})
-
-
-@alone
-@on_ranks
-def test_a_learner_computes_the_kl_from_uniform_only_for_a_loss_that_reads_it(setup):
-    folder, seen = setup.run_folder(), []
-    for target in (f"{__name__}.surest", "losses.reinforce.reinforce"):
-        learner = setup.learner(folder, "loss=reinforce", f"loss._target_={target}")
-        learner.policy.engine.module.register_forward_hook(lambda *given: seen.append(given[2]))
-        assert learner.update(setup.batch(setup.rows, "one"))["train/grad_norm"] > 0
-    assert [len(outputs) for outputs in seen] == [3, 2]

@@ -1,20 +1,19 @@
-"""Logprobs in chunks are those of one log_softmax over all logits; N tokens, V words."""
+"""Logprobs in chunks are those of one log_softmax over all logits; N tokens, V words.
 
+The last tests are of the sets of tokens that top_p, top_k and min_p kept; S kept tokens.
+"""
+
+import math
 from contextlib import nullcontext
-from functools import partial
 
 import pytest
 import torch
-from torch._dynamo.utils import counters
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from benchmarks.first_hour.update import ADAPTER
-from rl.learner.logprobs import PolicyModule
-from rl.learner.output_head import _maybe_compiled
-from rl.learner.weight_gradients import use_float32_gradients
-from rl.model.loading import compile_layers, enable_gradient_checkpointing, load_model
+from rl.learner.logprobs import PolicyModule, kept_logprob
+from rl.model.loading import load_model
 from tests.support import tiny_policy
 
 torch.set_num_threads(1)
@@ -76,10 +75,12 @@ def plain(model, rows, temperature):
     return torch.cat(logprobs), torch.cat(entropies)
 
 
-@pytest.mark.parametrize(("temperature", "entropy_gradient"), [(1.0, False), (0.6, True)])
-@pytest.mark.parametrize(("chunk", "extra"), [(1, 0), (4, 3), (7, 0), (1000, 11)])
+@pytest.mark.parametrize(
+    ("temperature", "entropy_gradient", "chunk", "extra"),
+    [(1.0, False, 1, 0), (0.6, True, 4, 3), (0.6, False, 1000, 11)],
+)
 def test_logprobs_entropies_and_gradients_are_those_of_plain_log_softmax(
-    model, rows, chunk, extra, temperature, entropy_gradient
+    model, rows, temperature, entropy_gradient, chunk, extra
 ):
     token_ids, mask = stacked(rows, extra)
     module = PolicyModule(model, chunk=chunk, entropy_gradient=entropy_gradient)
@@ -114,18 +115,20 @@ class LargestLogits(TorchDispatchMode):
         return result
 
 
-@pytest.mark.parametrize("with_gradient", [True, False])
-@pytest.mark.parametrize("kl", [True, False])
-def test_no_more_than_a_chunk_of_logits_exists_at_once(folder, rows, with_gradient, kl):
-    model = load_model(folder, torch.float32, 0)
+def test_no_more_than_a_chunk_of_logits_exists_at_once_and_none_waits_for_the_backward_pass(
+    folder, rows
+):
+    model, kept = load_model(folder, torch.float32, 0), []
+    module = PolicyModule(model, chunk=4, kl_from_uniform=True)
     token_ids, mask = stacked(rows)
-    with LargestLogits() as seen, torch.set_grad_enabled(with_gradient):
-        module = PolicyModule(model, chunk=4, kl_from_uniform=kl)
+    hooks = torch.autograd.graph.saved_tensors_hooks(lambda t: kept.append(t) or t, lambda t: t)
+    with LargestLogits() as seen, hooks:
         logprobs, *_ = module(token_ids, mask, 1.0, entropies=True)
-        if with_gradient:
-            logprobs.sum().backward()
+        logprobs.sum().backward()
     assert 8 < mask.sum() < HIDDEN
     assert seen.largest == 4
+    assert kept
+    assert not [tensor for tensor in kept if tensor.shape[-1:] == (VOCAB,)]
 
 
 SIZES = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "pad_token_id": 0}
@@ -139,11 +142,8 @@ SIZES |= {"vocab_size": 64, "num_attention_heads": 4, "num_key_value_heads": 2}
         ("granite", {"logits_scaling": 1.0}, True),
         ("cohere", {"logit_scale": 0.0625}, False),
         ("gemma2", {"final_logit_softcapping": 30.0, "head_dim": 8}, False),
-        ("gemma2", {"final_logit_softcapping": None, "head_dim": 8}, True),
         ("minicpm3", {}, False),  # it scales the hidden states instead
-        ("glm4_moe", {"moe_intermediate_size": 16, "output_router_logits": True}, True),
         ("opt", {"word_embed_proj_dim": 16, "ffn_dim": 64}, True),  # the head is narrower
-        ("qwen3_next", {"linear_num_value_heads": 32}, True),
     ],
 )
 def test_a_model_that_changes_its_logits_after_the_head_is_refused(kind, options, is_plain):
@@ -154,25 +154,6 @@ def test_a_model_that_changes_its_logits_after_the_head_is_refused(kind, options
         expected = model(token_ids, use_cache=False).logits[0, :-1].float().log_softmax(-1)
         expected = expected.gather(-1, token_ids[0, 1:, None])[:, 0]
         torch.testing.assert_close(module(token_ids, mask, 1.0)[0], expected, rtol=0.02, atol=0.02)
-
-
-def test_nothing_of_size_v_waits_for_the_backward_pass(folder, rows):
-    model = load_model(folder, torch.float32, 0)
-    kept = []
-
-    def keep(tensor):
-        kept.append(tuple(tensor.shape))
-        return tensor
-
-    with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
-        PolicyModule(model, chunk=4, kl_from_uniform=True)(*stacked(rows), 1.0, entropies=True)
-    assert kept
-    assert not [shape for shape in kept if shape[-1:] == (VOCAB,)]
-
-
-def test_a_model_without_marked_layers_is_not_compiled():
-    with pytest.raises(ValueError, match="Linear has no layers that can be compiled"):
-        compile_layers(torch.nn.Linear(2, 2))
 
 
 @pytest.mark.parametrize("tied", [True, False])
@@ -210,43 +191,58 @@ def test_a_float32_head_has_the_logprobs_of_float32_logits(folder, rows):
     assert (rounded - expected).abs().max() > 1e-4
 
 
-@pytest.mark.parametrize("way", ["adapter checkpointing", "all weights"])
-def test_compiled_layers_are_whole_and_compiled_once_for_each_kind_of_pass(
-    tmp_path, monkeypatch, way
-):
-    """The layers are compiled again for a single row, while their weights have gradients."""
-    torch._dynamo.reset()
-    counters.clear()
-    _maybe_compiled.cache_clear()
-    graphs = []
+def kept_with(token_ids: torch.Tensor, seed: int = 0) -> torch.Tensor:
+    """Return sets [N, 6] that contain each token [N]; every fourth token has none."""
+    kept = torch.full((len(token_ids), 6), -1)
+    generator = torch.Generator().manual_seed(seed)
+    for i, token in enumerate(token_ids.tolist()):
+        others = torch.randperm(250, generator=generator)
+        size = (0, 1, 3, 6)[i % 4]
+        kept[i, :size] = torch.cat([torch.tensor([token]), others[others != token]])[:size]
+    return kept
 
-    def backend(graph, _):
-        graphs.append(graph)
-        return graph.forward
 
-    monkeypatch.setattr(torch, "compile", partial(torch.compile, backend="eager"))
-    folder, found = tiny_policy.model_folder(tmp_path, "bfloat16"), []
-    for compiled in (False, True):
-        model = load_model(folder, torch.bfloat16, 0)
-        model = model if way == "all weights" else ADAPTER.attach(model, 0, "base")
-        if "checkpointing" in way:
-            enable_gradient_checkpointing(model)
-        if compiled:
-            compile_layers(model, backend)
-        module = PolicyModule(model.train(), chunk=7, compiled=compiled)
-        use_float32_gradients(module)
-        trained = [p for p in module.parameters() if p.requires_grad]
-        for parameter in trained:
-            parameter.grad_dtype = torch.float32
-        for count, length in ((3, 21), (5, 27), (1, 31)):
-            token_ids = torch.arange(count * length).view(count, length)
-            mask = torch.arange(length).expand(count, -1) > 4
-            with torch.no_grad():
-                module(token_ids, mask, 0.8)
-            module(token_ids, mask, 0.8)[0].sum().backward()
-        found.append([parameter.grad for parameter in trained])
-    torch.testing.assert_close(found[0], found[1], rtol=0.02, atol=0.02)
-    assert not counters["graph_break"]
-    # With and without gradients, and for the recomputation; each for several rows and for one.
-    assert len(graphs) == (6 if "checkpointing" in way else 4)
-    _maybe_compiled.cache_clear()
+def test_the_probability_of_a_set_by_hand():
+    # p = 0.5, 0.2, 0.3; the sets {0, 2}, {1} and none: 0.8, 0.2 and all
+    p = torch.tensor([[0.5, 0.3], [0.2, 0.5], [0.5, 0.5]], dtype=torch.float64)
+    logprobs = p.log().requires_grad_()
+    found = kept_logprob(torch.tensor([[0, 2], [1, -1], [-1, -1]]), logprobs)
+    torch.testing.assert_close(found.exp(), torch.tensor([0.8, 0.2, 1.0], dtype=torch.float64))
+    found.sum().backward()
+    # d log(0.5 + 0.3) / d log 0.5 = 0.5 / 0.8
+    expected = torch.tensor([[0.625, 0.375], [1.0, 0.0], [0.0, 0.0]], dtype=torch.float64)
+    torch.testing.assert_close(logprobs.grad, expected)
+
+
+@pytest.mark.parametrize(("chunk", "own_temperature"), [(3, True), (1000, False)])
+def test_with_sets_value_and_gradient_are_those_of_masked_logits(folder, chunk, own_temperature):
+    model = tiny_policy.exact_model(folder)
+    token_ids = torch.randint(0, 256, (2, 9), generator=torch.Generator().manual_seed(1))
+    mask = torch.ones_like(token_ids, dtype=torch.bool)
+    mask[:, 0] = mask[1, 5:] = False
+    own = token_ids[mask]
+    kept, candidates = kept_with(own), torch.stack([(own + 3) % 256, (own + 9) % 256], -1)
+    steps = torch.linspace(0.5, 1.5, len(own), dtype=torch.float64)[:, None]
+    temperature = steps if own_temperature else 0.7
+    weights = torch.linspace(-1, 2, len(own), dtype=torch.float64)
+
+    logits = model(input_ids=token_ids, use_cache=False).logits[:, :-1][mask[:, 1:]] / temperature
+    full = logits.log_softmax(-1)
+    expected = tiny_policy.among(logits, kept).gather(-1, own[:, None])[:, 0]
+    plain = torch.autograd.grad((weights * expected).sum(), list(model.parameters()))
+    module = PolicyModule(model, chunk=chunk, kl_from_uniform=True)
+    scored = module(token_ids, mask, temperature, entropies=True, candidates=candidates, kept=kept)
+    logprobs, entropies, kl, of_candidates = scored
+    torch.testing.assert_close(logprobs, expected, rtol=1e-10, atol=1e-10)
+    # All other numbers are those of the full distribution.
+    torch.testing.assert_close(of_candidates, full.gather(-1, candidates))
+    torch.testing.assert_close(entropies, -(full.exp() * full).sum(-1))
+    assert not kl.requires_grad
+    torch.testing.assert_close(kl, -full.mean(-1) - math.log(full.shape[1]))
+    found = torch.autograd.grad((weights * logprobs).sum(), list(model.parameters()))
+    torch.testing.assert_close(found, plain, rtol=1e-9, atol=1e-9)
+
+    ignored = module(token_ids, mask, temperature)[0]
+    has_set = kept[:, 0] >= 0
+    assert ((logprobs - ignored)[has_set] > 1).all()
+    torch.testing.assert_close(logprobs[~has_set], ignored[~has_set], rtol=0, atol=0)

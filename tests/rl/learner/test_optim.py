@@ -25,15 +25,9 @@ def muon(**changes):
 
 # cosine over 4 intervals: (1 + cos(k pi / 4)) / 2 = 1, 0.853553, 0.5, 0.146447, 0
 TABLES = [
-    ("constant", 0, [8, 8, 8, 8, 8]),
     ("constant", 4, [2, 4, 6, 8, 8, 8, 8]),
-    ("constant", 1, [8, 8, 8]),
-    ("linear", 0, [8, 6.5, 5, 3.5, 2]),
     ("linear", 2, [4, 8, 8, 6.5, 5, 3.5, 2]),
-    ("linear", 4, [2, 4, 6, 8, 8, 5, 2]),
     ("cosine", 0, [8, 7.121320, 5, 2.878680, 2]),
-    ("cosine", 2, [4, 8, 8, 7.121320, 5, 2.878680, 2]),
-    ("cosine", 4, [2, 4, 6, 8, 8, 5, 2]),
     ("linear", 0, [8]),
     ("cosine", 3, [8 / 3, 16 / 3, 8]),
 ]
@@ -48,59 +42,25 @@ def test_the_rate_of_every_step(schedule, warmup_steps, rates):
 
 def test_weight_decay_leaves_vectors_alone_and_frozen_weights_out():
     module, frozen = nn.Linear(2, 2), nn.Linear(2, 2).requires_grad_(False)
-    for parameter in module.parameters():
-        nn.init.ones_(parameter)
-        parameter.grad = torch.zeros_like(parameter)
     given = [*module.parameters(), *frozen.parameters()]
     optimizer = adamw(weight_decay=0.5, learning_rate=0.125, beta1=0.5, eps=1e-3).optimizer(given)
-    optimizer.step()
-    assert module.weight.tolist() == [[0.9375] * 2] * 2  # 1 - 0.125 * 0.5
-    assert module.bias.tolist() == [1.0, 1.0]
-    held = [p for group in optimizer.param_groups for p in group["params"]]
-    assert [id(p) for p in held] == [id(module.weight), id(module.bias)]
+    decays = {id(p): g["weight_decay"] for g in optimizer.param_groups for p in g["params"]}
+    assert decays == {id(module.weight): 0.5, id(module.bias): 0.0}
     assert isinstance(optimizer, torch.optim.AdamW)
     for group in optimizer.param_groups:
         assert (group["lr"], group["betas"], group["eps"]) == (0.125, (0.5, 0.99), 1e-3)
 
 
-class Language(nn.Module):
-    """What a language model has: words at both ends, matrices, vectors and a stack of experts."""
-
-    def __init__(self, tied=False):
-        super().__init__()
-        generator = torch.Generator().manual_seed(0)
-
-        def weight(*shape, **options):
-            return nn.Parameter(torch.randn(*shape, generator=generator), **options)
-
-        self.words = weight(7, 4)
-        self.wide, self.tall = weight(4, 6), weight(6, 4)
-        self.norm, self.experts = weight(4), weight(2, 4, 3)
-        self.frozen = weight(4, 4, requires_grad=False)
-        self.head = self.words if tied else weight(7, 4)
-
-    def made(self, **changes):
-        return muon(**changes).optimizer(self.parameters(), [self.words, self.head])
-
-    def set_gradients(self, seed):
-        generator = torch.Generator().manual_seed(seed)
-        for parameter in self.parameters():
-            if parameter.requires_grad:
-                parameter.grad = torch.randn(parameter.shape, generator=generator)
-
-
-def names(module, optimizer, part):
-    held = {id(p) for g in optimizer.param_groups if g["part"] == part for p in g["params"]}
-    return {name for name, parameter in module.named_parameters() if id(parameter) in held}
-
-
 @pytest.mark.parametrize("tied", [False, True])
 def test_muon_gets_the_hidden_matrices_and_adamw_everything_else_that_trains(tied):
-    module = Language(tied)
-    optimizer = module.made()
-    assert names(module, optimizer, "muon") == {"wide", "tall"}
-    others = {"words", "norm", "experts"} | (set() if tied else {"head"})
-    assert names(module, optimizer, "adamw") == others
+    words, hidden, frozen = (nn.Parameter(torch.zeros(4, 6)) for _ in range(3))
+    head = words if tied else nn.Parameter(torch.zeros(4, 6))
+    norm, experts = nn.Parameter(torch.zeros(4)), nn.Parameter(torch.zeros(2, 4, 3))
+    frozen.requires_grad_(False)
+    others = [words, norm, experts] + [head] * (not tied)
+    optimizer = muon().optimizer([frozen, hidden, *others], [words, head])
+    parts = {id(p): g["part"] for g in optimizer.param_groups for p in g["params"]}
+    assert parts == {id(hidden): "muon", **dict.fromkeys(map(id, others), "adamw")}
 
 
 def test_a_first_update_by_muon_is_orthogonal_and_as_long_as_adamws():
@@ -108,7 +68,7 @@ def test_a_first_update_by_muon_is_orthogonal_and_as_long_as_adamws():
     module = nn.Linear(4, 4, bias=False)
     before = module.weight.detach().clone()
     knobs = {"learning_rate": 0.5, "ns_steps": 1}
-    optimizer = muon(**knobs).optimizer([module.weight, nn.Parameter(torch.ones(2))])
+    optimizer = muon(**knobs).optimizer([module.weight])  # and no weight for AdamW
     module.weight.grad = 3 * torch.eye(4)
     optimizer.step()
     # Scaled to length 1 the identity has singular values of 1/2, which one iteration makes
@@ -116,16 +76,3 @@ def test_a_first_update_by_muon_is_orthogonal_and_as_long_as_adamws():
     length = 0.5 * 0.4 * 1.188859
     moved = before - module.weight.detach()
     torch.testing.assert_close(moved, length * torch.eye(4), rtol=0.01, atol=1e-6)
-
-
-def test_where_only_hidden_matrices_are_trained_muon_steps_alone():
-    """As with an adapter: embeddings, head and norms are frozen."""
-    ours = Language()
-    for name, parameter in ours.named_parameters():
-        parameter.requires_grad_(name in ("wide", "tall"))
-    optimizer = ours.made(learning_rate=0.1, nesterov=False)
-    before = ours.wide.detach().clone()
-    ours.set_gradients(0)
-    optimizer.step()
-    assert not torch.equal(ours.wide, before)
-    assert [(g["part"], g["nesterov"]) for g in optimizer.param_groups] == [("muon", False)]

@@ -1,21 +1,25 @@
-"""What DeepSpeed makes of a batch, compared with plain torch."""
+"""What DeepSpeed makes of a batch, compared with plain torch; the last tests are of adapters."""
 
 import copy
+import functools
 import math
-from contextlib import closing
+import re
 from dataclasses import replace
+from pathlib import Path
+from shutil import copytree
 from typing import Any
 
 import pytest
 import torch
-import torch.distributed as dist
-from safetensors.torch import load_file
+from peft import PeftModel
+from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from losses.tokens import TokenLoss
-from rl.learner.objective import Objective
+from rl.learner.logprobs import Rows
+from rl.learner.objective import Batch, Objective
 from rl.learner.optim import Muon
-from rl.weights.memory_file import MemoryFile, read_weights
+from tests.rl.learner.test_updates import initial
 from tests.support.policy_setup import (
     ADAPTED,
     BUDGETS,
@@ -30,20 +34,16 @@ from tests.support.ranks import on_ranks, per_world
 from tests.support.tiny_policy import flat, relative_error
 from tests.support.unpickled import Written
 
-# With those of UPDATES, every shipped ZeRO stage with one and with two ranks. Recomputed and
-# compiled layers occur with some stages only: each compiled case takes 15 seconds or more.
-GRADIENTS = {
-    1: ("zero0", "zero1", "zero2 checkpointing compiled", "zero3 checkpointing"),
-    2: ("zero0", "zero1", "zero2", "zero3 scattered", "zero3_offload scattered"),
-}
+# Recomputed and compiled layers occur with some stages only: a compiled case takes 15 s or more.
+SPLIT = ("zero0", "zero1", "zero2", "zero3 scattered", "zero3_offload scattered")
 UPDATES = {  # mode, adapter
     1: (
-        *((mode, False) for mode in (*GRADIENTS[1], "zero0 shared", "zero2 shared")),
+        *((mode, False) for mode in ("zero2 checkpointing compiled", "zero0 shared")),
         *((mode, True) for mode in ("zero0 checkpointing", "zero3 shared compiled")),
     ),
     2: (
-        *((mode, False) for mode in (*GRADIENTS[2], "zero3 scattered shared checkpointing")),
-        *((m, True) for m in ("zero1", "zero2", "zero3 scattered checkpointing", "zero2 shared")),
+        *((mode, False) for mode in (*SPLIT, "zero3 scattered shared checkpointing")),
+        *((m, True) for m in ("zero1", "zero3 scattered checkpointing", "zero2 shared")),
     ),
 }
 STEPS = {
@@ -108,7 +108,7 @@ def test_the_update_is_the_gradient_of_the_whole_batch_however_it_is_split(setup
     assert stats["train/grad_norm"] == 0
 
 
-@per_world("mode", {1: ("zero0",), 2: GRADIENTS[2]})
+@per_world("mode", {2: SPLIT})
 @on_ranks
 def test_a_long_gradient_is_clipped_and_its_length_reported(setup, mode):
     policy = setup.policy("float32", mode, PlainSteps(), max_grad_norm=0.5)
@@ -149,8 +149,7 @@ def test_an_exported_model_loads_in_transformers_with_the_same_logits(setup, dty
     assert all_same(policy.weights(), named)  # the tied ones once
     policy.update(setup.batch(setup.rows), setup.objective)
     policy.export(folder, setup.sources[dtype])
-    token_ids = setup.batch(setup.rows).micro_batches[0].token_ids
-    weights, logprobs = setup.everywhere(policy), policy.logprobs(token_ids)
+    weights = setup.everywhere(policy)
     if not setup.ranks.first:
         return
     twin = setup.model(dtype, 1)
@@ -158,23 +157,18 @@ def test_an_exported_model_loads_in_transformers_with_the_same_logits(setup, dty
     twin.set_attn_implementation("sdpa")  # the default of transformers
     read: Any = AutoModelForCausalLM.from_pretrained
     loaded, report = read(folder, dtype="auto", output_loading_info=True)
-    token_ids = torch.tensor(token_ids).long()
+    token_ids = torch.tensor(setup.batch(setup.rows).micro_batches[0].token_ids).long()
     with torch.no_grad():
         expected, found = (m(token_ids).logits for m in (twin.eval(), loaded.eval()))
     assert same(expected, found)
     assert str(found.dtype) == f"torch.{dtype}"
     assert not any(report.values())
     assert AutoTokenizer.from_pretrained(folder).decode([104, 105]) == "hi"
-    # Policy.logprobs of the same tokens; in bfloat16 another attention kernel rounds otherwise.
-    plain = torch.log_softmax(found[:, :-1].float(), -1).gather(-1, token_ids[:, 1:, None])
-    gap = (plain[..., 0] - logprobs[:, 1:]).abs().max()
-    assert gap < (1e-5 if dtype == "float32" else 0.03)
-    assert not logprobs[:, 0].any()
 
 
 @per_world("mode", {1: ("zero0", "zero3"), 2: ("zero3 scattered",)})
 @on_ranks
-def test_an_integer_buffer_is_saved_pushed_and_exported(setup, mode):
+def test_an_integer_buffer_is_saved_and_exported(setup, mode):
     def model(*settings):
         made = setup.model(*settings)
         made.register_buffer("count", torch.tensor([7]))
@@ -190,17 +184,15 @@ def test_an_integer_buffer_is_saved_pushed_and_exported(setup, mode):
     policy.export(folder / "hf", setup.sources["bfloat16"])
     if weights := policy.weights():
         assert load_file(folder / "hf" / "model.safetensors")["count"].tolist() == [7]
-        with closing(MemoryFile()) as file:
-            read = read_weights(file.path, file.write(weights))
-        assert (read["count"].dtype, read["count"].tolist()) == (torch.int64, [7])
+        assert (weights["count"].dtype, weights["count"].tolist()) == (torch.int64, [7])
 
 
+MUON = (("float32", "zero0 muon"), ("bfloat16", "zero0 muon"))
 LOADED_ADAPTERS = {1: ADAPTED[1][:1], 2: [c for c in ADAPTED[2] if c[1] in ("zero1", "zero3")]}
+LOADED = {w: [*((*c, None) for c in (*STEPS[w], *MUON)), *LOADED_ADAPTERS[w]] for w in STEPS}
 
 
-@per_world(
-    "dtype, mode, saved", {w: [*((*c, None) for c in STEPS[w]), *LOADED_ADAPTERS[w]] for w in STEPS}
-)
+@per_world("dtype, mode, saved", LOADED)
 @on_ranks
 def test_a_loaded_policy_and_one_that_skipped_bad_batches_take_the_same_next_step(
     setup, dtype, mode, saved
@@ -208,6 +200,8 @@ def test_a_loaded_policy_and_one_that_skipped_bad_batches_take_the_same_next_ste
     setup = setup if saved is None else adapted(setup, saved)
     first, second = (setup.batch(rows) for rows in setup.batches)
     optim, folder = setup.adamw(schedule="linear", warmup_steps=2), setup.new_folder()
+    if "muon" in mode:
+        optim = Muon(**vars(optim), momentum=0.9, nesterov=True, ns_steps=5, adamw_ratio=0.5)
     policy = setup.policy(dtype, mode, optim)
     start = setup.everywhere(policy)
     stats = policy.update(first, setup.objective)
@@ -216,7 +210,7 @@ def test_a_loaded_policy_and_one_that_skipped_bad_batches_take_the_same_next_ste
     # Adam has no past at its first step, so the update is as long as the rate of that step.
     rounding = 1e-4 if dtype == "float32" else 0.05
     moved = float((flat(middle) - flat(start)).abs().median())
-    assert moved == pytest.approx(RATE / 2, rel=rounding)
+    assert moved == pytest.approx(RATE / 2, rel=rounding) or "muon" in mode
     policy.save(folder)
     policy.update(second, setup.objective)
     end = setup.everywhere(policy)
@@ -238,29 +232,6 @@ def test_a_loaded_policy_and_one_that_skipped_bad_batches_take_the_same_next_ste
     stats = loaded.update(second, setup.objective)
     assert all_same(setup.everywhere(loaded), end)
     assert (stats["train/empty"], stats["train/skipped"]) == (0, 0)
-
-
-@per_world("mode", {1: ("zero0", "zero1", "zero3")})
-@on_ranks
-def test_code_in_a_file_of_a_checkpoint_does_not_run(setup, mode):
-    folder, policy = setup.new_folder(), setup.policy("float32", mode, setup.adamw())
-    policy.update(setup.batch(setup.rows), setup.objective)
-    policy.save(folder)
-    before, code_ran = setup.everywhere(policy), folder / "code ran"
-    files = sorted((folder / "deepspeed").iterdir())
-    assert len(files) == 1 + (mode != "zero0")
-    for file in files:
-        whole = file.read_bytes()
-        state = torch.load(file, weights_only=False)
-        for hostile in (Written(code_ran), {**state, "more": Written(code_ran)}):
-            torch.save(hostile, file)
-            refused = rf"^\S*{file.name} is not loaded, .* contains unsafe code: remove its"
-            with pytest.raises(ValueError, match=refused):
-                policy.load(folder)
-            assert not code_ran.exists()
-        file.write_bytes(whole)
-    policy.load(folder)
-    assert all_same(setup.everywhere(policy), before)
 
 
 def bad_batches(setup, first):
@@ -291,85 +262,114 @@ def test_updates_too_small_for_bfloat16_add_up_in_float32(setup, mode):
     assert moved[-1] > 0.5
 
 
-class RecordingTensor:
-    """A configured optimizer that keeps the gradients of every step, and whose they are."""
-
-    def __init__(self, optim):
-        self.rate, self._optim, self.gradients = optim.rate, optim, []
-
-    def optimizer(self, parameters, embeddings):
-        made = self._optim.optimizer(parameters, embeddings)
-        self.owners = [id(p) for group in made.param_groups for p in group["params"]]
-        made.register_step_pre_hook(self._keep)
-        return made
-
-    def _keep(self, optimizer, *_):
-        held = [p.grad for group in optimizer.param_groups for p in group["params"]]
-        self.gradients.append([gradient.clone() for gradient in held if gradient is not None])
+adapters = per_world("dtype, mode, saved", ADAPTED)
 
 
-class PlainMuon:
-    """torch.optim.Muon and torch.optim.AdamW in float32, sorted by the names of the weights."""
-
-    def __init__(self, start, names):
-        self.masters = {name: torch.nn.Parameter(w.float().clone()) for name, w in start.items()}
-        self.names = names
-        hidden, words, norms = (
-            [self.masters[name] for name in names if part in name]
-            for part in ("_proj", "embed", "norm")
-        )
-        assert len(hidden) + len(words) + len(norms) == len(start)
-        self.muon = torch.optim.Muon(
-            hidden, weight_decay=0.1, momentum=0.9, adjust_lr_fn="match_rms_adamw"
-        )
-        groups = [{"params": words, "weight_decay": 0.1}, {"params": norms, "weight_decay": 0.0}]
-        self.adamw = torch.optim.AdamW(groups, betas=(0.9, 0.99), eps=1e-12)
-
-    def step(self, gradients, rate):
-        for name, gradient in zip(self.names, gradients, strict=True):
-            self.masters[name].grad = gradient.clone()
-        for optimizer, ratio in ((self.muon, 1.0), (self.adamw, 0.5)):
-            for group in optimizer.param_groups:
-                group["lr"] = rate * ratio
-            optimizer.step()
+@functools.cache
+def trained_adapter(setup, dtype, mode):
+    """Return a policy with an adapter after one step, which several tests read."""
+    policy = setup.policy(dtype, mode, setup.adamw())
+    policy.update(setup.batch(setup.rows), setup.objective)
+    return policy
 
 
-def muon(setup):
-    knobs = vars(setup.adamw(schedule="linear", warmup_steps=2, weight_decay=0.1))
-    return Muon(**knobs, momentum=0.9, nesterov=True, ns_steps=5, adamw_ratio=0.5)
-
-
-@per_world("dtype", dict.fromkeys((1, 2), ("float32", "bfloat16")))
+@per_world("mode", {1: ["zero0", "zero2", "zero3"]})
 @on_ranks
-def test_steps_by_muon_are_those_of_torch_on_the_same_gradients_and_are_resumed(setup, dtype):
-    """Bit by bit, in float32 or on float32 copies of bfloat16 weights."""
-    batches = [setup.batch(setup.batches[i % 2], step=step) for i, step in enumerate((0, 1, 9))]
-    watched, folder = RecordingTensor(muon(setup)), setup.new_folder()
-    policy = setup.policy(dtype, "zero0", watched)
-    watched.gradients.clear()  # DeepSpeed has taken a step of its own
-    start = found = middle = setup.everywhere(policy)
-    names = {id(p): name for name, p in policy.engine.module.model.named_parameters()}
-    plain = PlainMuon(start, [names[owner] for owner in watched.owners])
-    for batch, rate in zip(batches, (RATE / 2, RATE, RATE / 10), strict=True):
-        if batch is batches[-1]:
-            policy.save(folder)
-        policy.update(batch, setup.objective)
-        plain.step(watched.gradients[-1], rate)
-        middle, found = found, setup.everywhere(policy)
-        masters = {n: p.detach().to(getattr(torch, dtype)) for n, p in plain.masters.items()}
-        assert all_same(found, masters)
-    assert len(watched.gradients) == 3
-    assert not any(same(start[name], found[name]) for name in start)
-    groups = policy.engine.optimizer.param_groups
-    assert {str(p.dtype) for g in groups for p in g["params"]} == {"torch.float32"}
+def test_a_checkpoint_with_code_or_without_a_trained_weight_is_refused(setup, mode):
+    setup = adapted(setup)
+    policy, folder = setup.policy("float32", mode, setup.adamw()), setup.new_folder()
+    policy.update(setup.batch(setup.rows), setup.objective)
+    policy.save(folder)
+    files, code_ran = sorted((folder / "deepspeed").iterdir()), folder / "code ran"
+    assert len(files) == 1 + (mode != "zero0")
+    for file in files:
+        whole, state = file.read_bytes(), torch.load(file, weights_only=False)
+        torch.save({**state, "more": Written(code_ran)}, file)
+        refused = rf"^\S*{file.name} is not loaded, .* contains unsafe code: remove its"
+        with pytest.raises(ValueError, match=refused):
+            policy.load(folder)
+        assert not code_ran.exists()
+        file.write_bytes(whole)
+    policy.load(folder)
+    (path,) = (folder / "deepspeed").glob("*model_states.pt")
+    state = torch.load(path, weights_only=False)
+    assert all("lora_" in name for name in state["module"])  # nothing that is not trained
+    name = next(iter(state["module"]))
+    del state["module"][name]
+    torch.save(state, path)
+    with pytest.raises(RuntimeError, match=re.escape(name)):
+        policy.load(folder)
+    with pytest.raises(ValueError, match="lacks DeepSpeed's files: restore them, or delete the"):
+        policy.load(setup.new_folder())
 
-    resumed = setup.policy(dtype, "zero0", muon(setup), seed=1)
-    resumed.load(folder)
-    assert all_same(setup.everywhere(resumed), middle)
-    nan = [replace(row, advantages=math.nan * row.advantages) for row in setup.rows]
-    stats = resumed.update(setup.batch(nan, step=9), setup.objective)
-    assert stats["train/skipped"] == 1
-    assert all_same(setup.everywhere(resumed), middle)
-    resumed.update(batches[2], setup.objective)
-    assert all_same(setup.everywhere(resumed), found)
-    dist.barrier()
+
+@adapters
+@on_ranks
+def test_both_exports_have_the_logprobs_of_the_policy(setup, dtype, mode, saved):
+    setup = adapted(setup, saved)
+    policy, folder = trained_adapter(setup, dtype, mode), setup.new_folder()
+    source = setup.sources[dtype]
+    whole = Path(copytree(source, folder / f"whole{setup.ranks.rank}"))
+    # Not by save_pretrained, which writes on the first rank alone.
+    weights = dict(setup.base(dtype).named_parameters())
+    save_file(weights, whole / "model.safetensors", metadata={"format": "pt"})
+    policy.export(folder / "hf", whole)
+    policy.export(folder / "merged", whole, merged=True)
+    policy.export(folder / "alone", source)  # a config without weights
+    token_ids = setup.batch(setup.rows).micro_batches[0].token_ids
+    own = policy.logprobs(token_ids)
+    if not setup.ranks.first:
+        return
+    base = setup.base(dtype)
+    loaded = PeftModel.from_pretrained(base, folder / "hf", autocast_adapter_dtype=False)
+    merged = AutoModelForCausalLM.from_pretrained(folder / "merged", dtype="auto")
+    # In bfloat16 another attention kernel rounds otherwise, and so does merging.
+    assert gap(loaded, token_ids, own) < (1e-5 if dtype == "float32" else 0.03)
+    assert gap(merged, token_ids, own) < (2e-5 if dtype == "float32" else 0.1)
+    assert str(merged.dtype) == f"torch.{dtype}"
+    assert AutoTokenizer.from_pretrained(folder / "hf").decode([104, 105]) == "hi"
+    # Without its base, which exists nowhere else, an adapter would be lost.
+    found = {name: (folder / name / "adapter_config.json").exists() for name in ("hf", "alone")}
+    assert found == {"hf": True, "alone": False}
+    assert (folder / "alone" / "model.safetensors").exists()
+
+
+@torch.no_grad()
+def gap(model, token_ids, own):
+    tokens = torch.tensor(token_ids).long()
+    logprobs = torch.log_softmax(model.eval()(tokens).logits[:, :-1].float(), -1)
+    plain = logprobs.gather(-1, tokens[:, 1:, None])[..., 0]
+    return float((plain - own[:, 1:]).abs().max())
+
+
+@pytest.mark.parametrize("world", [1])
+@on_ranks
+def test_dropout_is_in_the_update_and_not_in_logprobs(setup):
+    batch = setup.batch(setup.rows)
+    policy, plain = (
+        adapted(setup, (), dropout).policy("bfloat16", "zero0", PlainSteps())
+        for dropout in (0.5, 0.0)
+    )
+    own, expected = (p.logprobs(batch.micro_batches[0].token_ids) for p in (policy, plain))
+    assert torch.equal(own, expected)
+    felt, expected = (p.update(batch, setup.objective)["train/loss"] for p in (policy, plain))
+    assert felt != expected
+
+
+@adapters
+@on_ranks
+def test_with_its_adapter_off_a_trained_policy_is_the_model_it_began_as(setup, dtype, mode, saved):
+    """So the base is the reference of a divergence, without a second copy."""
+    policy = trained_adapter(adapted(setup, saved), dtype, mode)
+    batch = Batch.of(setup.batch(setup.rows).micro_batches[0], setup.ranks.device, 0)
+    off, on = policy.base_scores(batch).logprobs, policy.score(batch)
+    plain = setup.policy(dtype, mode, PlainSteps())
+    assert torch.equal(off, plain.score(batch))
+    assert (off - on).abs().max() > 0.01
+    own = batch.token_ids[batch.mask][:, None]
+    kept, warm = torch.cat([own, (own + 1) % 256], -1), torch.linspace(0.5, 2.0, len(own))[:, None]
+    rows = Rows(batch.token_ids, batch.mask, batch.envs, warm, kept)
+    (found,) = initial(setup, policy, reads_candidates=True).score([rows])
+    likeliest = plain._score(rows, top_k=(3, policy.vocabulary))
+    for one, other in zip(vars(found).values(), (likeliest[0], *likeliest[2:]), strict=True):
+        assert torch.equal(one, other)
