@@ -15,7 +15,6 @@ import pytest
 from envs.episode import StopReason
 from losses.advantages import group_mean, group_zscore, none
 from losses.aggregation import constant_length, prompt_mean, sequence_mean, token_mean
-from rl.inference.client import RequestTally
 from rl.records import Credit
 from rl.rollouts import truncation
 from rl.rollouts.batch_metrics import batch_metrics
@@ -23,10 +22,9 @@ from rl.rollouts.compared import compared_columns
 from rl.rollouts.credit import GroupCredit, RewardShaping
 from rl.rollouts.difficulty_buffer import DifficultyBuffer
 from rl.rollouts.plan import rollout_fields, weighted_rows
-from rl.rollouts.service import RolloutService, train_line
+from rl.rollouts.service import train_line
 from rl.runtime.failure import RunFailed
 from rl.runtime.files import json_line
-from rl.runtime.folder import RunFolder
 from tests.support.composing import chosen, learned
 from tests.support.rollouts import EXAMPLE, group, group_credit, rollout
 
@@ -61,35 +59,27 @@ def test_truncation_changes_only_rollouts_that_a_token_limit_cut_off(mode, cut_o
     assert getattr(truncation, mode)(rollout(reward, stop=stop)) == expected
 
 
-@pytest.mark.parametrize("stop", StopReason)
 @pytest.mark.parametrize(
     ("lengths", "reward"),
     [
-        ((1,), 0.75),
         ((5,), 0.75),  # the onset: half of the limit of 10
         ((6,), 0.75 - 2 * 0.2),
-        ((4, 4, 4), 0.75),  # each turn has the limit for itself
         ((4, 6, 1), 0.75 - 2 * 0.2),  # the longest of them counts
-        ((10,), 0.75 - 2),
         ((30,), 0.75 - 2),
     ],
 )
+@pytest.mark.parametrize("stop", [StopReason.STOP, StopReason.MAX_TOKENS])
 def test_the_soft_limit_depends_only_on_the_longest_turn(lengths, reward, stop):
     found = soft(rollout(0.75, lengths=lengths, stop=stop))
     assert found.reward == pytest.approx(reward, abs=1e-12)
     assert found.trains
     assert soft(rollout(None, lengths=lengths, stop=stop)) == Credit(None)
-
-
-@pytest.mark.parametrize(
-    ("own", "reward"), [(12, 0.75), (8, 0.75 - 2 * 0.5), (6, 0.75 - 2), (None, 0.75)]
-)
-def test_the_limit_of_the_penalty_is_the_token_limit_of_a_turn_by_default(own, reward):
+    # By default the limit is the token limit of a turn, here that of a mixture's environment.
     assert chosen("truncation", "penalty")["limit"] is None
-    played = replace(rollout(0.75, lengths=(6, 2)), turn_limit=own)  # of a mixture's environment
-    found = truncation.penalty(played, limit=None, start=0.5, weight=2.0)
-    assert found.reward == pytest.approx(reward)
-    assert soft(played).reward == pytest.approx(0.75 - 2 * 0.2)
+    for own, less in ((8, 2 * 0.5), (None, 0.0)):
+        played = replace(rollout(0.75, lengths=(6, 2), stop=stop), turn_limit=own)
+        found = truncation.penalty(played, limit=None, start=0.5, weight=2.0)
+        assert found.reward == pytest.approx(0.75 - less)
 
 
 def test_the_length_penalty_applies_after_truncation():
@@ -126,11 +116,6 @@ BY_HAND = {
         [rollout(a + b / 2, a=a, b=b, unweighted=9 * a) for a, b in PAIRS],
         [-1 / ROOT3 - 0.5, -1 / ROOT3 + 0.5, 2 / ROOT3],
     ),
-    "a reward without spread has no effect": (
-        {"a": 1.0, "b": 1.0},
-        [rollout(5.0 + a, a=a, b=5.0) for a in (0.0, 0.0, 3.0)],
-        [-1 / ROOT3, -1 / ROOT3, 2 / ROOT3],
-    ),
     "a reward of weight 0 may be NaN": (
         {"a": 1.0, "b": 0.0},
         [rollout(a, a=a, b=math.nan) for a in (0.0, 0.0, 3.0)],
@@ -141,11 +126,6 @@ BY_HAND = {
         {"a": 3.0, "b": 1.0},
         [rollout(10.0, a=0.0, b=10.0), rollout(None), rollout(-8.0, a=2.0, b=-10.0)],
         [-math.sqrt(2), 0.0, math.sqrt(2)],
-    ),
-    "a dropped rollout counts in no reward": (
-        {"a": 1.0},
-        [rollout(0.0, a=0.0), rollout(2.0, a=2.0), rollout(9.0, stop=CUT[1], a=9.0)],
-        [-1 / math.sqrt(2), 1 / math.sqrt(2), 0.0],
     ),
 }
 
@@ -167,7 +147,7 @@ def test_a_reward_that_truncation_zeroes_is_zero_in_each_named_reward():
     assert found == pytest.approx([-2 / ROOT3, 4 / ROOT3, -2 / ROOT3], abs=1e-12)
 
 
-@pytest.mark.parametrize("size", [0.001, 0.1, 10.0])
+@pytest.mark.parametrize("size", [0.001, 10.0])
 def test_a_penalty_keeps_its_size_beside_normalised_rewards(size):
     # z-scores of a: -1, -1, 2 over sqrt(3). Lengths of 1, 2 and 6 tokens, 3 on average.
     rollouts = [rollout(a, lengths=(n,), a=a) for a, n in ((0.0, 1), (0.0, 2), (3.0, 6))]
@@ -179,21 +159,6 @@ def test_a_penalty_keeps_its_size_beside_normalised_rewards(size):
     expected = [-1 / ROOT3 + lost, -1 / ROOT3 + lost, 2 / ROOT3 - 2 * lost]
     limited = advantages(rollouts, cut=partial(soft, weight=size), **each)
     assert limited == pytest.approx(expected, abs=1e-12)
-
-
-def test_a_reward_that_is_not_finite_counts_as_0_if_truncation_scores_the_rollout():
-    rollouts = [
-        rollout(1.0, a=1.0),
-        rollout(math.nan, stop=CUT[0], a=math.nan),
-        rollout(4.0, a=4.0),
-    ]
-    each = {"weights": {"a": 1.0}, "normalise_each": True}
-    found = advantages(
-        *(rollouts, group_mean),
-        cut=lambda r: Credit(0.0 if r.stop_reason in CUT else r.reward),
-        **each,
-    )
-    assert found == pytest.approx([1 - 5 / 3, 0 - 5 / 3, 4 - 5 / 3])
 
 
 @pytest.mark.parametrize(
@@ -256,7 +221,6 @@ def test_a_rollout_without_a_score_trains_only_if_the_loss_reads_no_advantages(n
         ({"advantage_by_token": True}, (False, True, False, False)),
         ({"advantage_compares": True}, (False, False, True, False)),
         ({"loss_reads": ["advantages", "logprobs"]}, (False, False, False, True)),
-        ({"loss_reads": ["logprobs", "ref_logprobs"]}, (False, False, False, False)),
     ],
 )
 def test_the_credits_of_a_run_have_the_facts_of_its_advantage_and_loss(facts, expected):
@@ -303,29 +267,6 @@ def test_a_rollout_that_does_not_train_leaves_rows_and_denominators(aggregation,
     np.testing.assert_array_equal(told["rewards"], rewards)
     assert told["group_ids"].tolist() == [0, 0, 1, 1, 2]
     assert told["lengths"].tolist() == [2, 0, 4, 5, 0]  # of what trains
-
-
-async def test_the_rollouts_file_has_the_shaped_reward_and_whether_it_trained(tmp_path):
-    nodes = {"aggregation": "token_mean", "record": "none", "batch_credit": "none"}
-    run = SimpleNamespace(**{k: chosen(k, v) for k, v in nodes.items()}, learned=learned())
-    dispatcher = SimpleNamespace(on_rejected=None)
-    service = RolloutService(run, RunFolder(tmp_path), dispatcher, None, RequestTally())
-    dispatcher.on_rejected(GROUPS[0])
-    service._write_rollouts(3, GROUPS[:2])
-    service._write_rollouts(4, [])
-    assert RunFolder(tmp_path).rollouts_of(4).read_text() == ""  # each rejected group once
-    written = RunFolder(tmp_path).rollouts_of(3).read_text().splitlines()
-    lines = [json.loads(line) for line in written]
-    assert [line["versions"] for line in lines] == [[0]] * 6
-    keys = ("group", "reward", "shaped_reward", "advantage", "tokens", "used")
-    assert [tuple(line[key] for key in keys) for line in lines] == [
-        (0, 1.0, 1.0, 0.5, 2, True),
-        (0, 0.0, 0.0, -0.5, 3, False),  # masked
-        (1, 2.0, 1.5, 7.0, 4, True),
-        (1, None, None, 0.0, 5, True),
-        (0, 1.0, 1.0, 0.5, 2, False),  # rejected
-        (0, 0.0, 0.0, -0.5, 3, False),
-    ]
 
 
 PAIR = [rollout(1.0, lengths=(2, 1), exact=1.0), rollout(None, lengths=(4,))]
@@ -379,13 +320,6 @@ def test_each_token_gets_its_own_number_in_every_row_of_its_rollout():
     assert all(not r.advantages[~r.completion_mask].any() for r in rows)
     line = json.loads(json_line(train_line(group(PAIR, made), PAIR[0], made[0], True)))
     assert line["advantage"] == 2.0  # the mean of its tokens
-    # A single token, and a rollout without tokens.
-    rollouts = [rollout(1.0, lengths=(1,)), rollout(0.5, lengths=())]
-    made = credits(rollouts, by_token, per_token=True)
-    assert [c.advantages for c in made] == [(1.0,), ()]
-    (row,) = weighted_rows([group(rollouts, made)], token_mean)
-    assert row.advantages[row.completion_mask].tolist() == [1.0]
-    assert train_line(group(rollouts, made), rollouts[1], made[1], True)
 
 
 @pytest.mark.parametrize(
@@ -394,7 +328,6 @@ def test_each_token_gets_its_own_number_in_every_row_of_its_rollout():
         ((1.0, 1.0), (0.5, -0.5), [[0.5, -0.5], [0.5, -0.5]]),  # compared something else
         ((1.0, 0.0), (0.0, 0.0), [[0.0, 0.0], [0.0, 0.0]]),  # nothing to learn
         ((1.0, 0.0), (0.5, -0.5), [[1.0, 0.0]]),
-        ((1.0, 1.0), (0.0, 0.0), [[1.0, 1.0]]),
         ((0.1 + 0.2, 0.3), (0.0, 0.0), [[0.1 + 0.2, 0.3]]),  # equal up to rounding
         # Advantages by token: the least and the greatest of each rollout.
         ((1.0, 0.0), ((1.0, 2.0), (0.0, 2.0)), [[1.0, 0.0], [2.0, 2.0]]),
