@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from envs.episode import StopReason
-from losses.advantages import group_mean, group_zscore, none
+from losses.advantages import group_mean, group_zscore
 from losses.aggregation import constant_length, prompt_mean, sequence_mean, token_mean
 from rl.records import Credit
 from rl.rollouts import truncation
@@ -82,18 +82,6 @@ def test_the_soft_limit_depends_only_on_the_longest_turn(lengths, reward, stop):
         assert found.reward == pytest.approx(0.75 - less)
 
 
-def test_the_length_penalty_applies_after_truncation():
-    rollouts = [
-        rollout(1.0, lengths=(2, 3)),
-        rollout(1.0, lengths=(4,), stop=CUT[0]),
-        rollout(None, lengths=(7,), stop=StopReason.ENV_ERROR),
-    ]
-    made = credits(rollouts, cut=truncation.zero_reward, length_penalty=0.1)
-    found = [number for c in made for number in (c.reward, *c.advantages)]
-    assert found == pytest.approx([0.5, 0.45, -0.4, -0.45, None, 0.0])
-    assert [credit.trains for credit in made] == [True, True, False]
-
-
 def test_masked_rollouts_stay_in_the_baseline_and_dropped_ones_do_not():
     rollouts = [rollout(1.0), rollout(0.0), rollout(-4.0, stop=CUT[1])]
     assert credits(rollouts, cut=truncation.mask) == (
@@ -136,17 +124,6 @@ def test_each_reward_is_normalised_by_itself(weights, rollouts, expected):
     assert found == pytest.approx(expected, abs=1e-12)
 
 
-def test_a_reward_that_truncation_zeroes_is_zero_in_each_named_reward():
-    # a: 0, 3, 0 and not 0, 3, 9; b: 0, 0, 0 and not 0, 0, 1.
-    rollouts = [
-        rollout(2 * a + b, stop=StopReason(stop), a=a, b=b)
-        for a, b, stop in ((0.0, 0.0, "stop"), (3.0, 0.0, "stop"), (9.0, 1.0, "context"))
-    ]
-    each = {"weights": {"a": 2.0, "b": 1.0}, "normalise_each": True}
-    found = advantages(rollouts, cut=truncation.zero_reward, **each)
-    assert found == pytest.approx([-2 / ROOT3, 4 / ROOT3, -2 / ROOT3], abs=1e-12)
-
-
 @pytest.mark.parametrize("size", [0.001, 10.0])
 def test_a_penalty_keeps_its_size_beside_normalised_rewards(size):
     # z-scores of a: -1, -1, 2 over sqrt(3). Lengths of 1, 2 and 6 tokens, 3 on average.
@@ -186,17 +163,6 @@ def test_a_group_has_the_numbers_that_its_advantage_compared(each, compares, rol
     assert DifficultyBuffer(min_spread=1e-6, **bounds).why_useless(played) == why
     share = batch_metrics([played], 0)["rollout/zero_spread"]
     assert math.isnan(share) if unscored or columns is None else share == flat
-
-
-def test_groups_whose_penalties_differ_have_a_spread_if_the_advantage_compares_them():
-    rollouts = [rollout(1.0, lengths=(n,), a=1.0) for n in (1, 3)]
-    each = {"weights": {"a": 1.0}, "normalise_each": True, "length_penalty": 0.5}
-    made = credits(rollouts, zscore, **each)
-    assert compared_columns(group(rollouts, made)) == [[1, 1], [-0.5, -1.5]]
-    assert [c.advantages for c in made] == [(0.5,), (-0.5,)]
-    rollouts = [rollout(a, lengths=(n,), a=a) for a, n in ((1.0, 1), (3.0, 2))]
-    each = {"weights": {"a": 2.0}, "normalise_each": True, "length_penalty": 0.5}
-    assert advantages(rollouts, none, compares=False, **each) == [1.5, 5.0]
 
 
 @pytest.mark.parametrize("needs_score", [True, False])
