@@ -66,10 +66,8 @@ async def begun(folder, monkeypatch, *overrides):
 @pytest.mark.parametrize(
     ("overrides", "num_seqs", "max_concurrent", "seed"),
     [
-        ((), None, 100, None),
         ((*TWO, "sampler.seeded=true"), 16, 100, 5),  # both replicas together
         (("strategy=extremes", "strategy.factor=3"), None, 33, None),  # 12 attempts per 4 rollouts
-        (("strategy=branch", "strategy.branches=3"), None, 100, None),  # 1 attempt at first
     ],
 )
 async def test_the_limits_of_sampling_count_replicas_and_attempts(
