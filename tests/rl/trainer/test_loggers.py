@@ -105,11 +105,6 @@ def test_wandb_that_cannot_connect_writes_files_and_warns_once(tmp_path, environ
     assert list((tmp_path / "run").glob("wandb/offline*/*.wandb"))
 
 
-def test_wandb_disabled_leaves_no_trace(tmp_path):
-    assert use_wandb(tmp_path / "run", "disabled") == []
-    assert list((tmp_path / "run").iterdir()) == []
-
-
 def test_wandb_that_breaks_during_the_run_is_dropped_with_one_warning(caplog):
     tables = {"rollouts_every": 2, "num_rollouts": 4}
     logger = WandbLogger(project="p", entity=None, mode="offline", **tables)
@@ -165,14 +160,10 @@ def test_a_resumed_wandb_run_has_the_repeated_steps_and_not_the_lost_ones(tmp_pa
     assert new == [(0, 0.1), (1, 0.2), (2, 0.5), (3, 0.6), (4, 0.7)]
 
 
-def test_the_wandb_id_of_a_run_is_legal_its_own_and_always_the_same(tmp_path):
-    (tmp_path / "elsewhere").mkdir()
+def test_the_wandb_id_of_a_run_is_legal_and_its_own(tmp_path):
     first = wandb_id(tmp_path, "a/b c:1")[0]
-    assert first == wandb_id(tmp_path, "a/b c:1")[0]
     assert re.fullmatch(r"a-b-c-1-[0-9a-f]{8}", first)
-    other = wandb_id(tmp_path / "elsewhere", "x" * 300)[0]
-    assert other != wandb_id(tmp_path, "x" * 300)[0]
-    assert len(other) == 64
+    assert len(wandb_id(tmp_path, "x" * 300)[0]) == 64
     for name in ("a-b", "b-c-1"):  # as in copies of the folder
         copy, is_new = wandb_id(tmp_path, name)
         assert (copy.rpartition("-")[0], is_new) == (name, True)
@@ -235,28 +226,9 @@ def test_a_resumed_run_writes_no_step_twice(tmp_path):
     expected = [(0, 0), (1, 1), (2, 2), (3, 30), (4, 40), (5, 50)]
     assert curves(tmp_path) == {"train/reward": expected}
     del lost, again  # until then, both files are open
-
-
-def test_a_run_without_a_checkpoint_that_starts_again_writes_no_step_twice(tmp_path):
-    for rewards in ((0, 1, 2), (0, 10, 20)):
-        started(tmp_path, *rewards).finish()
-    assert curves(tmp_path) == {"train/reward": [(0, 0), (1, 10), (2, 20)]}
-
-
-@pytest.mark.parametrize("broken", ["at the start", "later"])
-def test_a_folder_that_cannot_be_written_is_a_warning(tmp_path, caplog, broken):
-    if broken == "at the start":
-        RunFolder(tmp_path).tensorboard.write_text("no folder")
-    logger = started(tmp_path)
-    if broken == "later":
-        logger._writer.close()
-        logger._writer.file_writer = None  # what writes to it raises
-        logger._writer.add_scalar = Mock(side_effect=OSError("No space left on device"))
-    for step in range(3):
-        logger.log(step, {"train/reward": 0.5})
-    logger.finish()
-    assert len(caplog.records) == 1
-    assert "TensorBoardLogger logs nothing more" in caplog.text
+    RunFolder(tmp_path).checkpoint(3).rmdir()  # without a checkpoint, the run starts again
+    started(tmp_path, 0, 10).finish()
+    assert curves(tmp_path) == {"train/reward": [(0, 0), (1, 10)]}
 
 
 def test_only_the_first_steps_after_the_skipped_one_are_profiled(tmp_path):
