@@ -100,21 +100,6 @@ def test_spread_and_variance_are_those_of_the_shaped_rewards(bounds, rewards, sh
     assert buffer.why_useless(replace(graded(rewards), credits=credits)) == why
 
 
-@pytest.mark.parametrize(
-    ("rewards", "advantages", "why"),
-    [
-        ((1.0, 1.0), ((0.0, -1.0), (0.0, 1.0)), ""),  # the sums are equal, the turns differ
-        ((1.0, 1.0, 1.0), ((0.0,), (0.0, 0.25), (0.0, -0.25)), ""),  # of one turn and of two
-        ((1.0, 0.0), ((0.0, 0.0), (0.0,)), "zero_spread"),  # no other rollout has that turn
-        ((1.0, 0.0), ((0.25, 0.0), (-0.125, 0.0)), "zero_spread"),  # less than is wanted
-    ],
-)
-def test_the_spread_of_turns_is_that_of_their_advantages(rewards, advantages, why):
-    credits = tuple(Credit(r, a) for r, a in zip(rewards, advantages, strict=True))
-    buffer = difficulty_buffer(min_spread=0.5)
-    assert buffer.why_useless(replace(graded(rewards), credits=credits)) == why
-
-
 def test_a_group_in_which_every_rollout_is_masked_is_rejected():
     cut, whole = Credit(1.0, (1.0,), trains=False), Credit(0.0, (-1.0,))
     buffer, masked = difficulty_buffer(min_spread=1e-6), graded((1.0, 0.0))

@@ -179,21 +179,14 @@ def test_a_rollout_without_a_score_trains_only_if_the_loss_reads_no_advantages(n
     assert rollout_fields([made])["lengths"].tolist() == [2, 0 if needs_score else 98, 0]
 
 
-@pytest.mark.parametrize(
-    ("facts", "expected"),
-    [
-        ({}, (False, False, False, False)),
-        ({"advantage_by_turn": True}, (True, False, False, False)),
-        ({"advantage_by_token": True}, (False, True, False, False)),
-        ({"advantage_compares": True}, (False, False, True, False)),
-        ({"loss_reads": ["advantages", "logprobs"]}, (False, False, False, True)),
-    ],
-)
-def test_the_credits_of_a_run_have_the_facts_of_its_advantage_and_loss(facts, expected):
+@pytest.mark.parametrize("true", ["by_turn", "by_token", "compares"])
+def test_the_credits_of_a_run_have_the_facts_of_its_advantage_and_loss(true):
     nodes = {"truncation": "keep", "reward": "default", "advantage": "group_mean"}
-    run = SimpleNamespace(**{k: chosen(k, v) for k, v in nodes.items()}, learned=learned(**facts))
+    facts = learned(**{f"advantage_{true}": True}, loss_reads=["advantages"] * (true == "by_turn"))
+    run = SimpleNamespace(**{key: chosen(key, name) for key, name in nodes.items()}, learned=facts)
     made = GroupCredit.of(run, lambda example: {})
-    assert (made.per_turn, made.per_token, made.compares, made.needs_score) == expected
+    found = (made.per_turn, made.per_token, made.compares, made.needs_score)
+    assert found == (true == "by_turn", true == "by_token", true == "compares", true == "by_turn")
 
 
 # Completions of 2 and (3), 4 and 5, (6) tokens; those in brackets do not train.

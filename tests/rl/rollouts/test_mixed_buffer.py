@@ -83,18 +83,6 @@ def test_a_batch_that_no_step_trains_changes_nothing_of_what_is_stored():
     assert mixed.state() != before
     mixed.undo_draw()
     assert mixed.state() == before
-    # A demonstration that cannot be made.
-    mixed = buffer(replay_share=0.3, demonstration_share=0.3)
-    mixed.add(group(0, 0))
-    before = mixed.state()
-
-    def demonstrate(seed, example):
-        raise ValueError("the data set has ended")
-
-    mixed.demonstrate = demonstrate
-    with pytest.raises(ValueError, match="has ended"):
-        mixed.draw(0, 3, 0, ())
-    assert mixed.state()["stored"] == before["stored"]
 
 
 @pytest.mark.parametrize(
@@ -163,17 +151,7 @@ def test_the_sources_of_a_batch_in_its_credits_lines_plan_and_metrics():
             found.update(zip(micro.source[mask].tolist(), versions, strict=True))
             np.testing.assert_allclose(micro.token_weights[mask], 1 / 6)  # one denominator
     assert found == {(Source.POLICY, 1): 2, (Source.REPLAY, 0): 2, (Source.DEMONSTRATION, -1): 2}
-    # Rewards and lengths are those of new rollouts.
-    metrics = batch_metrics(batch, 1)
-    assert metrics["train/reward"] == 0.75
-    assert metrics["train/tokens"] == 2
-    assert metrics["staleness/mean"] == 0.5  # of tokens with a version
-    assert {name: value for name, value in metrics.items() if name.startswith("source/")} == {
-        **{f"source/{name}/share": 1 / 3 for name in ("policy", "replay", "demonstration")},
-        **{"source/replay/reward": 0.5, "source/replay/staleness": 1.0},
-    }
     assert math.isnan(batch_metrics(batch[2:], 1)["train/reward"])  # only demonstrations
-    assert not any(name.startswith("source/") for name in batch_metrics(batch[:1], 1))
 
 
 def test_several_demonstrations_of_a_batch_differ_and_have_the_environments_of_new_groups():

@@ -115,47 +115,6 @@ def test_every_split_has_each_row_once_and_equally_much_work_for_each_rank(
         assert pulls == sorted(pulls, reverse=True)
 
 
-@pytest.mark.parametrize(
-    ("lengths", "shapes"),
-    [
-        ([8] * 16, [[(4, 8)] * 4]),
-        ([30, 4, 30, 4, 4, 4], [[(1, 30), (1, 30), (4, 4)]]),
-        # A rank with fewer micro-batches splits its own.
-        ([20, 8, 8, 8, 8, 8, 8], [[(1, 20), (2, 8)], [(2, 8), (2, 8)]]),
-    ],
-)
-def test_micro_batches_are_filled_with_rows_of_similar_length(lengths, shapes):
-    batches = plan(weighted(lengths), ranks=len(shapes), **SETTINGS)
-    assert [[m.token_ids.shape for m in batch.micro_batches] for batch in batches] == shapes
-    assert [(b.step, b.metrics) for b in batches] == [(4, {"a": 1.0})] * len(shapes)
-
-
-def of_groups(ranks: int, budget: int, num_groups: int = 4, size: int = 5):
-    """Plan groups of rows with a prompt of 20 tokens and one answer token, in mixed order."""
-    numbers = [(g, i) for i in range(size) for g in range(num_groups)]
-    rows = [
-        replace(made, token_ids=np.array([9 - g, *range(20, 39), i + 1], np.int32))
-        for made, (g, i) in zip(weighted([21] * len(numbers)), numbers, strict=True)
-    ]
-    settings = {**SETTINGS, "tokens_per_micro_batch": budget}
-    batches = plan(rows, ranks=ranks, shares_prefixes=True, **settings)
-    return [[m.token_ids[:, 0].tolist() for m in batch.micro_batches] for batch in batches]
-
-
-@pytest.mark.parametrize(
-    ("num_groups", "ranks", "budget", "expected"),
-    [
-        # A group has 25 distinct tokens, and copies of 105 tokens, which count a quarter.
-        (4, 1, 1000, [[[6] * 5 + [7] * 5 + [8] * 5 + [9] * 5]]),
-        (4, 1, 103, [[[6] * 5 + [7] * 5, [8] * 5 + [9] * 5]]),
-        (4, 2, 103, [[[6] * 5 + [7] * 5], [[8] * 5 + [9] * 5]]),
-        (1, 1, 40, [[[9] * 3, [9] * 2]]),  # a group that is too large is cut
-    ],
-)
-def test_rows_with_equal_beginnings_stay_together(num_groups, ranks, budget, expected):
-    assert of_groups(ranks, budget, num_groups) == expected
-
-
 def row_of(*token_ids: int, completion: int = 1) -> TrainingRow:
     made = row(0, len(token_ids), len(token_ids) - completion)
     return replace(made, token_ids=np.array(token_ids, np.int32))

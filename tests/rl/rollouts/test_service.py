@@ -337,11 +337,3 @@ async def test_both_files_of_the_rollouts_process_name_the_same_rollouts(tmp_pat
     await asked(served, *next_batch(5))
     later = RunFolder(tmp_path).rollouts_of(5).read_text().splitlines()
     assert len(later) == 6  # each rejected group is written once
-
-
-async def test_a_disk_that_takes_no_tokens_does_not_hold_up_the_batch(tmp_path, caplog):
-    (tmp_path / "tokens").write_text("no folder")
-    served = service(tmp_path, forked_groups(num_groups=1), record="all")
-    (answer,) = await asked(served, *next_batch())
-    assert unpack(answer.value, RankBatch).micro_batches
-    assert "tokens are not recorded" in caplog.text

@@ -158,17 +158,6 @@ def test_rollouts_are_compared_within_their_role(rollouts, advantage, expected, 
     assert [c.trains for c in made] == [r.reward is not None for r in rollouts]
 
 
-def test_turns_and_penalties_are_compared_within_their_role():
-    rollouts = [A(3.0, 1.0, 2.0), B(4.0, 4.0), A(1.0, 1.0, 0.0), B(8.0, 5.0, 3.0)]
-    made = credit([*rollouts, B(None, num_turns=2)])
-    # a: to go 3, 2 and 1, 0. b: to go 4 and 8, 3; the second turn of b has no other.
-    assert [c.advantages for c in made] == [(1.0, 1.0), (-2.0,), (-1.0, -1.0), (2.0, 0.0), (0.0,)]
-    rollouts = [A(1.0, num_turns=3), B(1.0), A(1.0), B(1.0)]
-    made = credit(rollouts, group_mean, per_turn=False, length_penalty=0.5)
-    # a: 1 - 1.5 and 1 - 0.5, of mean 0; b: 0.5 and 0.5
-    assert [c.advantages for c in made] == [(-0.5,), (0.0,), (0.5,), (0.0,)]
-
-
 whole_group = partial(group, advantage=group_mean, per_turn=False)
 
 
