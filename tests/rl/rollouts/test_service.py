@@ -17,7 +17,7 @@ from rl.rollouts.service import RolloutService
 from rl.runtime.endpoint import Endpoint
 from rl.runtime.failure import RunFailed, first_failure
 from rl.runtime.folder import RunFolder
-from rl.runtime.status import STOPPED, Status
+from rl.runtime.status import Status
 from rl.runtime.token_files import read_rows
 from rl.trainer.rollouts_link import RolloutsLink
 from rl.wire import HEADER, Answer, Call, NoMoreBatches, pack, unpack
@@ -167,18 +167,6 @@ async def test_the_ranks_save_before_an_error_ends_this_process(failing, tmp_pat
     assert isinstance(error, kind)
     assert said in first_failure(served._run_folder)["message"]
     assert served._dispatcher.returned == in_batch  # a resumed run plays the groups again
-
-
-async def test_a_rank_ends_its_step_if_an_environment_refuses_a_version(tmp_path):
-    async def refuse(version):
-        raise ValueError(f"no version {version}")
-
-    served = service(tmp_path, [group(1.0)])
-    served._dispatcher.version, served._dispatcher.publish = SimpleNamespace(number=0), refuse
-    answer, error = await ended(served, Call(what="publish", version=1))
-    assert unpack(answer.value, dict) == {}
-    assert str(error) == "no version 1"
-    assert (await served._answer(*next_batch(1))).over == STOPPED
 
 
 @pytest.mark.parametrize("failing", ["the publication", "the evaluation"])

@@ -12,15 +12,13 @@ import subprocess
 import sys
 from pathlib import Path
 from types import SimpleNamespace
-from unittest.mock import Mock, call
+from unittest.mock import Mock
 
-import pytest
 import torch
 
-from envs.messages import tool_call
 from rl.runtime.folder import RunFolder
 from rl.runtime.metrics import MetricsFile
-from rl.trainer.loggers import Loggers, WandbLogger, wandb_id
+from rl.trainer.loggers import WandbLogger, wandb_id
 from rl.trainer.profiler import start_profiler
 from rl.trainer.tensorboard_logger import TensorBoardLogger
 from tests.support.wandb_files import records
@@ -55,23 +53,12 @@ def use_wandb(folder, mode, **environment):
     return [line[len(ours) :] for line in done.stderr.splitlines() if line.startswith(ours)]
 
 
-def rollouts(count):
-    """Return lines of rollouts: the first has no reward, every second one an advantage per turn."""
-    question, reply = {"role": "user", "content": "what?"}, {"role": "tool", "content": "done"}
-    lines = []
-    for i in range(count):
-        answer = tool_call("f", content=f"that {i}")
-        reward, advantage = (i or None), (0.5 if i % 2 else [0.5, 0.25])
-        line = {"messages": [question, answer, reply], "reward": reward, "advantage": advantage}
-        lines.append(json.dumps({"id": f"000000.{i}", **line}) + "\n")
-    return "".join(lines)
-
-
 def test_wandb_offline_writes_below_the_run_folder(tmp_path):
     folder = tmp_path / "run"
     folder.mkdir()
+    line = {"messages": [{"role": "user", "content": "what?"}], "advantage": 0.5}
     for step in (0, 1):
-        RunFolder(folder).rollouts_of(step).write_text(rollouts(10))
+        RunFolder(folder).rollouts_of(step).write_text(json.dumps(line))
     assert use_wandb(folder, "offline") == []
     assert any(b"my-run-1" in path.read_bytes() for path in folder.glob("wandb/off*/*.wandb"))
     steps = [
@@ -83,25 +70,13 @@ def test_wandb_offline_writes_below_the_run_folder(tmp_path):
     assert "train/loss" not in steps[0]  # NaN
     # Only the first of two steps has a table.
     assert ["rollouts.path" in step for step in steps] == [True, False]
-    (table,) = (json.loads(path.read_text()) for path in folder.glob("wandb/off*/files/media/*/*"))
-    rows = [dict(zip(table["columns"], row, strict=True)) for row in table["data"]]
-    assert [row["id"] for row in rows] == ["000000.0", "000000.2", "000000.5", "000000.7"]
-    assert rows[1]["prompt"] == "user: what?"
-    assert rows[1]["answer"] == "assistant: that 2\nf\n\ntool: done"
 
 
-NO_NETWORK = {"WANDB_BASE_URL": "http://127.0.0.1:9", "WANDB_API_KEY": "0" * 40}
-
-
-@pytest.mark.parametrize(
-    ("environment", "said"),
-    [({}, "no key"), (NO_NETWORK, "wandb sync")],
-    ids=["no key", "no network"],
-)
-def test_wandb_that_cannot_connect_writes_files_and_warns_once(tmp_path, environment, said):
-    (warning,) = use_wandb(tmp_path / "run", "online", **environment)
+def test_wandb_that_cannot_connect_writes_files_and_warns_once(tmp_path):
+    no_network = {"WANDB_BASE_URL": "http://127.0.0.1:9", "WANDB_API_KEY": "0" * 40}
+    (warning,) = use_wandb(tmp_path / "run", "online", **no_network)
     assert warning.startswith("wandb is offline (")
-    assert said in warning
+    assert "wandb sync" in warning
     assert list((tmp_path / "run").glob("wandb/offline*/*.wandb"))
 
 
@@ -169,16 +144,6 @@ def test_the_wandb_id_of_a_run_is_legal_and_its_own(tmp_path):
         assert (copy.rpartition("-")[0], is_new) == (name, True)
 
 
-def test_several_loggers_each_get_everything(tmp_path):
-    one, other = Mock(), Mock()
-    both = Loggers(loggers={"one": one, "other": other})
-    both.start(tmp_path, "name", {})
-    both.log(3, {"a": 1.0})
-    both.finish()
-    expected = [call.start(tmp_path, "name", {}), call.log(3, {"a": 1.0}), call.finish()]
-    assert one.mock_calls == other.mock_calls == expected
-
-
 def curves(folder):
     """Return (step, value) of each metric, as TensorBoard shows them."""
     from tensorboard.backend.event_processing import event_accumulator, plugin_event_accumulator
@@ -214,9 +179,6 @@ def test_every_step_is_there_as_soon_as_it_was_logged(tmp_path):
     logger.log(0, {"train/reward": 0.25, "train/loss": math.nan, "eval/reward": None})
     logger.log(1, {"train/reward": 0.5})
     assert curves(tmp_path) == {"train/reward": [(0, 0.25), (1, 0.5)]}  # not yet finished
-    logger.finish()
-    logger.log(2, {"train/reward": 0.75})  # nothing, and no error
-    assert curves(tmp_path) == {"train/reward": [(0, 0.25), (1, 0.5)]}
 
 
 def test_a_resumed_run_writes_no_step_twice(tmp_path):

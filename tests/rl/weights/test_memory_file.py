@@ -57,28 +57,6 @@ def test_other_weights_than_expected_are_refused():
             read_weights(file.path, after)
 
 
-@pytest.mark.parametrize("status", [0, 1])
-def test_memory_is_registered_once_and_used_as_it_is_if_cuda_refuses(status, monkeypatch):
-    calls, ended, sizes = [], [], []
-
-    class Runtime:
-        def cudaHostRegister(self, address: int, num_bytes: int, flags: int) -> int:
-            calls.append((address, num_bytes))
-            return status
-
-        def cudaHostUnregister(self, address: int) -> None:
-            ended.append(address)
-
-    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
-    monkeypatch.setattr(torch.cuda, "cudart", Runtime)
-    with closing(MemoryFile()) as file:
-        for weights in (WEIGHTS, WEIGHTS, {"w": torch.ones(4)}):
-            assert read_weights(file.path, file.write(weights)).keys() == weights.keys()
-            sizes.append(os.stat(file.path).st_size)
-    assert [num_bytes for _, num_bytes in calls] == sizes[1:]  # the second write reuses it
-    assert ended == ([] if status else [address for address, _ in calls])
-
-
 FEW = {
     **{"a": torch.arange(6, dtype=torch.float32).reshape(2, 3), "empty": torch.zeros(0, 3)},
     **{"b": torch.arange(4, dtype=torch.bfloat16), "scalar": torch.tensor(1.5)},
