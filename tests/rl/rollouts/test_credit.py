@@ -1,4 +1,4 @@
-"""Credits of rollouts worked by hand: truncation, shaping, GDPO, advantages of single tokens.
+"""Credits worked by hand: truncation, shaping, GDPO, advantages of tokens, turns and roles.
 
 Completion lengths are in tokens; z-scores have no epsilon here.
 """
@@ -11,22 +11,24 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
+import torch
 
 from envs.episode import StopReason
-from losses.advantages import group_mean, group_zscore
-from losses.aggregation import constant_length, prompt_mean, sequence_mean, token_mean
+from losses.advantages import group_mean, group_zscore, turn_group_mean
+from losses.aggregation import constant_length, prompt_mean, sequence_mean, token_mean, turn_mean
+from rl.learner.objective import Batch
 from rl.records import Credit
 from rl.rollouts import truncation
 from rl.rollouts.batch_metrics import batch_metrics
 from rl.rollouts.compared import compared_columns
 from rl.rollouts.credit import GroupCredit, RewardShaping
 from rl.rollouts.difficulty_buffer import DifficultyBuffer
-from rl.rollouts.plan import rollout_fields, weighted_rows
+from rl.rollouts.plan import plan_batch, rollout_fields, weighted_rows
 from rl.rollouts.service import train_line
 from rl.runtime.failure import RunFailed
 from rl.runtime.files import json_line
 from tests.support.composing import chosen, learned
-from tests.support.rollouts import EXAMPLE, group, group_credit, rollout
+from tests.support.rollouts import EXAMPLE, group, group_credit, rollout, row
 
 zscore = partial(group_zscore, epsilon=0.0)
 soft = partial(truncation.penalty, limit=10, start=0.5, weight=2.0)
@@ -84,16 +86,10 @@ def test_the_soft_limit_depends_only_on_the_longest_turn(lengths, reward, stop):
 
 def test_masked_rollouts_stay_in_the_baseline_and_dropped_ones_do_not():
     rollouts = [rollout(1.0), rollout(0.0), rollout(-4.0, stop=CUT[1])]
-    assert credits(rollouts, cut=truncation.mask) == (
-        Credit(1.0, (2.0,), turn_rewards=(1.0,)),
-        Credit(0.0, (1.0,), turn_rewards=(0.0,)),
-        Credit(-4.0, (-3.0,), trains=False, turn_rewards=(-4.0,)),
-    )
-    assert credits(rollouts, cut=truncation.drop) == (
-        Credit(1.0, (0.5,), turn_rewards=(1.0,)),
-        Credit(0.0, (-0.5,), turn_rewards=(0.0,)),
-        Credit(None, (0.0,), trains=False),
-    )
+    masked, dropped = (credits(rollouts, cut=cut) for cut in (truncation.mask, truncation.drop))
+    assert [c.advantages for c in masked] == [(2.0,), (1.0,), (-3.0,)]
+    assert [c.advantages for c in dropped] == [(0.5,), (-0.5,), (0.0,)]
+    assert [c.trains for c in masked] == [c.trains for c in dropped] == [True, True, False]
 
 
 PAIRS = [(0.0, 100.0), (0.0, 300.0), (3.0, 200.0)]
@@ -212,7 +208,6 @@ GROUPS = [
         (partial(constant_length, length=10), [1 / 30, 1 / 30, 1 / 30]),
         (prompt_mean, [1 / 4, 1 / 18, 1 / 18]),
     ],
-    ids=["token_mean", "sequence_mean", "constant_length", "prompt_mean"],
 )
 def test_a_rollout_that_does_not_train_leaves_rows_and_denominators(aggregation, weights):
     rows = weighted_rows(GROUPS, aggregation)
@@ -308,13 +303,163 @@ def test_numbers_of_numpy_become_floats_that_json_can_hold():
     ("numbers", "options", "said"),
     [
         ([1.0], {}, "returned 1 numbers for a group of 2 rollouts"),
-        (
-            *([[1.0], []], {"per_token": True}),
-            "returned 1 numbers for a rollout of 3 tokens: return one for each token of each",
-        ),
+        ([[1.0], []], {"per_token": True}, "1 numbers for a rollout of 3 tokens: return one for"),
         ([[1.0], []], {"per_turn": True}, "returned 1 numbers for a rollout of 2 turns"),
     ],
 )
 def test_a_wrong_number_of_advantages_ends_the_run(numbers, options, said):
     with pytest.raises(RunFailed, match=said):
         credits(PAIR, lambda group: numbers, **options)
+
+
+WEIGHTS = {"step": 2.0, "final": 1.0, "won": 1.0}
+to_go = partial(turn_group_mean, discount=1.0)
+
+
+def turned(steps, final, *rows, stop=StopReason.STOP):
+    """Return a rollout with rewards by turn, of weight 2, and one of the episode."""
+    rewards = {"step": sum(steps), "final": final}
+    fields = {"turns": len(steps), "turn_rewards": {"step": tuple(steps)}}
+    rows = rows or (row(-1, *range(len(steps))),)
+    return rollout(2 * sum(steps) + final, *rows, stop=stop, fields=fields, **rewards)
+
+
+def turn_credits(rollouts, advantage=to_go, *, per_turn=True, **options):
+    return group_credit(advantage, per_turn=per_turn, weights=WEIGHTS, **options)(EXAMPLE, rollouts)
+
+
+def turn_group(rollouts, advantage=to_go, *, per_turn=True, index=0):
+    return group(rollouts, turn_credits(rollouts, advantage, per_turn=per_turn), index)
+
+
+TWO = [turned([1.0, 0.5], 3.0), turned([0.0, 0.5], 1.0)]
+
+
+def test_turns_are_compared_with_the_same_turns_of_the_group():
+    # To go: 6, 4 and 2, 2.
+    assert [c.advantages for c in turn_credits(TWO)] == [(2.0, 1.0), (-2.0, -1.0)]
+    # By name: step, weight 2, to go 1.5, 0.5 and 0.5, 0.5; final 3, 3 and 1, 1.
+    named = turn_credits(TWO, normalise_each=True)
+    assert [c.advantages for c in named] == [(2 * 0.5 + 1, 1.0), (-2.0, -1.0)]
+    # An advantage of whole rollouts reads the sum of the turns.
+    whole = turn_credits(TWO, group_mean, per_turn=False)
+    assert [c.advantages for c in whole] == [(2.0,), (-2.0,)]
+    assert [c.turn_rewards for c in whole] == [(2.0, 4.0), (0.0, 2.0)]
+
+
+def test_truncation_and_length_penalty_change_the_last_turn():
+    cut = turned([1.0, 0.5], 3.0, stop=StopReason.MAX_TOKENS)
+    (zeroed,) = turn_credits([cut], cut=truncation.zero_reward)
+    assert (zeroed.reward, zeroed.turn_rewards) == (0.0, (2.0, -2.0))
+    (shorter,) = turn_credits([cut], length_penalty=0.25)  # of two tokens
+    assert (shorter.reward, shorter.turn_rewards) == (5.5, (2.0, 3.5))
+    (dropped, kept) = turn_credits([cut, turned([0.0], 1.0)], cut=truncation.drop)
+    assert (dropped.reward, dropped.turn_rewards, dropped.advantages) == (None, (), (0.0,))
+    assert (kept.trains, kept.advantages) == (True, (0.0,))  # the only scored rollout
+
+
+def test_infinite_rewards_cost_only_their_own_rollout_and_every_sampled_turn_counts():
+    infinite = replace(
+        turned([1.0, 0.0], 0.0),
+        reward=None,
+        rewards={"step": math.nan, "final": 0.0},
+        turn_rewards={"step": (math.inf, -math.inf)},
+    )
+    made = turn_credits([turned([1.0], 0.0), infinite, turned([0.0], 0.0)], normalise_each=True)
+    assert [c.advantages for c in made] == [(1.0,), (0.0,), (-1.0,)]
+    # The environment reports only one turn.
+    played = rollout(1.0, row(-1, 0, 1, 2), fields={"turns": 1})
+    (made,) = turn_credits([played], lambda group: [[*turns] for turns in group.turn_rewards])
+    assert made.turn_rewards == (0.0, 0.0, 1.0)
+
+
+# Three turns, of which the third forked: rows of turns 0 (2 tokens) and 1 (1), and of turn 2 (3).
+FORKED = turned([1.0, 0.0, 0.0], 0.0, row(-1, 0, 0, -1, 1), row(-1, -1, 2, 2, 2))
+SHORT = turned([0.0], 0.0, row(-1, -1, 0))
+FORKED_GROUP = turn_group([FORKED, SHORT])
+NUMBERED = turn_group([FORKED, SHORT], lambda _: [[5.0, 6.0, 7.0], [8.0]])
+
+
+def test_each_token_gets_the_number_of_its_turn_in_every_row():
+    rows = weighted_rows([NUMBERED], token_mean)
+    found = [r.advantages.tolist() for r in rows]
+    assert found == [[0, 5, 5, 0, 6], [0, 0, 7, 7, 7], [8, 8, 8]]
+    assert [r.first_position for r in rows] == [0, 3, 0]
+    line = train_line(NUMBERED, FORKED, NUMBERED.credits[0], True)
+    assert (line["advantage"], line["turn_rewards"]) == ((5, 6, 7), {"step": (1.0, 0.0, 0.0)})
+    rows = weighted_rows([FORKED_GROUP], turn_mean, per_turn=True)
+    # Four turns, of 2, 1, 3 and 1 tokens.
+    expected = [[0, 1 / 8, 1 / 8, 0, 1 / 4], [0, 0, 1 / 12, 1 / 12, 1 / 12], [1 / 4] * 3]
+    assert [r.token_weights.tolist() for r in rows] == list(map(pytest.approx, expected))
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+@pytest.mark.parametrize("budget", [3, 10, 99])
+def test_the_columns_of_a_token_do_not_depend_on_the_split(ranks, budget):
+    settings = {"step": 3, "ranks": ranks, "tokens_per_micro_batch": budget, "metrics": {}}
+    shares = plan_batch([NUMBERED], turn_mean, per_turn=True, **settings)
+    found = set()
+    for micro in (micro for share in shares for micro in share.micro_batches):
+        batch = Batch.of(micro, torch.device("cpu"), 3)
+        columns = (batch.rollout_ids, batch.positions, batch.turns, batch.advantages)
+        found |= set(zip(*(column.tolist() for column in columns), strict=True))
+        assert set(batch.staleness.tolist()) <= {3}
+    assert found == {
+        *((0, 0, 0, 5.0), (0, 1, 0, 5.0), (0, 2, 1, 6.0)),
+        *((0, 3, 2, 7.0), (0, 4, 2, 7.0), (0, 5, 2, 7.0), (1, 0, 0, 8.0)),
+    }
+    told = rollout_fields([NUMBERED])
+    np.testing.assert_array_equal(told["turn_rewards"], [[2, 0, 0], [0, np.nan, np.nan]])
+    assert told["lengths"].tolist() == [6, 1]
+
+
+def of_role(role, reward):
+    won = {} if reward is None else {"won": reward}
+    return rollout(reward, fields={"role": role}, **won)
+
+
+A, B = partial(of_role, "a"), partial(of_role, "b")
+
+
+@pytest.mark.parametrize(
+    ("rollouts", "expected"),
+    [
+        # a: 1, 0 of mean 1/2; b: 0.25, 0.75 of mean 1/2
+        ([A(1.0), B(0.25), A(0.0), B(0.75)], [0.5, -0.25, -0.5, 0.25]),
+        # In any order, and a role that spoke in one episode only has nothing to compare.
+        ([B(0.25), A(1.0), A(0.0)], [0.0, 0.5, -0.5]),
+        # An unscored rollout is outside the baseline of its role.
+        ([A(1.0), B(None), A(0.0), B(3.0), B(1.0)], [0.5, 0.0, -0.5, 1.0, -1.0]),
+        # The environment scored no rollout of this role.
+        ([A(1.0), B(None), A(0.0), B(None)], [0.5, 0.0, -0.5, 0.0]),
+    ],
+)
+@pytest.mark.parametrize("normalise_each", [False, True])
+def test_rollouts_are_compared_within_their_role(rollouts, expected, normalise_each):
+    options = {"per_turn": False, "normalise_each": normalise_each}
+    made = turn_credits(rollouts, group_mean, **options)
+    assert [c.advantages for c in made] == [(number,) for number in expected]
+    assert [c.trains for c in made] == [r.reward is not None for r in rollouts]
+
+
+whole_group = partial(turn_group, advantage=group_mean, per_turn=False)
+
+
+def test_a_batch_names_the_reward_of_each_role_and_compares_only_within_a_role():
+    flat = whole_group([A(1.0), B(0.0), A(1.0), B(0.0)])
+    assert compared_columns(flat) == [[1.0, 1.0], [0.0, 0.0]]
+    bounds = dict.fromkeys(("min_reward_variance", "min_reward", "max_reward"))
+    assert DifficultyBuffer(min_spread=0.1, **bounds).why_useless(flat) == "zero_spread"
+    assert batch_metrics([flat], 0)["rollout/zero_spread"] == 1.0
+    varied = whole_group([A(1.0), A(0.0), B(1.0)])
+    assert batch_metrics([varied], 0)["rollout/zero_spread"] == 0.0
+    first = whole_group([A(1.0), B(0.0), A(0.0), B(1.0), B(None)])
+    groups = [first, whole_group([B(1.0), A(1.0)], index=1)]
+    metrics = batch_metrics(groups, 0)
+    assert metrics["role/a/reward"] == metrics["role/b/reward"] == pytest.approx(2 / 3)
+    assert rollout_fields(groups)["group_ids"].tolist() == [0, 1, 0, 1, 1, 2, 3]
+    # Prompts of different roles differ: 4 of them, and a token's weight is 1 / (4 * its tokens).
+    rows = weighted_rows(groups, prompt_mean)
+    assert [row.token_weights.max() for row in rows] == [1 / 8] * 4 + [1 / 4] * 2
+    pairs = zip(first.rollouts, first.credits, strict=True)
+    assert [train_line(first, *pair, True)["role"] for pair in pairs] == [*"ababb"]

@@ -147,15 +147,6 @@ def rehearsal(folder, monkeypatch):
     listener.close()
 
 
-def test_every_step_pushes_and_publishes_one_version(rehearsal):
-    run = rehearsal(start=3, max_steps=6)
-    run.train()
-    assert run.pushed == [(3, False), (4, True), (5, True), (6, True)]
-    assert run.versions("publish") == [3, 4, 5, 6]
-    asked = [(c.step, c.shares_prefixes) for c in run.calls if c.what == "next_batch"]
-    assert asked == [(3, True), (4, True), (5, True)]
-
-
 def test_a_line_of_metrics_has_the_numbers_of_batch_and_step_and_their_rate(rehearsal, folder):
     numbers = {"train/tokens": 500.0, "rollout/forks": 2.0}
 
@@ -183,7 +174,7 @@ def test_a_step_without_gradient_or_rate_need_not_change_the_weights(stats, rehe
     assert run.pushed == [(0, False), (1, False)]
 
 
-def test_a_resumed_run_has_every_line_once(rehearsal, folder):
+def test_a_resumed_run_pushes_each_version_and_has_every_line_once(rehearsal, folder):
     with_later = MetricsFile(folder)
     for step in range(5):  # the run was killed after its checkpoint of step 3
         with_later.append(step, {"old": 1.0})
@@ -191,21 +182,21 @@ def test_a_resumed_run_has_every_line_once(rehearsal, folder):
         folder.rollouts_of(step).write_text("")
     run = rehearsal(start=3, max_steps=6)
     run.train()
+    assert run.pushed == [(3, False), (4, True), (5, True), (6, True)]
+    assert run.versions("publish") == [3, 4, 5, 6]
+    asked = [(c.step, c.shares_prefixes) for c in run.calls if c.what == "next_batch"]
+    assert asked == [(3, True), (4, True), (5, True)]
     assert [row["step"] for row in run.rows] == [0, 1, 2, 3, 4, 5]
     assert ["old" in row for row in run.rows] == [True] * 3 + [False] * 3
     assert [row.get("train/policy_version") for row in run.rows[3:]] == [4, 5, 6]
     assert [folder.rollouts_of(step).exists() for step in (2, 3)] == [True, False]
 
 
-AT_THE_END = [0, 1, 2, 3, 4, "state", 5]
-
-
 @pytest.mark.parametrize(
     ("every", "steps", "expected"),  # the state is that from before groups of the next version
     [
-        (0, [5], AT_THE_END),
+        (0, [5], [0, 1, 2, 3, 4, "state", 5]),
         (2, [2, 4, 5], [0, 1, "state", 2, 3, "state", 4, "state", 5]),
-        (5, [5], AT_THE_END),
     ],
 )
 def test_checkpoints_are_saved_when_due_and_at_the_end(every, steps, expected, rehearsal, folder):
@@ -219,8 +210,7 @@ def test_checkpoints_are_saved_when_due_and_at_the_end(every, steps, expected, r
     assert [each for each in asked if each != "next_batch"] == expected
 
 
-def test_steps_in_a_row_without_a_gradient_end_the_run(rehearsal, folder, caplog, monkeypatch):
-    monkeypatch.chdir(folder.path)  # in which there is no compare_losses.py
+def test_steps_in_a_row_without_a_gradient_end_the_run(rehearsal, folder, caplog):
     run = rehearsal(max_steps=99)
     most = run.settings.max_nonfinite_steps
     several = [1.0] * (most - 1) + [0.0]
@@ -235,7 +225,7 @@ def test_steps_in_a_row_without_a_gradient_end_the_run(rehearsal, folder, caplog
     keep = run.settings.keep_checkpoints + 1
     assert [(saved["step"], saved["keep"]) for saved in run.checkpoints] == [(ends + 1, keep)]
     assert run.rows[-1]["step"] == ends
-    assert f"offbyone compare-losses {folder} steps={ends} loss=<another>" in str(caught.value)
+    assert f"{folder} steps={ends} loss=<another>" in str(caught.value)
     assert "at tokens of 1 of 1 rollouts, for example of 000001.0 (steps" in str(caught.value)
     *first, last = [step for step, each in enumerate(skipped) if each]
     recorded = [*first[:5], last]  # more would fill the disk
