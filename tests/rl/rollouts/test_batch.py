@@ -135,19 +135,3 @@ def test_a_batch_in_numbers():
             **{f"staleness/share_{s}": share / 7 for s, share in enumerate((3, 3, 1))},
         }
     )
-
-
-def test_a_named_reward_is_averaged_over_finite_values_and_the_others_are_counted():
-    """Only the first eight turns have a metric of their own."""
-    forms = [1.0, math.nan, 0.0, math.inf]
-    by_turn = [{"turn_rewards": {"form": (form, *[1.0] * 8)}} for form in forms]
-    pairs = zip(forms, by_turn, strict=True)
-    played = [rollout(1.0, fields=fields, exact=1.0, form=form) for form, fields in pairs]
-    metrics = batch_metrics([penalised(*played)], step=4)
-    found = {name: value for name, value in metrics.items() if name.startswith("reward/")}
-    assert found == {
-        "reward/exact": 1.0,
-        **{"reward/form": 0.5, "reward/form/nonfinite": 2.0},
-        **{"reward/form/turn_0": 0.5, "reward/form/turn_0/nonfinite": 2.0},
-        **{f"reward/form/turn_{turn}": 1.0 for turn in range(1, 8)},
-    }

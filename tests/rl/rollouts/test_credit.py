@@ -44,23 +44,6 @@ def advantages(rollouts, advantage=zscore, **options):
     return [credit.advantages[0] for credit in credits(rollouts, advantage, **options)]
 
 
-@pytest.mark.parametrize("stop", StopReason)
-@pytest.mark.parametrize("reward", [0.75, None])
-@pytest.mark.parametrize(
-    ("mode", "cut_off"),
-    [
-        ("keep", lambda reward: Credit(reward, trains=True)),
-        ("mask", lambda reward: Credit(reward, trains=False)),
-        ("zero_reward", lambda reward: Credit(None if reward is None else 0.0, trains=True)),
-        ("mask_zero", lambda reward: Credit(None if reward is None else 0.0, trains=False)),
-        ("drop", lambda reward: Credit(None, trains=False)),
-    ],
-)
-def test_truncation_changes_only_rollouts_that_a_token_limit_cut_off(mode, cut_off, reward, stop):
-    expected = cut_off(reward) if stop in CUT else Credit(reward, trains=True)
-    assert getattr(truncation, mode)(rollout(reward, stop=stop)) == expected
-
-
 @pytest.mark.parametrize(
     ("lengths", "reward"),
     [

@@ -202,42 +202,31 @@ def test_64_rejected_groups_in_a_row_end_the_run_with_their_reasons():
     assert len(world.rejected) == 64
 
 
-def test_no_batch_follows_a_stop_although_groups_are_ready():
-    async def stopped_after_one(world):
-        running = asyncio.ensure_future(world.dispatcher.run())
-        await world.dispatcher.publish(0)
-        await world.dispatcher.take_batch(0)
-        await asyncio.sleep(1000)  # the groups of the next batch are ready by now
-        await world.dispatcher.stop()
-        with pytest.raises(NoMoreBatches) as end:
-            await world.dispatcher.take_batch(1)
-        running.cancel()
-        return end.value.stopped, len(world.dispatcher.checkpoint().pending)
-
-    stopped, pending = run_virtually(stopped_after_one(World(0, 1)))
-    assert (stopped, pending) == (True, 3)  # a resumed run plays these again
-
-
-def test_groups_that_fail_after_a_stop_are_neither_rejected_nor_lost():
+def test_after_a_stop_no_batch_follows_and_no_group_is_rejected_or_lost():
     """The supervisor stops the run after a second crash of vLLM, whose open requests then fail."""
 
-    async def crashed(world):
+    async def stopped(world):
         over = asyncio.Event()
 
         async def play_group(index, example, group_size, version):
+            if index < 2 * GROUPS_PER_STEP:
+                return (rollout(1.0),) * group_size
             await over.wait()
             return (rollout(None, lengths=(), fields={"error": "no vLLM"}),) * group_size
 
         world.dispatcher.play_group = play_group
         running = asyncio.ensure_future(world.dispatcher.run())
         await world.dispatcher.publish(0)
-        await asyncio.sleep(1)
+        await world.dispatcher.take_batch(0)
+        await world.dispatcher.publish(1)
+        await asyncio.sleep(1)  # the groups of the next batch are ready by now
         await world.dispatcher.stop()
+        with pytest.raises(NoMoreBatches) as end:
+            await world.dispatcher.take_batch(1)
         over.set()
         await asyncio.sleep(1)
         running.cancel()
-        return world.rejected, world.dispatcher.checkpoint().pending
+        return end.value.stopped, world.rejected, world.dispatcher.checkpoint().pending
 
-    rejected, pending = run_virtually(crashed(World(0, 1)))
-    assert rejected == []
-    assert pending == list(range(2 * GROUPS_PER_STEP))  # which a resumed run plays again
+    # A resumed run plays the groups of the batches 1 and 2 again.
+    assert run_virtually(stopped(World(0, 1))) == (True, [], [3, 4, 5, 6, 7, 8])

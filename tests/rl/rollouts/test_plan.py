@@ -10,7 +10,6 @@ from hypothesis import strategies as st
 
 from losses.aggregation import constant_length, prompt_mean, sequence_mean, token_mean
 from rl.records import Credit, MicroBatch, TrainingRow, columns_of
-from rl.rollouts.packing import pack
 from rl.rollouts.plan import WeightedRow, plan, weighted_row, weighted_rows
 from rl.wire import pack as pack_message
 from rl.wire import unpack
@@ -113,37 +112,6 @@ def test_every_split_has_each_row_once_and_equally_much_work_for_each_rank(
         weighing = [micro for micro in batch.micro_batches if micro.token_weights.any()]
         pulls = [bool(micro.advantages.any()) for micro in weighing]
         assert pulls == sorted(pulls, reverse=True)
-
-
-def row_of(*token_ids: int, completion: int = 1) -> TrainingRow:
-    made = row(0, len(token_ids), len(token_ids) - completion)
-    return replace(made, token_ids=np.array(token_ids, np.int32))
-
-
-def answers(num_groups: int, size: int = 16) -> list[TrainingRow]:
-    """Return groups of rows with a prompt of 2000 tokens and answers of 100."""
-    numbers = [(g, i) for g in range(num_groups) for i in range(size)]
-    return [row_of(g, *range(1, 2000), *[i] * 100, completion=100) for g, i in numbers]
-
-
-@pytest.mark.parametrize(
-    ("rows", "ranks", "expected"),
-    [
-        (answers(2), 8, [2400] * 8),
-        ([row(i, 4000 if i == 9 else 10) for i in range(32)], 16, [90, 4000, 20]),
-        ([row(0, 5)], 3, [5, 0, 0]),
-    ],
-)
-def test_the_largest_load_of_a_rank_that_shares_prefixes_is_as_small_as_possible(
-    rows, ranks, expected
-):
-    loads = [0] * ranks
-    pack(rows, loads, 10_000, shares_prefixes=True)
-    assert loads[: len(expected)] == expected
-    # Equal rows fill a micro-batch by their completions.
-    equal = [row_of(*range(2000), completion=1000)] * 256
-    (packed,) = pack(equal, [0], 16_384, shares_prefixes=True)
-    assert len(packed) == 5
 
 
 @pytest.mark.parametrize("lengths", [[5], []], ids=["one row", "no row at all"])
