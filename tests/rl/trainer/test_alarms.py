@@ -44,6 +44,13 @@ def test_no_alarm_without_a_problem(row, caplog):
     assert warnings(caplog, {"rollout/zero_spread": 1.0}, loss_reads=("ref_logprobs",)) == []
 
 
+def test_a_problem_at_its_limit_is_named_once(caplog):
+    row = {"rollout/truncated": 0.5, "rollout/untrained": 0.5}
+    first, second = warnings(caplog, {}, row, row)
+    assert first.endswith("(docs/troubleshooting.md, length)")
+    assert second.endswith("(docs/troubleshooting.md, masked)")
+
+
 @pytest.mark.parametrize(
     ("early", "last", "warns"),
     [(2.0, 3.0, False), (2.0, 3.1, True), (1.0, 1.9, False), (4.0, 5.9, False)],

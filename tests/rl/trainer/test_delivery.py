@@ -81,60 +81,42 @@ def test_all_ranks_decide_the_same_wherever_the_last_vllm_is_lost(setup):
         assert (found, pusher.differs) == (result, differs), name
 
 
-class OneRank:
-    """One rank with real routes to vLLMs that keep what they receive."""
-
-    def __init__(self, tmp_path):
-        self.folder, self.policy = RunFolder(tmp_path / "run"), OnePolicy(tmp_path / "model")
-        self.folder.path.mkdir()
-        self.policy.ranks = SimpleNamespace(first=True, from_first=lambda word: word)
-        self.policy.logprobs = Scorer(0.0).logprobs
-        pusher = WeightPusher(opened("shm"))
-        receivers = Receivers(self.folder, inference(2), timeout=30.0)
-        self.delivery = Delivery(pusher, receivers, self.policy, self.policy.ranks, self.folder)
-
-    def started(self, vllm):
-        """Report that a vLLM listens; from the second time on, that it was restarted."""
-        known = Endpoint.read(self.folder, vllm.name)
-        incarnation = known.incarnation + 1 if known else 0
-        Endpoint(vllm.address, incarnation).write(self.folder, vllm.name)
-
-    def deliver(self, version):
-        self.policy.step()
-        return self.delivery.deliver(version, two_rows(), dict(STATS), lambda *_: nullcontext())
-
-
-@pytest.fixture
-def rank(tmp_path):
-    return OneRank(tmp_path)
-
-
-@pytest.fixture
-def vllms(tmp_path, rank):
-    with ExitStack() as stack:
-        names = ["inference0", "inference1"]
-        served = [stack.enter_context(replica(tmp_path / f"{name}.sock", name)) for name in names]
-        for one in served:
-            rank.started(one.receiver.replica)
-        rank.delivery.begin(0)
-        yield served
-
-
 @pytest.mark.parametrize("route", ["/pause", "/inference/v1/generate"])
-def test_a_vllm_that_starts_meanwhile_replaces_the_last(route, rank, vllms):
+def test_a_vllm_that_starts_meanwhile_replaces_the_last(route, tmp_path):
     """The supervisor ends no run in which another vLLM answers."""
-    assert rank.delivery._receivers.restart_timeout == 20.0  # the smaller of both limits
+    folder, policy = RunFolder(tmp_path / "run"), OnePolicy(tmp_path / "model")
+    folder.path.mkdir()
+    policy.ranks = SimpleNamespace(first=True, from_first=lambda word: word)
+    policy.logprobs = Scorer(0.0).logprobs
+    receivers = Receivers(folder, inference(2), timeout=30.0)
+    assert receivers.restart_timeout == 20.0  # the smaller of both limits
+    delivery = Delivery(WeightPusher(opened("shm")), receivers, policy, policy.ranks, folder)
+
+    def started(vllm, incarnation):
+        """Report that a vLLM listens, after so many restarts."""
+        known = vllm.receiver.replica
+        Endpoint(known.address, incarnation).write(folder, known.name)
+
+    def deliver(version):
+        policy.step()
+        return delivery.deliver(version, two_rows(), dict(STATS), lambda *_: nullcontext())
 
     def fail_as_the_other_one_comes_back():
-        rank.started(vllms[1].receiver.replica)
+        started(other, 1)
         refuse()
 
-    vllms[1].server.faults["/pause"] = refuse
-    assert rank.deliver(1)
-    assert rank.delivery.updated_replicas() == {"inference0": 0}
-    vllms[1].server.faults.clear()
-    vllms[0].server.faults[route] = fail_as_the_other_one_comes_back
-    assert rank.deliver(2)
-    assert rank.delivery.updated_replicas().keys() == {"inference1"}
-    assert vllms[1].server.version == 2
-    assert "refused" in (read_restart_request(rank.folder, "inference0", 0) or "")
+    names = ("inference0", "inference1")
+    with ExitStack() as stack:
+        last, other = (stack.enter_context(replica(tmp_path / name, name)) for name in names)
+        started(last, 0)
+        started(other, 0)
+        delivery.begin(0)
+        other.server.faults["/pause"] = refuse
+        assert deliver(1)
+        assert delivery.updated_replicas() == {"inference0": 0}
+        other.server.faults.clear()
+        last.server.faults[route] = fail_as_the_other_one_comes_back
+        assert deliver(2)
+        assert delivery.updated_replicas() == {"inference1": 1}
+        assert other.server.version == 2
+    assert "refused" in (read_restart_request(folder, "inference0", 0) or "")

@@ -175,23 +175,6 @@ def test_two_workers_hold_every_push_bit_by_bit_also_of_the_next_trainer(sync, v
             assert vllm.answers == [{"held": fingerprint(weights)}] * 2
 
 
-@pytest.mark.slow
-@pytest.mark.server
-@pytest.mark.parametrize("sync", ["nccl", "ipc"])
-def test_a_tensor_that_is_held_back_is_refused(sync, vllm):
-    sender = opened(sync, 60.0)
-    sender.pack(WEIGHTS)
-    sender.connect(vllm)
-    sender.pack({name: tensor + 1 for name, tensor in WEIGHTS.items()})
-    sender._packed["odd.weight"].copy_(WEIGHTS["odd.weight"])  # as if the step had not reached it
-    with pytest.raises(RunFailed, match="the fingerprints differ"):
-        sender.send(vllm, 1)
-    sender.pack({name: tensor for name, tensor in WEIGHTS.items() if name != "odd.weight"})
-    sender.connect(vllm)
-    with pytest.raises(RunFailed, match=r"not use the pushed weights in \['odd.weight'\]"):
-        sender.send(vllm, 2)
-
-
 def test_a_request_that_does_not_fit_the_buffer_is_refused():
     sender = opened("nccl")
     others = {"scalar": torch.tensor(2.5), "long": torch.ones(9).double()}
@@ -209,11 +192,8 @@ def test_a_request_that_does_not_fit_the_buffer_is_refused():
         packed.unpack(sender.buffer, **source, fingerprint=mark)
     sender.buffer[last] ^= 1
     missing = {name: form for name, form in header.items() if name != "odd.weight"}
-    for changed, error in (
-        (missing, "the fingerprints differ"),
-        (header | {"odd.weight": odd | {"shape": [1, 3]}}, "the fingerprints differ"),
-    ):
-        with pytest.raises(RuntimeError, match=error):
+    for changed in (missing, header | {"odd.weight": odd | {"shape": [1, 3]}}):
+        with pytest.raises(RuntimeError, match="the fingerprints differ"):
             packed.unpack(sender.buffer, **(source | {"header": changed}), fingerprint=mark)
 
 
