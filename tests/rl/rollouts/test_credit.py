@@ -119,25 +119,6 @@ def test_a_penalty_keeps_its_size_beside_normalised_rewards(size):
     assert limited == pytest.approx(expected, abs=1e-12)
 
 
-@pytest.mark.parametrize(
-    ("each", "compares", "rollouts", "columns"),
-    [
-        # The sums are equal, and each named reward differs: both rollouts have an advantage.
-        (
-            *(True, True, [rollout(2.0, a=2.0, b=0.0), rollout(2.0, a=1.0, b=1.0)]),
-            [[4, 2], [0, 1], [0, 0]],
-        ),
-        (False, True, [rollout(1.0, a=1.0), rollout(1.0, a=0.5), rollout(None)], [[1, 1]]),
-        (False, False, [rollout(1.0), rollout(1.0)], None),
-        (False, True, [rollout(None)], [[]]),
-        (False, False, [rollout(1.0), rollout(None, fields={"role": "b"})], None),
-    ],
-)
-def test_a_group_has_the_numbers_that_its_advantage_compared(each, compares, rollouts, columns):
-    options = {"normalise_each": each, "compares": compares, "weights": {"a": 2.0, "b": 1.0}}
-    assert compared_columns(group(rollouts, credits(rollouts, **options))) == columns
-
-
 @pytest.mark.parametrize("needs_score", [True, False])
 def test_a_rollout_without_a_score_trains_only_if_the_loss_reads_no_advantages(needs_score):
     rollouts = [

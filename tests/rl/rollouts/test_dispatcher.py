@@ -12,9 +12,10 @@ from rl.rollouts.difficulty_buffer import DifficultyBuffer
 from rl.rollouts.dispatcher import DispatcherState
 from rl.runtime.failure import RunFailed
 from rl.wire import NoMoreBatches
-from tests.support.rollouts import rollout
+from tests.support.remembering import AboveEarlier
+from tests.support.rollouts import group_credit, rollout
 from tests.support.virtual_time import run_virtually
-from tests.support.world import GROUPS_PER_STEP, World
+from tests.support.world import EXAMPLES, GROUPS_PER_STEP, World
 
 
 @pytest.mark.parametrize("rejects", [0.0, 0.4])
@@ -131,6 +132,15 @@ def reloaded(world: World) -> DispatcherState:
     """Return the state of the world's checkpoint after a round trip through JSON."""
     saved = json.loads(json.dumps(asdict(world.dispatcher.checkpoint())))
     return msgspec.convert(saved | {"of an older version": {}}, DispatcherState)
+
+
+def test_a_checkpoint_keeps_the_state_of_the_advantage():
+    first, resumed = group_credit(AboveEarlier()), group_credit(AboveEarlier())
+    first(EXAMPLES[0], [rollout(1.0)])
+    state = reloaded(World(0, 0, stateful={"advantage": first}))
+    World(0, 0, stateful={"advantage": resumed}, state=state)
+    World(0, 0, stateful={"advantage": resumed})  # a new run has no state to load
+    assert resumed.state() == {"scripted": [1.0, 1]}
 
 
 def test_the_run_fails_with_the_most_common_error_if_no_rollout_can_be_scored():

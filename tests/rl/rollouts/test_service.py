@@ -96,30 +96,26 @@ async def test_a_loss_of_whole_groups_gets_them_and_an_aggregation_by_turn_gets_
     assert batches[0].micro_batches[0].token_weights[:, 1].tolist() == [0.5, 0.5]
 
 
-@pytest.mark.parametrize(
-    ("current", "version", "published"),
-    [(-1, 3, [3]), (-1, 2, None), (3, 4, [4]), (4, 4, [])],  # 4 again, to a restarted vLLM
-)
-async def test_a_version_is_published_once_and_the_first_is_that_of_the_checkpoint(
-    current, version, published, tmp_path
-):
+async def test_a_version_is_published_once_and_the_first_is_that_of_the_checkpoint(tmp_path):
     found, evaluated, routed = [], [], []
+    served = service(tmp_path, [group(1.0)])
+    current = served._dispatcher.version = SimpleNamespace(number=-1)
 
     async def publish(version):
+        current.number = version
         found.append((version, len(routed)))  # requests go to updated replicas before groups start
 
-    served = service(tmp_path, [group(1.0)])
     served._dispatcher.publish, served._dispatcher.step = publish, 3
-    served._dispatcher.version = SimpleNamespace(number=current)
     served._evaluator = SimpleNamespace(start=evaluated.append)
     served._replicas = SimpleNamespace(publish=routed.append)
-    await served._answer(Call(what="publish", version=version, replicas={"inference": 1}))
-    if published is None:
-        said = "rank 0 resumed after step 2 and the rollouts process after step 3"
-        assert said in str(served._failure.result())
-        return
-    assert (found, evaluated) == ([(v, 1) for v in published], published)
-    assert routed == [{"inference": 1}]
+    for version in (3, 4, 4):  # 4 again, to a restarted vLLM
+        await served._answer(Call(what="publish", version=version, replicas={"inference": 1}))
+    assert (found, evaluated) == ([(3, 1), (4, 2)], [3, 4])
+    assert routed == [{"inference": 1}] * 3
+    current.number = -1
+    await served._answer(Call(what="publish", version=2))
+    said = "rank 0 resumed after step 2 and the rollouts process after step 3"
+    assert said in str(served._failure.result())
 
 
 async def ended(served: RolloutService, call: Call) -> tuple[Answer, BaseException | None]:
