@@ -102,23 +102,17 @@ def test_which_groups_are_stored(options, rewards, advantages, changes, stored):
     assert mixed.metrics()["stored"] == stored
 
 
-@pytest.mark.parametrize(
-    ("replay", "shown", "count", "new"),
-    [
-        (0.0, 0.0, 4, 4),
-        (0.25, 0.25, 4, 2),
-        (0.01, 0.01, 4, 2),  # at least one each
-        (0.01, 0.0, 1, None),
-        (0.5, 0.5, 4, None),
-    ],
-)
-def test_shares_are_rounded_to_groups_and_leave_some_to_new_rollouts(replay, shown, count, new):
-    mixed = buffer(replay_share=replay, demonstration_share=shown)
-    if new is None:
-        with pytest.raises(ValueError, match=f"leave no new groups in a batch of {count} groups"):
-            mixed.num_new(count)
-    else:
-        assert mixed.num_new(count) == new
+def test_shares_are_rounded_to_groups_and_leave_some_to_new_rollouts():
+    def num_new(replay: float, shown: float, count: int = 4) -> int:
+        return buffer(replay_share=replay, demonstration_share=shown).num_new(count)
+
+    assert num_new(0.0, 0.0) == 4
+    assert num_new(0.25, 0.25) == 2
+    assert num_new(0.01, 0.01) == 2  # at least one each
+    with pytest.raises(ValueError, match="leave no new groups in a batch of 4 groups"):
+        num_new(0.5, 0.5)
+    with pytest.raises(ValueError, match="leave no new groups in a batch of 1 groups"):
+        num_new(0.01, 0.0, count=1)
 
 
 SHOWN_ROW = row(-1, 0, version=-1)
