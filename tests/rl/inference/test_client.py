@@ -1,17 +1,18 @@
-"""What the client makes of vLLM's answers and of its failures; the scripted server plays vLLM."""
+"""What the client makes of the scripted vLLM's answers and failures, and which replica it asks."""
 
 import asyncio
 import json
 import math
-import subprocess
-import sys
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
+from unittest.mock import Mock
 
 import msgspec
 import pytest
-from aiohttp import web
 
 from rl.inference import client as module
 from rl.inference.client import RequestTally, VLLMClient
@@ -22,12 +23,22 @@ from rl.inference.completion import (
     RequestFailed,
     completion_of,
 )
-from tests.support.engine_faults import Abort, CutShort, Hang, Status, TwoVersions
-from tests.support.replicas import router_to
-from tests.support.scripted import HI, IM_END, SAMPLER, tiny_renderer
-from tests.support.served_engine import PROMPT, SAMPLING, served, serving
-
-REPO = Path(__file__).parents[3]
+from rl.inference.replica import Replica
+from rl.inference.router import RequestGroup, Router
+from rl.runtime.network import Address
+from rl.sampling.clock import Clock
+from tests.support.engine_faults import Abort, CutShort, Fault, Garbage, Hang, Status, TwoVersions
+from tests.support.scripted import IM_END, SAMPLER, tiny_model, tiny_renderer
+from tests.support.scripted_vllm import Engine, asking_for
+from tests.support.served_engine import (
+    GENERATE,
+    PROMPT,
+    SAMPLING,
+    ServedEngine,
+    a_group,
+    served,
+    serving,
+)
 
 
 @pytest.fixture(autouse=True)
@@ -89,20 +100,16 @@ def test_the_kept_tokens_are_those_that_vllm_did_not_mask_and_a_part_of_them_end
     ("change", "said"),
     [
         ({"finish_reason": "abort"}, "finish_reason=abort"),
-        ({"finish_reason": "error"}, "finish_reason=error"),
         ({"logprobs": None}, "2 tokens with 0 logprobs"),
         ({"weight_versions": None}, "2 tokens with 2 logprobs and weight versions None"),
-        ({"stop_reason": IM_END}, None),  # the number of a stop token, not a stop string
-        ({"stop_reason": "x"}, "x"),
     ],
 )
 def test_a_completion_needs_a_logprob_and_a_version_of_each_token(change, said):
-    changed = choice(LIKELY, LIKELY, **change)
-    if "stop_reason" in change:
-        assert completion_of(changed, [1]).stop == said
-    else:
-        with pytest.raises(AttemptFailed, match=said):
-            completion_of(changed, [1])
+    with pytest.raises(AttemptFailed, match=said):
+        completion_of(choice(LIKELY, LIKELY, **change), [1])
+    # The reason may be the number of a stop token, or a stop text.
+    stops = [completion_of(choice(LIKELY, stop_reason=why), [1]).stop for why in (IM_END, "x")]
+    assert stops == [None, "x"]
 
 
 async def test_a_limited_sampler_asks_for_the_kept_tokens(tmp_path):
@@ -135,10 +142,7 @@ async def test_the_prefix_cache_is_salted_with_the_version(tmp_path):
     assert [body["sampling_params"]["n"] for body in vllm.bodies] == [2, 2]
 
 
-@pytest.mark.parametrize(
-    "fault",
-    [Status(status=500, times=2), Status(status=429), CutShort(times=2), Abort(), Abort(times=3)],
-)
+@pytest.mark.parametrize("fault", [Status(status=429), CutShort(times=2), Abort(times=3)])
 async def test_a_passing_failure_is_retried_and_counted(fault, tmp_path, monkeypatch):
     sleep, delays = asyncio.sleep, []
     monkeypatch.setattr(asyncio, "sleep", lambda s: delays.append(s) or sleep(0))
@@ -154,9 +158,9 @@ async def test_a_passing_failure_is_retried_and_counted(fault, tmp_path, monkeyp
     [
         (Status(status=500, times=99), 3, r"vLLM answered 500 to /inference/v1/generate: .*scri"),
         (Status(status=400, times=99), 0, r"vLLM answered 400"),
+        (Garbage(times=99), 3, r"vLLM's answer to /inference/v1/generate has an unexpected form"),
         (CutShort(times=99), 3, r"vLLM cannot be reached at .*vllm\.sock"),
         (Hang(seconds=2, times=99), 0, r"for sampler\.rollout_timeout=0\.2 s: raise it, or lower "),
-        (Abort(times=99), 3, r"vLLM ended a completion with finish_reason=abort"),
     ],
 )
 async def test_a_lasting_failure_is_an_error_of_one_request(fault, retried, sentence, tmp_path):
@@ -180,55 +184,6 @@ async def test_32_failures_in_a_row_end_the_run(tmp_path):
     assert not isinstance(end.value, RequestFailed)
 
 
-async def test_a_malformed_answer_is_an_error_of_one_request(tmp_path):
-    answers = iter(['{"choices": [{}]}', '{"choi', "[]", '{"choices": null}', "[1]" * 9] * 9)
-
-    async def nonsense(request: web.Request) -> web.Response:
-        return web.Response(text=next(answers))
-
-    client = VLLMClient(router_to(tmp_path / "s"), model="policy", timeout=5)
-    async with serving({"/{path:.*}": nonsense}, tmp_path / "s"), client:
-        for _ in range(5):
-            with pytest.raises(RequestFailed, match="has an unexpected form"):
-                await ask(client)
-        with client.group() as group, pytest.raises(RequestFailed, match="has an unexpected form"):
-            await group.tokenize(list(HI), None)
-
-
-MANY = """
-import asyncio, json, resource, sys
-from pathlib import Path
-soft, hard = int(sys.argv[2]), int(sys.argv[3])
-from rl.inference.client import RequestTally, VLLMClient
-from rl.runtime.devices import raise_file_limit
-from tests.support.replicas import router_to
-resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
-raise_file_limit()
-
-async def main():
-    tally = RequestTally()
-    router = router_to(Path(sys.argv[1]))
-    async with VLLMClient(router, model="policy", timeout=60, tally=tally) as client:
-        prompt, sampling = map(json.loads, sys.argv[4:])
-        with client.group() as group:
-            requests = (group.generate(prompt, sampling, n=1, version=0) for _ in range(300))
-            answers = len(await asyncio.gather(*requests))
-        print(answers, tally.num_retried, resource.getrlimit(resource.RLIMIT_NOFILE)[0])
-
-asyncio.run(main())
-"""
-
-
-@pytest.mark.parametrize(("soft", "hard", "raised"), [(64, 64, 64), (64, 1000, 1000)])
-async def test_requests_beyond_the_limit_of_open_files_wait(soft, hard, raised, tmp_path):
-    async with served(tmp_path, Hang(seconds=0.02, times=9999)) as vllm:
-        given = [soft, hard, json.dumps(PROMPT), json.dumps(SAMPLING)]
-        command = [sys.executable, "-c", MANY, str(vllm.socket), *map(str, given)]
-        options = {"cwd": REPO, "capture_output": True, "text": True, "check": False}
-        done = await asyncio.to_thread(subprocess.run, command, **options)
-    assert done.stdout.split() == ["300", "0", str(raised)], done.stderr[-2000:]
-
-
 async def test_given_tokens_are_scored_with_weights_of_one_version(tmp_path):
     async with served(tmp_path) as vllm, vllm.client() as client:
         vllm.engine._version = "8"  # a push that the rollouts process does not know yet
@@ -242,3 +197,163 @@ async def test_given_tokens_are_scored_with_weights_of_one_version(tmp_path):
         assert every[-2:] == logprobs
         asked = vllm.bodies[0]["sampling_params"]
         assert (asked["prompt_logprobs"], asked["max_tokens"], asked["temperature"]) == (0, 1, 1.0)
+
+
+def replica(number: int, incarnation: int = 0) -> Replica:
+    return Replica(f"inference{number}", Address(path=Path(f"/s{number}")), incarnation)
+
+
+def numbers(router: Router) -> list[tuple[int, int]]:
+    """Return number and incarnation of the replicas that may be asked."""
+    replicas = [route.replica for route in router.routes]
+    return [(int(one.name.removeprefix("inference")), one.incarnation) for one in replicas]
+
+
+def test_a_new_group_goes_to_the_one_with_the_fewest_groups_then_requests():
+    for groups, requests, chosen in (((2, 1, 1), (0, 3, 2), 2), ((2, 3, 4), (9, 0, 0), 0)):
+        router = Router.with_replicas(*map(replica, range(3)))
+        for route, count, pending in zip(router.routes, groups, requests, strict=True):
+            route.num_groups, route.num_pending = count, pending
+        assert RequestGroup(router).choose_route() is router.routes[chosen]
+
+
+def test_groups_of_a_lost_replica_choose_again_among_the_others():
+    lost = []
+    router = Router(lambda one, why: lost.append((one.name, why)))
+    router.serve(map(replica, range(3)))
+    groups = [RequestGroup(router) for _ in range(6)]
+    first = groups[0].choose_route()
+    for group in groups:
+        group.choose_route()
+    assert router.lose(first, "it ended")
+    assert router.lose(first, "another request failed, too")
+    assert lost == [("inference0", "it ended")]
+    again = [int(g.choose_route().replica.name[-1]) for g in groups]
+    assert again == [1, 1, 2, 2, 1, 2]
+    assert sorted(route.num_groups for route in router.routes) == [3, 3]
+    for group in groups:
+        group.release_route()
+    assert [route.num_groups for route in router.routes] == [0, 0]
+
+
+def test_only_replicas_with_the_newest_weights_get_requests_and_the_last_is_never_lost():
+    router = Router.with_replicas(replica(0), replica(1))
+    before = router.routes[0]
+    assert router.lose(before, "")
+    assert before.lost
+    assert not router.lose(router.routes[0], "")
+    router.serve([replica(0), replica(1)])  # the trainer has not noticed yet
+    assert numbers(router) == [(1, 0)]
+    router.serve([replica(1), replica(0, incarnation=1)])
+    assert numbers(router) == [(1, 0), (0, 1)]
+    router.serve([replica(0, incarnation=2)])
+    assert numbers(router) == [(0, 2)]
+    router.serve([])  # the last weights are asked while no replica has newer ones
+    assert numbers(router) == [(0, 2)]
+
+
+def test_only_a_replica_that_refuses_connections_is_gone():
+    for connect in (Mock(), Mock(side_effect=TimeoutError)):  # it is slow, or its host is
+        address: Any = SimpleNamespace(connect=connect)
+        assert not Router().is_gone(Replica("slow", address), unanswered=True)
+    assert Router().is_gone(replica(0), unanswered=True)
+    assert not Router().is_gone(replica(0), unanswered=False)
+
+
+SLOW = Hang(seconds=60, times=99)
+
+
+@asynccontextmanager
+async def two_replicas(folder: Path, *faults: Fault) -> AsyncIterator[Any]:
+    """Serve two engines, the first with faults; yield it, a client, its router and lost names."""
+    model, lost = tiny_model(folder), list[str]()
+    first, second = (ServedEngine(model, folder / f"{i}.sock", f"inference{i}") for i in range(2))
+    router = Router(lambda replica, why: lost.append(replica.name))
+    router.serve([first.replica, second.replica])
+    async with first.serving(faults), second.serving(), first.client(router) as client:
+        yield first, client, router, lost
+
+
+async def test_unanswered_requests_of_a_dead_replica_move_to_another(tmp_path):
+    async with two_replicas(tmp_path, SLOW) as (first, client, _, lost):
+        groups = asyncio.gather(*(a_group(client, 3) for _ in range(4)))
+        await asyncio.sleep(0.2)
+        await first.die()
+        answers = await groups
+        expected = await a_group(client, 1)
+    assert all(answer == expected[0] for group in answers for answer in group)
+    assert lost == ["inference0"]
+    assert (first.tally.num_retried, first.tally.num_failed_in_a_row) == (0, 0)
+
+
+async def test_open_and_waiting_requests_move_away_from_a_lost_replica(tmp_path, monkeypatch):
+    monkeypatch.setattr(module, "file_limit", lambda: 8)  # two connections each
+    async with two_replicas(tmp_path, SLOW) as (_, client, router, _):
+        group = asyncio.create_task(a_group(client, 10))
+        await asyncio.sleep(0.2)
+        assert [client._session(route).connector.limit for route in router.routes] == [2, 2]
+        router.lose(router.routes[0], "")
+        assert len(await group) == 10
+
+
+async def test_a_replica_that_fails_every_request_is_lost_if_others_answer(tmp_path):
+    broken = Status(status=404, times=31), Status(status=404, at=32, times=32)
+    async with two_replicas(tmp_path, *broken) as (_, client, router, lost):
+        for is_followed_by_an_answer in (True, False):
+            for i in range(31):
+                with pytest.raises(RequestFailed):
+                    await ask(client)  # the first is the least busy, each time
+                router.routes[0].num_groups += 1
+                await ask(client)
+                router.routes[0].num_groups -= 1
+                assert (i, lost) == (i, [])
+            if is_followed_by_an_answer:
+                await ask(client)
+        with pytest.raises(RequestFailed):
+            await ask(client)
+        assert lost == ["inference0"]
+        await ask(client)
+
+
+async def test_a_request_over_tcp_needs_the_key(tmp_path):
+    routes = {GENERATE: Engine(tiny_model(tmp_path), 256).generate}
+    async with serving(routes, None, asking_for("a key")) as (_, port):
+        address = Address(host="127.0.0.1", port=port)
+        keys = Replica("inference", address, key="a key"), Replica("inference", address)
+        right, wrong = (Router.with_replicas(replica) for replica in keys)
+        async with VLLMClient(wrong, model="policy", timeout=5) as client:
+            with pytest.raises(RequestFailed, match="answered 401"):
+                await ask(client)
+        async with VLLMClient(right, model="policy", timeout=5) as client:
+            assert (await ask(client))[0].token_ids
+
+
+async def test_requests_wait_for_the_restart_of_the_only_replica_and_pause_their_clock(tmp_path):
+    restarted, clock = set[int](), Clock(1.0)
+    model = tiny_model(tmp_path)
+    before, after = (ServedEngine(model, tmp_path / f"{name}.sock") for name in "ab")
+    after.replica = replace(after.replica, incarnation=1)
+    router = Router(restarted=lambda replica: replica.incarnation in restarted)
+    router.serve([before.replica])
+
+    async def timed():
+        async with clock.run():
+            return await a_group(client, 3)
+
+    async with before.serving([SLOW]), after.serving(), before.client(router) as client:
+        group = asyncio.create_task(timed())
+        await asyncio.sleep(0.2)
+        await before.die()
+        restarted.add(0)
+        await asyncio.sleep(1.5)  # longer than the clock runs
+        assert (router.routes, group.done()) == ([], False)
+        router.serve([before.replica])  # the trainer has not pushed to the new one yet
+        assert router.routes == []
+        router.serve([after.replica])
+        assert len(await group) == 3
+        router.lose(router.routes[0], "")
+        last = asyncio.create_task(ask(client))
+        await asyncio.sleep(0.1)
+        router.end()
+        with pytest.raises(RequestFailed, match="no vLLM answers, and the run is already ending"):
+            await last

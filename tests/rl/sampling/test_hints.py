@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 from types import SimpleNamespace
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 import pytest
@@ -14,7 +14,7 @@ from losses.aggregation import token_mean
 from rl.records import Credit, Group, MicroBatch, Rollout
 from rl.rollouts import __main__ as main
 from rl.rollouts.plan import plan, weighted_rows
-from rl.sampling.renderer_chat import RendererChat, render
+from rl.sampling.renderer_chat import render
 from rl.sampling.strategies import HintWhenAllFail
 from rl.sampling.strategy import Independent
 from tests.support.scripted import (
@@ -31,21 +31,10 @@ HINTED = (user("hi\n\nSay good."),)
 EXAMPLE = Example(id=3, env="scripted", messages=list(HI), info={"hint": "Say good."})
 
 
-class Counting(RendererChat):
-    """Note the messages of every opened conversation."""
-
-    opened: ClassVar[list]  # of copies, too
-
-    async def first_prompt(self, messages, tools):
-        self.opened.append(messages)
-        return await super().first_prompt(messages, tools)
-
-
 def played(env, *answers: str, size: int = 1, hinted: bool = True, **options):
-    """Return rollouts of EXAMPLE and the opened conversations."""
-    Counting.opened = []
-    options |= {"hinted": hinted, "info": EXAMPLE.info, "kind": Counting}
-    return play(env, ScriptedClient(*answers), size, **options), Counting.opened
+    """Return rollouts of EXAMPLE."""
+    options |= {"hinted": hinted, "info": EXAMPLE.info}
+    return play(env, ScriptedClient(*answers), size, **options)
 
 
 def rendered(*messages) -> list[int]:
@@ -72,16 +61,12 @@ def micro_batch(*rollouts: Rollout, envs: tuple[str, ...] = ("scripted",)) -> Mi
 
 
 def test_a_group_shares_one_hinted_prompt_and_the_same_turns_and_replies_follow_it():
-    rollouts, opened = played(ScriptedEnv(), "good", "bad", size=2)
-    assert opened == [list(HI), list(HINTED)]
-    for rollout in rollouts:
-        assert prompts(rollout) == [rendered(*HINTED)]
-        (row,) = rollout.rows
-        assert row.hinted_prompt.dtype == np.int32
-        assert row.token_ids.tolist()[: len(rendered(*HI))] == rendered(*HI)  # without a hint
-    ((rollout,), opened) = played(ScriptedEnv(("more", "again"), 5), "one", "two", "good")
-    assert len(opened) == 2
+    rollouts = played(ScriptedEnv(), "good", "bad", size=2)
+    assert [prompts(rollout) for rollout in rollouts] == [[rendered(*HINTED)]] * 2
+    (rollout,) = played(ScriptedEnv(("more", "again"), 5), "one", "two", "good")
     (row,) = rollout.rows
+    assert row.hinted_prompt.dtype == np.int32
+    assert row.token_ids.tolist()[: len(rendered(*HI))] == rendered(*HI)  # without a hint
     after = row.token_ids.tolist()[len(rendered(*HI)) :]
     assert micro_batch(rollout).hinted_token_ids[0].tolist() == [*rendered(*HINTED), *after]
     assert trained(row) == [*b"one", IM_END, *b"two", IM_END, *b"good", IM_END]
@@ -96,7 +81,7 @@ class Rewriting(ScriptedEnv):
 
 def test_a_fork_begins_with_a_hinted_prompt():
     thought = "<think>\nhm\n</think>\n\nyes"  # the format drops it from history
-    ((rollout,), _) = played(Rewriting(max_turns=3), thought, "good")
+    (rollout,) = played(Rewriting(max_turns=3), thought, "good")
     history = rollout.messages[1:4]  # the policy's turn and the reply
     assert prompts(rollout) == [rendered(*HINTED), rendered(*HINTED, *history)]
     first, second = rollout.rows
@@ -105,60 +90,18 @@ def test_a_fork_begins_with_a_hinted_prompt():
     assert micro_batch(rollout).hinted_token_ids is not None
 
 
-class Holding(ScriptedEnv):
-    """Hold the conversation."""
-
-    holds_conversation = True
-
-    async def play(self, episode, speak):
-        spoken = await speak(list(HI), None)
-        await speak([*HI, spoken.message, user("more")], None)
-
-
 def telling(hint) -> ScriptedEnv:
     """Return an environment with this `teacher_messages`."""
     return type("Mine", (ScriptedEnv,), {"teacher_messages": hint})()
-
-
-def test_an_environment_may_hold_the_conversation_and_may_choose_what_the_teacher_sees():
-    ((rollout,), _) = played(Holding(), "one", "good")
-    assert prompts(rollout) == [rendered(*HINTED)]
-
-    def whisper(self, example, messages, *_):
-        return [{"role": "system", "content": f"It is {example.id}."}, *messages]
-
-    ((rollout,), _) = played(telling(whisper), "good")
-    assert prompts(rollout) == [rendered({"role": "system", "content": "It is 3."}, *HI)]
 
 
 class Sharing(ScriptedEnv):
     """The teacher sees a sibling's success, or what was wrong with the answer (SDPO)."""
 
     def teacher_messages(self, example, messages, episode=None, group=()):
-        if episode is None:
-            return messages  # every example has a hint once it is played
         siblings = [e.text for e in group if e is not episode and e.reward == 2.0]
         hint = f"Right: {siblings[0]}" if siblings else f"Not {episode.text}: {episode.reward}"
         return [*messages, user(hint)]
-
-
-def hints_of(rollouts: tuple[Rollout, ...], *hints: str) -> None:
-    """Assert the hint of each rollout's row."""
-    assert [prompts(rollout) for rollout in rollouts] == [
-        [rendered(*HI, user(hint))] for hint in hints
-    ]
-
-
-def test_a_hint_may_be_made_of_the_finished_episode_and_its_siblings():
-    rollouts, opened = played(Sharing(), "bad", "good", "worse", "good", size=4)
-    hints_of(rollouts, *["Right: good"] * 4)
-    assert len(opened) == 2  # equal hints are rendered once
-    rollouts, _ = played(Sharing(), "bad", "good", "worse", size=3)
-    hints_of(rollouts, "Right: good", "Not good: 2.0", "Right: good")
-    rollouts, _ = played(Sharing(), "bad", "worse", size=2)
-    hints_of(rollouts, "Not bad: 0.0", "Not worse: 0.0")
-    rollouts, _ = played(Ranking(), "bad", "good", size=2)
-    hints_of(rollouts, "Right: good", "Not good: 2.0")
 
 
 class Ranking(Sharing):
@@ -171,45 +114,54 @@ class Ranking(Sharing):
         return [{"good": float(episode.text == "good")} for episode in episodes]
 
 
-ONE_LIST = telling(lambda *_: TOLD)  # the same list for every attempt
-TOLD = [*HINTED]
+def hints_of(rollouts: tuple[Rollout, ...], *hints: str) -> None:
+    """Assert the hint of each rollout's row."""
+    assert [prompts(rollout) for rollout in rollouts] == [
+        [rendered(*HI, user(hint))] for hint in hints
+    ]
 
 
-@pytest.mark.parametrize("env", [ScriptedEnv(), ONE_LIST])
-@pytest.mark.parametrize("sees", [True, False])
-def test_the_teacher_of_an_attempt_with_a_hint_reads_the_hint_once(env, sees):
+def test_a_hint_may_be_made_of_the_finished_episode_and_its_siblings():
+    rollouts = played(Sharing(), "bad", "good", "worse", "good", size=4)
+    hints_of(rollouts, *["Right: good"] * 4)
+    rollouts = played(Sharing(), "bad", "worse", size=2)
+    hints_of(rollouts, "Not bad: 0.0", "Not worse: 0.0")
+    rollouts = played(Ranking(), "bad", "good", size=2)
+    hints_of(rollouts, "Right: good", "Not good: 2.0")
+
+
+TOLD = [*HINTED]  # the same list for every attempt
+
+
+@pytest.mark.parametrize("env", [ScriptedEnv(), telling(lambda *_: TOLD)])
+def test_the_teacher_of_an_attempt_with_a_hint_reads_the_hint_once(env):
     strategy = HintWhenAllFail(num_hinted=2, failed_reward=0.0)
-    (plain, *hinted), _ = played(env, "bad", size=3, hinted=sees, strategy=strategy)
+    plain, *hinted = played(env, "bad", size=3, strategy=strategy)
     micro = micro_batch(plain, *hinted, envs=(env.name,) * 3)
     for rollout in hinted:
         assert [m["content"] for m in rollout.messages] == ["hi\n\nSay good.", "bad"]
         assert rollout.rows[0].token_ids.tolist()[: len(rendered(*HINTED))] == rendered(*HINTED)
-    if sees:
-        assert micro.hinted_token_ids.tolist() == [micro.hinted_token_ids[0].tolist()] * 3
+    assert micro.hinted_token_ids.tolist() == [micro.hinted_token_ids[0].tolist()] * 3
 
 
 def test_a_hint_that_fails_costs_only_its_rollout():
     def unhelpful(self, example, messages, episode, *_):
         return [*messages, user({"good": "yes"}[episode.text])]
 
-    (bad, good), _ = played(telling(unhelpful), "bad", "good", size=2)
+    bad, good = played(telling(unhelpful), "bad", "good", size=2)
     assert (bad.rows, bad.reward, bad.stop_reason) == ((), None, StopReason.ENV_ERROR)
     assert "teacher_messages raised KeyError: 'bad'" in bad.error
     assert good.reward == 2.0
     hints_of((good,), "yes")
-    strategy = HintWhenAllFail(num_hinted=1, failed_reward=0.0)
-    rollouts, _ = played(telling(unhelpful), "bad", size=2, hinted=False, strategy=strategy)
-    assert "teacher_messages raised " in rollouts[-1].error
 
 
-def test_without_hints_no_hint_is_rendered_and_rows_keep_their_prompt_in_a_mixed_micro_batch():
-    ((rollout,), opened) = played(ScriptedEnv(), "good", hinted=False)
-    assert opened == [list(HI)]
+def test_rows_without_hints_keep_their_prompt_in_a_mixed_micro_batch():
+    (rollout,) = played(ScriptedEnv(), "good", hinted=False)
     assert rollout.rows[0].hinted_prompt is None
     micro = micro_batch(rollout)
     assert (micro.hinted_token_ids, micro.hinted_mask) == (None, None)
-    (hinted,), _ = played(ScriptedEnv(), "good")
-    (plain,), _ = played(ScriptedEnv(), "longer than that", hinted=False)
+    (hinted,) = played(ScriptedEnv(), "good")
+    (plain,) = played(ScriptedEnv(), "longer than that", hinted=False)
     micro = micro_batch(hinted, plain, envs=("words", "maths"))
     assert micro.envs == ("maths", "words")  # the longest first
     ids = plain.rows[0].token_ids.tolist()
@@ -218,19 +170,16 @@ def test_without_hints_no_hint_is_rendered_and_rows_keep_their_prompt_in_a_mixed
 
 def test_an_example_without_a_hint_is_refused_before_the_first_rollout(monkeypatch):
     monkeypatch.setattr(main, "sees_hint", lambda config, name: name == "scripted")
-    run: Any = SimpleNamespace(plain=dict)
     without = replace(EXAMPLE, id=4, info={"hint": " "})
-    other = [Pool(1.0, []), Pool(1.0, [replace(without, env="other")])]
+    other = replace(without, env="other")  # whose reference does not see hints
 
-    def hinted_envs(pools, strategy):
-        return main._hinted_envs(run, ScriptedEnv(), pools, strategy)
+    def hinted_envs(strategy, *examples):
+        run: Any = SimpleNamespace(plain=dict)
+        return main._hinted_envs(run, ScriptedEnv(), [Pool(1.0, examples)], strategy)
 
-    assert hinted_envs(other, Independent()) == frozenset()
     shown = HintWhenAllFail(num_hinted=1, failed_reward=0.0)
-    for strategy in (Independent(), shown):
-        assert hinted_envs([Pool(1.0, [EXAMPLE])], strategy) == {"scripted"}
-    with pytest.raises(ValueError, match="example 4 of env 'scripted' has no hint") as caught:
-        hinted_envs([Pool(1.0, [EXAMPLE, without])], Independent())
-    assert str(caught.value).endswith("reference.sees_hint=false and strategy=independent")
-    with pytest.raises(ValueError, match="example 4 of env 'scripted' has no hint"):
-        hinted_envs(other, shown)  # no reference sees it
+    assert hinted_envs(Independent(), other) == frozenset()
+    assert hinted_envs(shown, EXAMPLE) == {"scripted"}
+    for strategy, examples in ((Independent(), (EXAMPLE, without)), (shown, (other,))):
+        with pytest.raises(ValueError, match="example 4 of env 'scripted' has no hint"):
+            hinted_envs(strategy, *examples)

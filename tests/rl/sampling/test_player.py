@@ -1,25 +1,53 @@
-"""Playing episodes with a scripted engine, scripted environments and Qwen3's real renderer."""
+"""Episodes that a scripted engine plays with Qwen3's real renderer: rollouts, rewards, rows.
 
+Which errors cost a rollout, and which time counts for it.
+"""
+
+import asyncio
+import contextvars
+import json
+import logging
+import math
+import re
+import time
+from contextlib import suppress
 from dataclasses import replace
+from itertools import islice
+from pathlib import Path
+from random import Random
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
-from envs.episode import Example, StopReason
+from envs.deadline import WAITING, Deadline
+from envs.episode import Example, StopReason, rewards_by_name
+from envs.maths.grading import final_answer, marked_answer, normalise, number
 from envs.messages import user
 from envs.mixture import Mixture
-from losses.advantages import none
-from rl.records import Group
+from envs.protocol import Environment
+from envs.rewards import contains, exact_match, matches, number_match, token_f1
+from lab.viewer.export import write_page
+from rl.evaluation.play import write_rollouts
+from rl.evaluation.summary import PlayedExample
+from rl.inference.completion import Completion, GenerationError, RequestFailed
+from rl.records import Rollout
 from rl.rollouts import __main__ as main
-from rl.rollouts.batch_metrics import batch_metrics
+from rl.runtime.folder import RunFolder
+from rl.sampling import clock as module
+from rl.sampling.clock import Clock, CompletionSlots
 from rl.sampling.demonstrations import DemonstrationSampler
 from rl.sampling.player import Player
+from rl.sampling.prompt_lengths import FittingExamples
 from rl.sampling.renderer_chat import RendererChat
+from rl.sampling.rewarding import with_rewards
+from rl.sampling.row_builder import RowBuilder
+from rl.sampling.watchdog import Watchdog
 from tests.rl.sampling.test_speaker import Talking
-from tests.support.orders import examples, shuffled
-from tests.support.rollouts import group_credit
+from tests.support.fuzz import FuzzedClient, large_texts, texts, tokens
+from tests.support.golden import golden
 from tests.support.scripted import (
-    IM_END,
+    HI,
     PREFIX,
     SAMPLER,
     ScriptedClient,
@@ -33,66 +61,50 @@ from tests.support.scripted import (
 )
 from tests.support.virtual_time import run_virtually
 
-
-def test_a_single_turn_group_shares_one_request():
-    client = ScriptedClient("good", "bad", "good")
-    rollouts = play(ScriptedEnv(), client, 3)
-    ((prompt, sampling, n, version),) = client.requests
-    assert (n, version, sampling["max_tokens"], sampling["temperature"]) == (3, 7, 32, 0.5)
-    assert IM_END in sampling["stop_token_ids"]
-    assert "seed" not in sampling
-    assert [rollout.reward for rollout in rollouts] == [2.0, 0.0, 2.0]
-    for rollout, said in zip(rollouts, ["good", "bad", "good"], strict=True):
-        (row,) = rollout.rows
-        assert row.token_ids.tolist() == [*prompt, *said.encode(), IM_END]
-        assert trained(row) == [*said.encode(), IM_END]
-        assert row.rollout_logprobs[-1] == -IM_END / 8
-        assert set(row.token_versions[row.completion_mask].tolist()) == {7}
-        assert rollout.messages[-1] == {"role": "assistant", "content": said}
-        assert (rollout.stop_reason, rollout.turn_limit) == (StopReason.STOP, SAMPLER.max_tokens)
-    own = ScriptedEnv()
-    own.sampling = {"max_tokens": 6}  # an environment may have its own limit of turns
-    assert play(own, client)[0].turn_limit == client.requests[1][1]["max_tokens"] == 6
+EXAMPLE = Example(3, "scripted", list(HI))
 
 
-@pytest.mark.parametrize(
-    ("reason", "env", "answer", "max_seq_len", "sampled"),
-    [
-        (StopReason.STOP, ScriptedEnv(), "good", 256, 5),
-        (StopReason.MAX_TOKENS, ScriptedEnv(), "x" * 99, 256, 32),
-        (StopReason.CONTEXT, ScriptedEnv(), "x" * 99, PREFIX + 10, 10),
-        (StopReason.CONTEXT, ScriptedEnv(), "x", PREFIX, 0),
-        (StopReason.CONTEXT, ScriptedEnv(("r" * 99,), 9), "x", PREFIX + 50, 2),
-        (StopReason.MAX_TURNS, ScriptedEnv(("more",) * 9, 3), "x", 256, 6),
-        (StopReason.MAX_TURNS, ScriptedEnv(("more",)), "x", 256, 2),
-    ],
-    ids=["stop", "one long turn", "row full", "no room", "reply fills it", "turns", "one turn"],
-)
-def test_an_episode_says_why_it_ended(reason, env, answer, max_seq_len, sampled):
-    (rollout,) = play(env, ScriptedClient(answer), max_seq_len=max_seq_len)
-    assert (rollout.stop_reason, rollout.error) == (reason, "")
-    assert rollout.reward is not None
-    assert sum(row.num_completion for row in rollout.rows) == sampled
-    assert all(len(row.token_ids) <= max_seq_len for row in rollout.rows)
+def failing(self, episode):
+    raise KeyError("no\nline")
 
 
-@pytest.mark.parametrize("max_turns", [1, 3])
-def test_a_group_renders_its_opening_once_and_a_turn_is_parsed_once(max_turns):
-    class Counting(RendererChat):
-        opened, parsed = 0, 0
+SCENES = {
+    "one request": (ScriptedEnv(), ("good", "bad", "<think>\nhm\n</think>\n\ngood"), {"n": 3}),
+    "own requests": (ScriptedEnv(), ("good", "bad"), {"n": 2, "rollout_timeout": 9.0}),
+    "turns": (ScriptedEnv(("more?", "and?"), max_turns=4), ("a", "bb", "good"), {"n": 2}),
+    "too many turns": (ScriptedEnv(("x",) * 5, max_turns=2), ("a", "b"), {"seed": 5}),
+    "cut off": (ScriptedEnv(("x",), max_turns=2), ("y" * 40,), {"top_p": 0.5, "stop": ("</a>",)}),
+    "context": (ScriptedEnv(), ("y" * 40,), {"max_seq_len": PREFIX + 5, "seed": 6, "n": 2}),
+    "no room": (ScriptedEnv(), ("y",), {"max_seq_len": PREFIX}),
+    "score fails": (scoring(failing), ("good",), {"max_retries": 1}),
+    "no number": (scoring(lambda *_: {"good": float("nan")}), ("good",), {}),
+    "turn rewards": (scoring(lambda *_: {"good": [0.5], "length": 2.0}), ("good",), {}),
+}
 
-        async def first_prompt(self, messages, tools):
-            Counting.opened += 1
-            return await super().first_prompt(messages, tools)
 
-        def message(self, prompt, completion):
-            Counting.parsed += 1
-            return super().message(prompt, completion)
+def played(env, answers, *, n=1, max_seq_len=256, seed=None, **options):
+    """Return rollouts of version 6, without their time, and what vLLM was asked."""
+    client, sampler = ScriptedClient(*answers), replace(SAMPLER, **options)
+    chat = chat_of(client, sampler, max_seq_len)
+    rollouts = run_virtually(Player(sampler, env, chat, seed=seed).play_group_at(2, EXAMPLE, n, 6))
+    asked = [[len(ids), *rest] for ids, *rest in client.requests]
+    errors = [re.sub(r":\d+\)", ")", each.error) for each in rollouts]  # without line numbers
+    plain = zip(rollouts, errors, strict=True)
+    return [[replace(each, generation_time=0.0, error=error) for each, error in plain], asked]
 
-    env = ScriptedEnv(("b?", "c?")[: max_turns - 1], max_turns)
-    rollouts = play(env, ScriptedClient("good"), 4, kind=Counting)
-    assert [rollout.turns for rollout in rollouts] == [max_turns] * 4
-    assert (Counting.opened, Counting.parsed) == (1, 4 * max_turns)
+
+def test_rollouts_and_requests_of_scripted_episodes():
+    """All fields of the rollouts; length of prompt, parameters, n and version of each request."""
+    found = {name: played(env, answers, **how) for name, (env, answers, how) in SCENES.items()}
+    golden("sampling/rollouts", found)
+
+
+def test_a_reply_that_fills_the_row_and_the_limit_of_turns_end_an_episode():
+    (rollout,) = play(ScriptedEnv(("r" * 99,), 9), ScriptedClient("x"), max_seq_len=PREFIX + 50)
+    assert (rollout.stop_reason, rollout.error) == (StopReason.CONTEXT, "")
+    assert (rollout.reward, rollout.num_completion, rollout.rows[0].length) == (0.0, 2, PREFIX + 2)
+    (rollout,) = play(ScriptedEnv(("more",)), ScriptedClient("x"))
+    assert (rollout.stop_reason, rollout.reward) == (StopReason.MAX_TURNS, 0.0)
 
 
 def seeds(env, *, seed=5, group=0, size=3, sampler=SAMPLER) -> list:
@@ -112,72 +124,22 @@ def test_every_request_of_a_seeded_run_has_its_own_seed_and_the_same_run_repeats
     assert len(given) == len(set(given)) == 2 * 2 * 2
     (seed,) = seeds(ScriptedEnv())  # from which vLLM counts up
     assert 0 <= seed < 2**56
-
-    def failing(self, episode):
-        raise RuntimeError("broken")
-
     first, second = seeds(scoring(failing), size=1, sampler=replace(SAMPLER, max_retries=1))
     assert first != second
 
 
 class Named(ScriptedEnv):
-    """Score 1 for the question as the answer."""
+    """An environment of a mixture."""
 
     def examples(self, split):
-        return [Example(i, self.name, [user(f"{self.name} {i}")]) for i in range(5)]
-
-    async def score(self, episode):
-        return {"good": float(episode.text == episode.messages[0]["content"])}
+        return [Example(0, self.name, [user(self.name)])]
 
     def demonstrations(self, rng):
         while True:
             yield [user(self.name), {"role": "assistant", "content": self.name}]
 
 
-class EchoClient(ScriptedClient):
-    """Answer with the first user message."""
-
-    async def generate(self, prompt_ids, sampling, *, n, version):
-        self.answers = [text(prompt_ids).decode().split("\n")[1]]
-        return await super().generate(prompt_ids, sampling, n=n, version=version)
-
-
-def mixture():
-    one, two = Named(), Named(replies=("go on",), max_turns=2)
-    two.reward_weights = {"good": 5.0}
-    return Mixture(envs={"one": one, "two": two}, weights={"one": 1.0, "two": 1.0})
-
-
-def group_of(env, index, example) -> Group:
-    player = Player(SAMPLER, env, chat_of(EchoClient("")))
-    rollouts = run_virtually(player.play_group(index, example, 2))
-    return Group(index, example, 0, rollouts, group_credit(none)(example, rollouts))
-
-
-def test_the_environment_of_a_group_decides_its_turns_and_rewards():
-    env = mixture()
-    order = shuffled(env.pools("train"), 0)
-    groups = [group_of(env, i, example) for i, example in enumerate(examples(order, 8))]
-    for group in groups:
-        name = group.example.env
-        assert {r.messages[0]["content"].split()[0] for r in group.rollouts} == {name}
-        assert {r.turns for r in group.rollouts} == {1 if name == "one" else 2}
-        assert {r.reward for r in group.rollouts} == {2.0 if name == "one" else 5.0}
-    metrics = batch_metrics(groups, 0)
-    ones = sum(group.example.env == "one" for group in groups)
-    assert 0 < ones < 8
-    assert (metrics["env/one/reward"], metrics["env/two/reward"]) == (2.0, 5.0)
-    assert (metrics["env/one/share"], metrics["env/two/errors"]) == (ones / 8, 0.0)
-    for own in (env.environment_of(pool.examples[0]) for pool in env.pools("train")):
-        own.score = None  # raises TypeError
-    failed = [group_of(env, 0, pool.examples[0]) for pool in env.pools("train")]
-    metrics = batch_metrics(failed, 0)
-    assert (metrics["env/one/share"], metrics["env/one/errors"]) == (0.5, 1.0)
-    assert np.isnan(metrics["env/two/reward"])
-
-
-@pytest.mark.parametrize("index", range(4))
-def test_a_demonstration_has_the_tools_of_its_environment(index):
+def test_the_environment_of_a_group_decides_its_turns_rewards_limits_and_tools():
     def find(word: str) -> str:
         """Find."""
         return word
@@ -185,10 +147,568 @@ def test_a_demonstration_has_the_tools_of_its_environment(index):
     class Run:
         seed, max_seq_len, group_size = 0, 4096, 1
 
-    env = mixture()
+    one, two = Named(), Named(replies=("go on",), max_turns=2)
+    one.sampling, two.reward_weights = {"max_tokens": 6}, {"good": 5.0}
+    env = Mixture(envs={"one": one, "two": two}, weights={"one": 1.0, "two": 1.0})
     env.environment_of(Example(0, "two", [])).tools = [find]
-    example = examples(shuffled(env.pools("train"), 0), 4)[index]
     sampler = DemonstrationSampler(max_staleness=0, corruption_rate=0.0)
-    (rollout,) = main._demonstrator(Run, sampler, env, tiny_renderer())("0", example)
-    assert rollout.messages[0]["content"] == example.env
-    assert (b"Find." in text(rollout.rows[0].token_ids)) is (example.env == "two")
+    found = []
+    for (example,) in (pool.examples for pool in env.pools("train")):
+        player = Player(SAMPLER, env, chat_of(ScriptedClient("good"), max_seq_len=4096))
+        (rollout,) = run_virtually(player.play_group(0, example, 1))
+        found.append((rollout.turns, rollout.reward, rollout.turn_limit))
+        (shown,) = main._demonstrator(Run, sampler, env, tiny_renderer())("0", example)
+        assert shown.messages[0]["content"] == example.env
+        assert (b"Find." in text(shown.rows[0].token_ids)) is (example.env == "two")
+    assert found == [(1, 2.0, 6), (2, 5.0, SAMPLER.max_tokens)]
+
+
+def single(scored):
+    """Return the rollout of an episode whose score returns this."""
+    (rollout,) = play(scoring(lambda *_: scored), ScriptedClient("good"))
+    return rollout
+
+
+def test_a_rollout_that_lacks_a_weighted_reward_after_the_first_is_unscorable():
+    rollout, checked = single({"good": 1.0}), set()
+    assert with_rewards(ScriptedEnv(), rollout, {"good": 1.0}, checked).reward == 2.0
+    strict = type("Strict", (ScriptedEnv,), {"reward_weights": {"good": 2.0, "length": -0.5}})()
+    assert with_rewards(strict, rollout, {"good": 1.0, "length": 2.0}, checked).reward == 1.0
+    for scored, said in (
+        ({"length": 1.0}, "did not return 'good': return 0.0 where a reward does not apply"),
+        ({"good": 1e308}, "sum of {'good': 1e+308} is too large: lower reward_weights"),
+        ({"good": math.inf}, "returned NaN or infinity for ['good']"),
+    ):
+        unscored = with_rewards(ScriptedEnv(), replace(rollout, reward=None), scored, checked)
+        assert (unscored.reward, unscored.rewards) == (None, scored)
+        assert said in unscored.error
+
+
+def test_a_weighted_reward_must_be_returned_and_one_without_a_weight_may_be_any_number():
+    hint = "only 'goood': did you mean 'goood'\\? "
+    with pytest.raises(ValueError, match=f"names 'good', but score.*{hint}"):
+        single({"goood": 1.0})
+    assert single({}).error.startswith("Mine.score (or score_group) did not return 'good'")
+    env = scoring(lambda *_: {"good": 1.0, "off": math.nan, "log": math.inf})
+    env.reward_weights = {"good": 2.0, "off": 0.0, "missing": 0.0}
+    (rollout,) = play(env, ScriptedClient("good"))
+    assert (rollout.reward, rollout.error) == (2.0, "")
+
+
+def by_turn(scored):
+    """Return the rollout of three turns whose score returns this."""
+    env = scoring(lambda *_: scored)
+    env.replies, env.max_turns = ("more", "more"), 3
+    (rollout,) = play(env, ScriptedClient("a", "b", "c"))
+    return rollout
+
+
+def test_a_reward_by_turn_is_worth_its_sum_and_is_kept():
+    rollout = by_turn({"good": [1, 0.5, 0], "length": 3})
+    assert (rollout.turns, rollout.reward) == (3, 3.0)  # good weighs 2
+    assert rollout.rewards == {"good": 1.5, "length": 3.0}
+    assert rollout.turn_rewards == {"good": (1.0, 0.5, 0.0)}
+    assert rollout.rows[0].turns.max() == 2
+
+
+def test_wrong_numbers_of_turns_and_what_is_no_number_cost_the_rollout():
+    wrong = "returned 4 numbers for 'good' after 3 turns of the policy: return one for each turn"
+    for value, said in (
+        ([1] * 4, wrong),
+        ([1.0, math.nan, -math.nan], "NaN or infinity for ['good']"),
+        ([1.0, math.inf, -math.inf], "NaN or infinity for ['good']"),
+        ([None] * 3, "raised"),
+    ):
+        rollout = by_turn({"good": value})
+        assert rollout.reward is None
+        assert (rollout.stop_reason == StopReason.ENV_ERROR) == ("NaN" not in said)
+        assert said in rollout.error
+
+
+def test_numbers_of_any_kind():
+    for value, whole, part in (
+        (True, 1.0, None),
+        (np.float32(0.5), 0.5, None),
+        (np.array([1, 2, 3]), 6.0, (1.0, 2.0, 3.0)),
+        ([1 / 3] * 3, 1.0, (1 / 3,) * 3),  # thirds make a whole
+    ):
+        assert rewards_by_name({"r": value}, 3) == ({"r": whole}, {"r": part} if part else {})
+
+
+def rows_of(*turns):
+    """Rows of (prompt, completion) turns: token t has logprob -t / 8, turn i version i + 5."""
+    rows = RowBuilder()
+    for i, (prompt, completion) in enumerate(turns):
+        logprobs, versions = [-t / 8 for t in completion], [i + 5] * len(completion)
+        rows.add_turn(Completion(completion, logprobs, versions, False, prompt))
+    return rows
+
+
+def test_turns_whose_prompts_extend_are_one_row_with_the_values_of_each_token():
+    """The third turn forks, and the fourth extends the fork."""
+    turns = [([1, 2], [3, 4]), ([1, 2, 3, 4, 5], [6]), ([9], [7, 8]), ([9, 7, 8, 5], [10])]
+    first, second = rows_of(*turns).freeze()
+    assert first.token_ids.tolist() == [1, 2, 3, 4, 5, 6]
+    assert trained(first) == [3, 4, 6]
+    assert first.num_completion == 3
+    assert first.rollout_logprobs.tolist() == [0, 0, -3 / 8, -4 / 8, 0, -6 / 8]
+    assert first.token_versions.tolist() == [-1, -1, 5, 5, -1, 6]
+    assert first.turns.tolist() == [-1, -1, 0, 0, -1, 1]
+    assert first.turns.dtype == np.int32
+    assert (second.token_ids.tolist(), trained(second)) == ([9, 7, 8, 5, 10], [7, 8, 10])
+    assert second.turns.tolist() == [-1, 2, 2, -1, 3]
+    # An empty completion is nothing to train on.
+    (row,) = rows_of(([1, 2], [3]), ([7, 8], [])).freeze()
+    assert row.token_ids.tolist() == [1, 2, 3]
+    assert RowBuilder().freeze() == ()
+
+
+def test_kept_tokens_stand_at_the_tokens_that_were_sampled_from_them():
+    rows = RowBuilder()
+    begun = Completion([3, 4], [0, -1], [-1, 5], False, [1, 2], num_masked=1, kept=[[], [4]])
+    rows.add_turn(begun)
+    rows.add_turn(Completion([6, 7], [-1, -1], [5, 5], False, [1, 2, 3, 4, 5], kept=[[6, 8], [7]]))
+    rows.add_turn(Completion([2], [-1], [6], False, [9]))
+    first, fork = rows.freeze()
+    assert trained(first) == [4, 6, 7]
+    assert first.kept.tolist() == [[4, -1], [6, 8], [7, -1]]
+    assert first.kept.dtype == np.int32
+    assert fork.kept is None
+
+
+@pytest.mark.parametrize("rewritten", [[1, 2, 3, 0, 5], [1, 2, 3]])  # changed, and shorter
+def test_a_prompt_that_rewrites_history_forks_and_trains_no_token_twice(rewritten):
+    first, second = rows_of(([1, 2], [3, 4]), (rewritten, [6, 7])).freeze()
+    assert first.token_ids.tolist() == [1, 2, 3, 4]
+    assert first.completion_mask.tolist() == [False, False, True, True]
+    assert second.token_ids.tolist() == [*rewritten, 6, 7]
+    assert second.completion_mask.tolist() == [False] * len(rewritten) + [True, True]
+    assert second.token_versions[-2:].tolist() == [6, 6]
+
+
+def examples(*lengths: int, env: str = "scripted") -> list[Example]:
+    """Return prompts of these lengths in tokens, without tools."""
+    return [Example(i, env, [user("x" * (n - PREFIX + 2))]) for i, n in enumerate(lengths)]
+
+
+def fitting(given, env=None, max_seq_len=100, max_prompt_len=None) -> FittingExamples:
+    chat = chat_of(ScriptedClient(), max_seq_len=max_seq_len)
+    return FittingExamples(given, env or ScriptedEnv(), chat, max_seq_len, max_prompt_len)
+
+
+@pytest.mark.parametrize(
+    ("max_prompt_len", "problem"),
+    [
+        (None, "fill max_seq_len=100: raise max_seq_len (and model.max_seq_len, if it is"),
+        (80, "have more tokens than sampler.max_prompt_len=80: raise it, or set sampler"),
+    ],
+)
+def test_a_prompt_that_is_too_long_is_replaced_and_counted(max_prompt_len, problem, caplog):
+    prompts = examples(50, max_prompt_len or 99, (max_prompt_len or 99) + 1, 120)
+    with caplog.at_level(logging.WARNING):
+        assert {e.id for e in fitting(prompts, None, 100, max_prompt_len)} == {0, 1}
+    assert "1 of 3 prompts of env 'scripted' that were drawn are replaced, because" in caplog.text
+    assert problem in caplog.text
+    assert "2 of 4 prompts" in caplog.text
+
+
+def test_a_data_set_without_a_usable_prompt_is_refused_at_the_start():
+    said = "all 2 prompts of env 'scripted' fill max_seq_len=40: .* The shortest has 50 tokens"
+    with pytest.raises(ValueError, match=said):
+        fitting(examples(60, 50), None, 40)
+
+
+def test_prompts_are_measured_with_the_tools_of_their_own_environment():
+    def find(word: str) -> str:
+        """Find a word."""
+        return word
+
+    env = ScriptedEnv()
+    env.tools = [find]
+    fitting(examples(50), None, 256)
+    with pytest.raises(ValueError, match="fill max_seq_len=256"):
+        fitting(examples(50), env, 256)
+    # A conversation that its environment holds has no prompt to measure.
+    holding = type("Holding", (ScriptedEnv,), {"holds_conversation": True})()
+    env = Mixture(envs={"one": ScriptedEnv(), "two": holding}, weights={"one": 1.0, "two": 1.0})
+    assert {e.id for e in fitting(examples(50, 300, env="one"), env)} == {0}
+    assert {e.id for e in fitting(examples(300, 300, env="two"), env)} == {0, 1}
+
+
+def test_the_replacement_does_not_depend_on_what_was_measured_before(caplog):
+    prompts = examples(*[50, 300] * 20)
+    drawn = [example.id for example in fitting(prompts)]
+    assert len(caplog.records) == 5  # for the 1st, 2nd, 4th, 8th and 16th that is too long
+    backwards = fitting(prompts)
+    assert drawn == [backwards[i].id for i in reversed(range(40))][::-1]
+    assert drawn[::2] == list(range(0, 40, 2))  # each prompt that fits keeps its position
+    assert len(set(drawn[1::2])) > 5  # not one example for all prompts that are too long
+
+
+FAILED = RequestFailed("vLLM answered 500 to /inference/v1/generate")
+
+
+@pytest.mark.parametrize(("turns", "answering", "seconds"), [(1, 50, 20), (2, 61, 0)])
+def test_the_time_of_the_server_counts_towards_the_timeout(turns, answering, seconds):
+    async def score(self, episode):
+        await asyncio.sleep(seconds)
+        return {"good": 1.0}
+
+    env = type("Mine", (ScriptedEnv,), {"score": score})(max_turns=turns)
+    rollouts = play(env, ScriptedClient("bad", seconds=answering), 2)
+    assert [rollout.stop_reason for rollout in rollouts] == [StopReason.TIMEOUT] * 2
+
+
+def test_an_error_of_an_environment_costs_one_rollout_and_names_the_line():
+    async def reply(self, episode, message):
+        if episode.text == "bad":
+            json.loads("\n\nno json")  # fails within a library
+
+    broken, fine = play(
+        type("Raising", (ScriptedEnv,), {"reply": reply})(), ScriptedClient("bad", "good"), 2
+    )
+    assert (fine.stop_reason, fine.reward, fine.error) == (StopReason.STOP, 2.0, "")
+    assert (broken.stop_reason, broken.reward) == (StopReason.ENV_ERROR, None)
+    assert broken.rows[0].num_completion == 4
+    line = reply.__code__.co_firstlineno + 2
+    error = rf"Raising\.reply raised JSONDecodeError: .+ \(test_player\.py:{line}\)"
+    assert re.fullmatch(error, broken.error)  # . is no line break
+
+
+def raising(error: BaseException):
+    def score(*_):
+        raise error
+
+    return scoring(score)
+
+
+def holding(play) -> ScriptedEnv:
+    """Return an environment that holds the conversation."""
+    return type("Holding", (ScriptedEnv,), {"holds_conversation": True, "play": play})()
+
+
+async def _misuse(self, episode, speak):
+    await speak(list(HI), None)
+    with suppress(Exception):
+        await speak([{"no": "role"}], None)
+
+
+MALFORMED = type("Mine", (ScriptedEnv,), {"reply": lambda *_: [{"content": "no role"}]})
+
+
+@pytest.mark.parametrize(
+    ("env", "error"),
+    [
+        (raising(OSError("a\n\n  b")), "Mine.score raised OSError: a b (test_player.py:"),
+        (raising(asyncio.CancelledError("x")), "Mine.score raised CancelledError: x"),
+        (raising(TimeoutError("own")), "Mine.score raised TimeoutError: own ("),
+        (MALFORMED(max_turns=3), "Mine.reply raised "),
+        (holding(_misuse), "Holding.play raised KeyError: 'role'"),
+    ],
+)
+def test_every_error_of_an_environment_is_named(env, error, caplog):
+    with caplog.at_level(logging.WARNING):
+        rollouts = play(env, ScriptedClient("good"), 2)
+    for rollout in rollouts:
+        assert (rollout.stop_reason, rollout.reward) == (StopReason.ENV_ERROR, None)
+        assert rollout.error.startswith(error)
+    assert caplog.text.count(f"scripted: {error}") == 1  # at once, and only once
+
+
+def test_an_error_of_the_server_ends_the_run_and_a_failed_request_costs_its_rollout():
+    with pytest.raises(GenerationError, match="answered 500"):
+        play(ScriptedEnv(), ScriptedClient(GenerationError("vLLM answered 500")), 2)
+    client, sampler = ScriptedClient(FAILED), replace(SAMPLER, max_retries=1)
+    (rollout,) = play(ScriptedEnv(), client, sampler=sampler)
+    assert (rollout.stop_reason, rollout.reward) == (StopReason.ENGINE_ERROR, None)
+    assert (rollout.error, rollout.retries) == (str(FAILED), 1)
+
+
+def test_if_the_shared_request_failed_each_rollout_sends_its_own():
+    rollouts = play(ScriptedEnv(), ScriptedClient(FAILED, "good", FAILED, "bad"), group_size=3)
+    assert [rollout.reward for rollout in rollouts] == [2.0, None, 0.0]
+
+
+def test_a_cancelled_group_is_no_error_of_the_environment():
+    class Hanging(ScriptedEnv):
+        async def score(self, episode):
+            asyncio.current_task().cancel()
+            return await super().score(await asyncio.sleep(1, episode))
+
+    with pytest.raises(asyncio.CancelledError):
+        play(Hanging(), ScriptedClient("good"))
+
+
+def test_a_rollout_with_an_environment_error_is_played_again():
+    left = [2]
+
+    async def score(self, episode):
+        left[0] -= 1
+        if left[0] >= 0:
+            raise OSError("the judge is busy")
+        return {"good": float(episode.text == "good")}
+
+    client = ScriptedClient("good")
+    (rollout,) = play(scoring(score), client, sampler=replace(SAMPLER, max_retries=2))
+    assert (rollout.reward, rollout.retries, len(client.requests)) == (2.0, 2, 3)
+    assert rollout.rows[0].num_completion == 5
+
+
+def test_waiting_for_the_limit_of_an_environment_does_not_count_towards_the_timeout():
+    inside, most = [], []
+
+    async def score(self, episode):
+        inside.append(episode)
+        most.append(len(inside))
+        await asyncio.sleep(50)  # of 60
+        inside.remove(episode)
+        return {"good": 1.0}
+
+    env = scoring(score)
+    env.max_concurrent = 2
+    rollouts = play(env, ScriptedClient("good"), 12)
+    assert [rollout.stop_reason for rollout in rollouts] == [StopReason.STOP] * 12
+    assert max(most) == 2
+
+
+@pytest.mark.parametrize(("max_turns", "seats", "highest"), [(1, 4, 3), (2, 4, 4), (1, 2, 3)])
+def test_waiting_for_a_seat_in_vllm_does_not_count_towards_the_timeout(max_turns, seats, highest):
+    most = [0, 0]
+
+    class Counting(RendererChat):
+        async def generate(self, prompt, n, seed=None):
+            most[0] += n
+            most[1] = max(most)
+            completions = await super().generate(prompt, n, seed)
+            most[0] -= n
+            return completions
+
+    chat = chat_of(ScriptedClient("good", seconds=50), kind=Counting, slots=CompletionSlots(seats))
+    player = Player(SAMPLER, ScriptedEnv(max_turns=max_turns), chat)
+
+    async def groups():
+        return await asyncio.gather(*(player.play_group(i, EXAMPLE, 3) for i in range(5)))
+
+    rollouts = [rollout for group in run_virtually(groups()) for rollout in group]
+    assert [rollout.stop_reason for rollout in rollouts] == [StopReason.STOP] * 15
+    assert most[1] == highest
+
+
+def test_every_episode_is_closed_and_each_error_is_logged(caplog):
+    closed = []
+
+    async def score(self, episode):
+        if episode.text == "bad":
+            raise OSError("broken")
+        await asyncio.sleep(0 if episode.text == "good" else 1e9)
+        return await ScriptedEnv.score(self, episode)
+
+    def close(self, episode):
+        closed.append(episode.text)
+        raise OSError("already closed")
+
+    env = type("Closing", (ScriptedEnv,), {"score": score, "close": close})()
+    good, bad, hung = play(env, ScriptedClient("good", "bad", "hang"), 3)
+    assert sorted(closed) == ["bad", "good", "hang"]
+    assert [r.stop_reason for r in (good, bad, hung)] == ["stop", "env_error", "timeout"]
+    assert (hung.reward, hung.rows[0].num_completion) == (None, 5)  # it keeps its tokens
+    assert "sampler.rollout_timeout=60 s" in hung.error
+    assert good.reward == 2.0
+    assert [caplog.text.count(said) for said in ("broken", "rollout_timeout=60 s")] == [1, 1]
+
+
+class Ranked(ScriptedEnv):
+    """Rank the answers by length, the shortest first; `good` is only logged."""
+
+    reward_weights = {"rank": 2.0}  # noqa: RUF012 as environments write it
+
+    async def score(self, episode):
+        if episode.text == "bad":
+            raise KeyError("bad")
+        return await super().score(episode)
+
+    async def score_group(self, episodes):
+        lengths = sorted(len(episode.text) for episode in episodes)
+        return [{"rank": -lengths.index(len(episode.text))} for episode in episodes]
+
+
+def test_the_rewards_of_the_group_join_those_of_each_episode_and_failed_ones_are_left_out():
+    four, failed, good, two = play(Ranked(), ScriptedClient("four", "bad", "good!", "two"), 4)
+    assert [rollout.reward for rollout in (four, good, two)] == [-2.0, -4.0, 0.0]
+    assert good.rewards == {"good": 0.0, "length": 5.0, "rank": -2.0}
+    assert failed.reward is None
+    assert "KeyError" in failed.error
+
+
+async def _hangs(self, episodes):
+    await asyncio.sleep(1e6)
+
+
+async def _one_is_wrong(self, episodes):
+    return [{"rank": math.nan if episode.text == "b" else 1.0} for episode in episodes]
+
+
+@pytest.mark.parametrize(
+    ("score_group", "rewards", "said"),
+    [
+        (_hangs, [None, None], "score_group took longer than sampler.rollout_timeout=60 s"),
+        (lambda *_: [{"rank": 1.0}], [None, None], "score_group returned 1 results for 2 episodes"),
+        (_one_is_wrong, [2.0, None], "NaN or infinity for ['rank']"),
+    ],
+)
+def test_an_error_of_score_group_costs_the_group_and_a_wrong_reward_its_rollout(
+    score_group, rewards, said, caplog
+):
+    env = type("Mine", (Ranked,), {"score_group": score_group})()
+    rollouts = play(env, ScriptedClient("a", "b"), 2)
+    assert caplog.text.count(said) == 1
+    assert [rollout.reward for rollout in rollouts] == rewards
+    for rollout in rollouts:
+        assert (said in rollout.error) == (rollout.reward is None)
+        failed = rewards == [None, None]
+        assert rollout.stop_reason == (StopReason.ENV_ERROR if failed else StopReason.STOP)
+
+
+def played_with(block):
+    """Return two rollouts, of which `block` delays the score of the first, and the reports."""
+
+    async def score(self, episode):
+        if episode.text == "bad":
+            block()
+        return await ScriptedEnv.score(self, episode)
+
+    async def play():
+        chat = chat_of(ScriptedClient("bad", "good"))
+        with Watchdog(sentences.append, patience=0.2, interval=0.05) as watchdog:
+            return await Player(SAMPLER, scoring(score), chat, watchdog).play_group(0, EXAMPLE, 2)
+
+    sentences = []
+    return asyncio.run(play()), sentences
+
+
+def test_a_score_that_blocks_is_named_with_its_line_and_counted_and_the_run_goes_on():
+    (bad, good), sentences = played_with(lambda: time.sleep(1))
+    assert (good.reward, bad.reward) == (2.0, 0.0)
+    assert (bad.blocked_time > 0.2, good.blocked_time) == (True, 0.0)
+    message = r"all rollouts have been blocked for .* s by .*\(test_player\.py:\d+\)"
+    assert re.match(message, sentences[0])
+    assert played_with(lambda: None)[1] == []
+
+
+async def waits(clock: Clock, seconds: float, *, after: float = 0.0) -> None:
+    await asyncio.sleep(after)
+    with clock.pause():
+        await asyncio.sleep(seconds)
+
+
+def test_the_clock_runs_while_no_turn_waits_and_only_within_its_blocks():
+    async def left() -> tuple[float, float]:
+        clock, tool = Clock(10.0), Deadline(5.0)
+        async with clock.run():
+            await asyncio.gather(waits(clock, 3.0, after=2.0), waits(clock, 8.0, after=3.5))
+            async with tool.run():
+                with WAITING.get()():  # pauses the inner and the outer deadline
+                    await asyncio.sleep(30.0)
+                await asyncio.sleep(4.0)
+        await asyncio.sleep(5.0)
+        async with clock.run():
+            await asyncio.sleep(1.0)
+        return clock.left, tool.left
+
+    assert run_virtually(left()) == pytest.approx((10.0 - 2.0 - 4.0 - 1.0, 5.0 - 4.0))
+
+
+def test_a_turn_that_another_task_asks_for_pauses_the_clock_of_its_own_episode():
+    class Restarting(ScriptedClient):
+        async def generate(self, *args, **options):
+            with WAITING.get()():
+                await asyncio.sleep(100)  # for longer than sampler.rollout_timeout
+            return await super().generate(*args, **options)
+
+    async def talk(self, episode, speak):
+        task = speak(list(HI), None)
+        await asyncio.create_task(task, context=contextvars.Context())
+
+    (rollout,) = play(holding(talk), Restarting("good"))
+    assert (rollout.error, rollout.turns) == ("", 1)
+
+
+def test_the_time_of_the_server_is_that_of_all_requests_without_their_waits(monkeypatch):
+    now = SimpleNamespace(monotonic=lambda: asyncio.get_running_loop().time())
+    monkeypatch.setattr(module, "time", now)
+
+    async def engine_time():
+        clock, slots = Clock(10.0), CompletionSlots(1)
+        async with clock.run(), slots.hold(1):
+            requests = [asyncio.create_task(request(clock, slots, s)) for s in (2, 3)]
+            await asyncio.sleep(100)
+        await asyncio.gather(*requests)
+        return clock.engine_time
+
+    async def request(clock, slots, seconds):
+        async with clock.hold_slots(slots):
+            await asyncio.sleep(seconds)
+
+    assert run_virtually(engine_time()) == pytest.approx(5.0)
+
+
+LONG = replace(SAMPLER, max_tokens=10**6)
+FUZZED = Example(0, "fuzzed", list(HI), {"answer": "12", "reversed": "olleh"})
+
+
+async def look(word: str) -> str:
+    """Look a word up."""
+    return f"{word} is a word: {chr(0xD800)}" if "漢" in word else word
+
+
+class Fuzzed(Environment):
+    """A tool, and every way to read an answer that ships."""
+
+    name = "fuzzed"
+    tools = (look,)
+    max_turns = 2
+    describe_tools = False  # short prompts: the fuzz takes seconds
+    reward_weights = {"exact": 1.0}  # noqa: RUF012 as environments write it
+
+    async def score(self, episode):
+        answer = normalise((final_answer(episode.text) or "")[:500])
+        value = number(answer)
+        return {
+            "exact": await exact_match(episode),
+            "f1": await token_f1(episode),
+            "contains": await contains(episode),
+            "number": await number_match(episode, tolerance=0.1),
+            "form": await matches(episode, pattern=r"\s*<b>.*</b>\s*"),
+            "marked": float(marked_answer(episode.text) is not None),
+            "value": float(value == 12) if value is not None else 0.0,
+        }
+
+
+def assert_scored_and_written(completions: list[list[int]], folder: Path) -> tuple[Rollout, ...]:
+    """Play as many rollouts as it takes to say each; files and pages hold them as strict JSON."""
+    client, rollouts = FuzzedClient(completions), ()
+    player = Player(LONG, Fuzzed(), chat_of(client, LONG, 10**7))
+    while client.given < len(completions):
+        rollouts += run_virtually(player.play_group(0, FUZZED, min(len(completions), 500)))
+    assert {(rollout.error, rollout.reward is None) for rollout in rollouts} == {("", False)}
+    assert StopReason.ENV_ERROR not in {rollout.stop_reason for rollout in rollouts}
+
+    def refuse(constant: str) -> None:
+        raise AssertionError(f"{constant} is no JSON")
+
+    examples = range(0, len(rollouts), 100)
+    played = [PlayedExample(replace(FUZZED, id=i), rollouts[i : i + 100]) for i in examples]
+    write_rollouts(folder / "rollouts.jsonl", played)
+    lines = (folder / "rollouts.jsonl").read_bytes().splitlines()
+    assert len([json.loads(line, parse_constant=refuse) for line in lines]) == len(rollouts)
+    write_page(RunFolder(folder), folder / "page.html", "fuzz")
+    return rollouts
+
+
+def test_no_completion_ends_a_run_or_is_an_error_of_the_environment(tmp_path):
+    assert_scored_and_written([tokens(text, Random("large")) for text in large_texts()], tmp_path)
+    rng = Random("fuzz")
+    completions = [tokens(text, rng) for text in islice(texts(rng), 2_000)]
+    rollouts = assert_scored_and_written(completions, tmp_path)
+    assert sum(rollout.tool_calls for rollout in rollouts) > 500  # the tool was reached
+    assert 0 < sum(r.tool_errors for r in rollouts) < sum(r.tool_calls for r in rollouts)

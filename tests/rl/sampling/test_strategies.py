@@ -1,4 +1,4 @@
-"""How the shipped strategies make a group, and what is refused."""
+"""How strategies make a group: which attempts form it, and turns that begin with given tokens."""
 
 import asyncio
 from dataclasses import replace
@@ -7,20 +7,27 @@ import numpy as np
 import pytest
 
 from envs.episode import Example, StopReason
-from losses.aggregation import sequence_mean
+from envs.messages import user
 from rl.dry_call.rewards import made_up_rollout
 from rl.records import Group
 from rl.rollouts.buffer import FifoBuffer
-from rl.rollouts.plan import plan_batch
 from rl.rollouts.sampling_limits import FailureLimits
 from rl.sampling.branch import Branch
+from rl.sampling.prefix import prefix_of, turns_of
 from rl.sampling.strategies import AdaptiveSize, Extremes, HintWhenAllFail
 from rl.sampling.strategy import Independent, StartedGroup, Strategy, play_strategy
 from tests.support import scripted
 from tests.support.rollouts import row
-from tests.support.scripted import IM_END, SAMPLER, ScriptedClient, ScriptedEnv, scoring
-from tests.support.virtual_time import run_virtually
-from tests.support.world import World
+from tests.support.scripted import (
+    HI,
+    IM_END,
+    PREFIX,
+    SAMPLER,
+    ScriptedClient,
+    ScriptedEnv,
+    text,
+    trained,
+)
 
 GROUP = StartedGroup(0, Example(3, "made up", []))
 
@@ -45,21 +52,15 @@ HINT = HintWhenAllFail(num_hinted=2, failed_reward=0.0)
     ("strategy", "rewards", "group", "num_played", "num_hinted"),
     [
         # The best and the worst of twice as many attempts.
-        (EXTREMES, [0, 3, 1, 2], [3, 0], 4, 0),
         (EXTREMES, [0, 3, 1, 2, 5, 4], [5, 4, 0], 6, 0),
-        (EXTREMES, [1, 1, 1, 1], [1, 1], 4, 0),
         (EXTREMES, [None, 3, 1, 2], [3, 1], 4, 0),
         (EXTREMES, [None, 3, None, None], [3, None], 4, 0),
-        (EXTREMES, [None] * 4, [None, None], 4, 0),
         (EXTREMES, [1, 2], [2], 2, 0),
         # Rounds of two attempts, until rewards differ.
         (ADAPTIVE, [0, 1, 9, 9, 9, 9], [0, 1], 2, 0),
-        (ADAPTIVE, [0, 0, 1, 0, 9, 9], [0, 0, 1, 0], 4, 0),
-        (ADAPTIVE, [0, 0, 0, 0, 0, 0], [0] * 6, 6, 0),
         (ADAPTIVE, [1, None, None, 1, 1, 1], [1, None, None, 1, 1, 1], 6, 0),
         (ADAPTIVE, [None, None, 0, 1, 9, 9], [None, None, 0, 1], 4, 0),
         # Attempts with a hint replace the last ones, if all have failed.
-        (HINT, [0, 0, 0, 1, 1], [0, 1, 1], 3, 2),
         (HINT, [0, -1, None, 1, 0], [0, 1, 0], 3, 2),
         (HINT, [0, 0.5, 0, 9, 9], [0, 0.5, 0], 3, 0),  # one has not failed
         (HINT, [None, None, None, 9, 9], [None] * 3, 3, 0),  # none has failed
@@ -72,8 +73,8 @@ def test_which_attempts_form_the_group(strategy, rewards, group, num_played, num
     assert made(strategy, rewards, size) == (group, seeds)
 
 
-def play(strategy, client, env, size, sampler=SAMPLER, seed=None):
-    return scripted.play(env, client, size, sampler=sampler, strategy=strategy, seed=seed)
+def play(strategy, client, env, size, seed=None):
+    return scripted.play(env, client, size, strategy=strategy, seed=seed)
 
 
 def texts(rollouts):
@@ -90,13 +91,7 @@ def test_branches_begin_at_the_least_likely_token_or_turn():
     for window, kept in {1: "azb", 2: "az", 3: "a"}.items():
         rollouts = play(branch(window=window), ScriptedClient("azb", "!"), ScriptedEnv(), 3)
         assert texts(rollouts) == [["azb"], [f"{kept}!"], [f"{kept}!"]]
-        (root, *branches) = (rollout.rows[0] for rollout in rollouts)
-        count = root.length - len("azb") - 1 + len(kept)
-        for each in branches:
-            for name in ("token_ids", "rollout_logprobs", "token_versions"):
-                values = getattr(each, name)[:count]
-                assert values.tolist() == getattr(root, name)[:count].tolist(), name
-            assert each.num_completion == len(kept) + 2
+        assert [rollout.num_completion for rollout in rollouts] == [4, *[len(kept) + 2] * 2]
     masked = play(branch(prefix_trains=False), ScriptedClient("azb", "!"), ScriptedEnv(), 3)
     assert [rollout.num_completion for rollout in masked] == [4, 2, 2]  # only their own tokens
     client = ScriptedClient("one", "ab", "xy", "!", "!", "!", "!")
@@ -125,15 +120,15 @@ def test_the_uncertainty_is_the_mean_of_a_window_that_ends_with_its_turn():
         assert branch().position(rollout) is None
 
 
-@pytest.mark.parametrize(("size", "roots"), [(1, 1), (2, 1), (3, 1), (4, 2), (6, 2), (7, 3)])
-def test_branches_are_shared_among_the_roots(size, roots):
-    client = ScriptedClient(*(f"{i}" for i in range(20)))
-    rollouts = play(branch(), client, ScriptedEnv(), size)
-    begins = [said[0] for (said,) in texts(rollouts)]
-    assert begins == [str(i if i < roots else i % roots) for i in range(size)]
+def test_branches_are_shared_among_the_roots():
+    for size, roots in ((1, 1), (3, 1), (4, 2), (7, 3)):
+        client = ScriptedClient(*(f"{i}" for i in range(20)))
+        rollouts = play(branch(), client, ScriptedEnv(), size)
+        begins = [said[0] for (said,) in texts(rollouts)]
+        assert begins == [str(i if i < roots else i % roots) for i in range(size)]
 
 
-def test_a_root_that_failed_gets_no_branch():
+def test_a_root_that_failed_or_has_one_token_gets_no_branch():
     failed = play(branch(), ScriptedClient(TimeoutError()), ScriptedEnv(), 3)
     assert [r.stop_reason for r in failed] == [StopReason.TIMEOUT] * 3
     # The first root has no token after its first one, so all branches begin in the second root.
@@ -154,8 +149,8 @@ def test_all_requests_of_a_seeded_group_have_different_seeds_and_attempts_share_
     assert len(given) == len(set(given))
 
 
-def own(play, **constants):
-    return type("Mine", (Strategy,), {"play": play, **constants})()
+def own(play, **attributes):
+    return type("Mine", (Strategy,), {"play": play, **attributes})()
 
 
 async def _repeats(self, group, play_one, size):
@@ -166,25 +161,14 @@ async def _too_many(self, group, play_one, size):
     return [await play_one(group.example, seed=i) for i in range(size + 1)]
 
 
-@pytest.mark.parametrize(
-    ("strategy", "message"),
-    [
-        (own(_repeats), "plays two attempts with seed=0: use another seed"),
-        (own(_too_many), "returned 3 rollouts for group_size=2: return 2 or none"),
-    ],
-)
-def test_repeated_seeds_and_wrong_sizes_end_the_run(strategy, message):
-    with pytest.raises(ValueError, match=f"Mine {message}"):
-        play(strategy, ScriptedClient("a"), ScriptedEnv(), 2)
-
-
-def test_a_strategy_may_return_none_or_another_number():
-    async def none(self, group, play_one, size):
-        return []
-
-    assert play(own(none), ScriptedClient("a"), ScriptedEnv(), 2) == ()
-    sizes = own(_too_many, fixed_size=False)
-    assert len(play(sizes, ScriptedClient("a"), ScriptedEnv(), 2)) == 3
+def test_repeated_seeds_and_wrong_sizes_end_the_run():
+    repeated = "plays two attempts with seed=0: use another seed"
+    size = "returned 3 rollouts for group_size=2: return 2 or none"
+    for attempts, message in ((_repeats, repeated), (_too_many, size)):
+        with pytest.raises(ValueError, match=f"Mine {message}"):
+            play(own(attempts), ScriptedClient("a"), ScriptedEnv(), 2)
+    of_any_size = own(_too_many, fixed_size=False)
+    assert len(play(of_any_size, ScriptedClient("a"), ScriptedEnv(), 2)) == 3
 
 
 class Ranked(ScriptedEnv):
@@ -195,64 +179,221 @@ class Ranked(ScriptedEnv):
 def test_groups_are_scored_after_a_strategy_that_reads_no_rewards():
     rollouts = play(branch(branches=1), ScriptedClient("a"), Ranked(), 4)
     assert [rollout.rewards["good"] for rollout in rollouts] == [0.0, 1.0, 2.0, 3.0]
-    hints = HintWhenAllFail(num_hinted=1, failed_reward=0.0)
-    for reading in (Extremes(factor=2), AdaptiveSize(max_rounds=2), hints):
+    for reading in (EXTREMES, ADAPTIVE, HINT):
         said = f"{type(reading).__name__} reads the rewards of attempts, but score_group"
         with pytest.raises(ValueError, match=said):
             play(reading, ScriptedClient("a"), Ranked(), 4)
 
 
-def test_unscored_attempts_stay_in_the_group_and_are_branched():
-    numbers = iter(range(99))
-
-    async def score(self, episode):
-        if next(numbers) == 0:
-            raise RuntimeError("broken")
-        return {"good": 1.0}
-
-    sampler = replace(SAMPLER, max_retries=0)
-    rollouts = play(branch(), ScriptedClient("az", "!"), scoring(score), 3, sampler)
-    assert [rollout.reward for rollout in rollouts] == [None, 2.0, 2.0]
-    assert all(row.token_ids[-1] == IM_END for r in rollouts for row in r.rows)
-
-
-def test_a_batch_may_have_groups_of_any_size_and_none_is_counted():
-    world, sizes = World(0, 1), {}
-
-    async def play_group(index, example, group_size, version):
-        sizes[index] = (0, 1, 2, 5)[index % 4]
-        return tuple(made_up_rollout(float(i), 2) for i in range(sizes[index]))
-
-    world.dispatcher.play_group = play_group
-
-    async def batch():
-        running = asyncio.create_task(world.dispatcher.run())
-        await world.dispatcher.publish(0)
-        groups = await world.dispatcher.take_batch(0)
-        running.cancel()
-        return groups
-
-    groups = run_virtually(batch())
-    assert [len(group.rollouts) for group in groups] == [sizes[g.index] for g in groups]
-    assert {len(group.rollouts) for group in groups} == {1, 2, 5}
-    assert world.dispatcher.buffer.rejected["without_rollouts"] >= 1
-    settings = {"step": 0, "ranks": 1, "tokens_per_micro_batch": 64, "metrics": {}}
-    (share,) = plan_batch(groups, sequence_mean, **settings)
-    weights = sum(micro.token_weights[micro.completion_mask].sum() for micro in share.micro_batches)
-    assert (len(share.rewards), weights) == (8, pytest.approx(1.0))
-    assert np.bincount(share.group_ids).tolist() == [len(group.rollouts) for group in groups]
-
-
-@pytest.mark.parametrize(("groups_per_step", "count"), [(1, 64), (9, 72)])
-def test_a_strategy_that_never_returns_a_rollout_ends_the_run_with_its_reason(
-    groups_per_step, count
-):
-    limits = FailureLimits(group_size=2, groups_per_step=groups_per_step)
+def test_eight_batches_of_groups_without_a_rollout_end_the_run():
+    limits, buffer = FailureLimits(group_size=2, groups_per_step=9), FifoBuffer()
     group = Group(0, GROUP.example, 0, (), ())
-    buffer, end = FifoBuffer(), None
-    for _ in range(count):
-        assert end is None
-        limits.record_group(group)
-        end = limits.record_decision(accepted=buffer.add(group), counts=buffer.rejected)
-    assert f"(whole run: {count} without_rollouts)" in str(end)
-    assert "If most are without_rollouts, use another strategy" in str(end)
+    for _ in range(71):
+        assert not limits.record_decision(accepted=buffer.add(group), counts=buffer.rejected)
+    end = limits.record_decision(accepted=buffer.add(group), counts=buffer.rejected)
+    assert "(whole run: 72 without_rollouts)" in str(end)
+
+
+AT_1 = replace(SAMPLER, temperature=1.0)
+
+
+class ScoringClient(ScriptedClient):
+    """Give the last tokens of a prompt the logprobs -1, -2, ... and the version 5."""
+
+    async def score(self, token_ids, count, *, version):
+        assert version == 7
+        return [float(-i - 1) for i in range(count)], 5
+
+
+def played(ask, client, env=None, sampler=AT_1, hinted=False, first=0, **info):
+    """Return the rollouts of a strategy that plays `ask(group, play_one)`."""
+    attributes = {"fixed_size": False, "num_first": lambda *_: first}
+    strategy = own(lambda _, group, play_one, size: ask(group, play_one), **attributes)
+    how = {"sampler": sampler, "strategy": strategy, "hinted": hinted, "info": info}
+    return scripted.play(env or ScriptedEnv(), client, **how)
+
+
+def once(**given):
+    async def ask(group, play_one):
+        return [await play_one(group.example, seed=0, **given)]
+
+    return ask
+
+
+def continued(turn, count, **given):
+    """Play an attempt, and another one that begins with its first `count` tokens of a turn."""
+
+    async def ask(group, play_one):
+        root = await play_one(group.example, seed=0)
+        prefix = prefix_of(root, turn, count)
+        return [root, await play_one(group.example, seed=1, prefix=prefix, **given)]
+
+    return ask
+
+
+def columns(row):
+    """Return text, mask, logprob, version and turn of each token after the first prompt."""
+    names = ("completion_mask", "rollout_logprobs", "token_versions", "turns")
+    characters = [chr(token) if token < 256 else int(token) for token in row.token_ids]
+    values = (getattr(row, name).tolist() for name in names)
+    return list(zip(characters, *values, strict=True))[PREFIX:]
+
+
+def sampled(text, turn=0):
+    """Return the columns of a sampled text and its end."""
+    ids = [*text.encode(), IM_END]
+    return [(chr(i) if i < 256 else i, True, -i / 8, 7, turn) for i in ids]
+
+
+def test_masked_tokens_are_context_and_trained_ones_have_the_policys_logprobs():
+    table = {
+        False: [("g", False, 0.0, -1, 0), ("o", False, 0.0, -1, 0)],
+        True: [("g", True, -1.0, 5, 0), ("o", True, -2.0, 5, 0)],
+    }
+    for trains, expected in table.items():
+        given = [*b"go"] if trains else "go"
+        client = ScoringClient("od")
+        (rollout,) = played(once(prefix=given, prefix_trains=trains), client)
+        assert columns(rollout.rows[0]) == expected + sampled("od")
+        assert (rollout.rewards["good"], rollout.messages[-1]["content"]) == (1.0, "good")
+        assert rollout.num_completion == (5 if trains else 3)
+        ((prompt, sampling, n, _),) = client.requests  # given tokens cost the turn's limit
+        assert (prompt[PREFIX:], sampling["max_tokens"], n) == ([*b"go"], 30, 1)
+
+
+def holding(play):
+    """Return an environment that holds the conversation."""
+    return type("Holding", (ScriptedEnv,), {"holds_conversation": True, "play": play})()
+
+
+def test_a_turn_that_an_environment_begins_is_told_from_the_sampled_rest():
+    async def play(self, episode, speak):
+        turn = await speak(list(HI), None, prefix="a")
+        await speak([*HI, turn.message, user("more")], None, prefix=[*b"b"], prefix_trains=True)
+
+    # The second turn is sampled again, with the same begin.
+    root, again = played(continued(1, 0, prefix_trains=True), ScoringClient("x"), holding(play))
+    assert texts([root, again]) == [["ax", "bx"]] * 2
+    assert columns(root.rows[0])[:3] == [("a", False, 0.0, -1, 0), *sampled("x")]
+    last = [("b", True, -1.0, 5, 1), *sampled("x", 1)]
+    assert columns(root.rows[0])[-3:] == columns(again.rows[0])[-3:] == last
+    # The branch trains its given tokens, so the one that had no version gets the policy's logprob.
+    assert columns(again.rows[0])[:3] == [("a", True, -1.0, 5, 0), *sampled("x")]
+
+
+class Limited(ScoringClient):
+    """Keep each sampled token and the one above it, as top_k=2 may."""
+
+    def _next(self, prompt, max_tokens, version):
+        found = super()._next(prompt, max_tokens, version)
+        return replace(found, kept=[[token, token + 1] for token in found.token_ids])
+
+
+def assert_kept(rollout):
+    (row,) = rollout.rows
+    assert row.kept.tolist() == [[token, token + 1] for token in trained(row)]
+
+
+def test_given_tokens_that_are_not_trained_have_no_kept_tokens():
+    async def ask(group, play_one):
+        given = await play_one(group.example, seed=0, prefix="ab")
+        assert turns_of(given)[0].kept[:3] == [(), (), [ord("!"), ord("!") + 1]]
+        return [given, await play_one(group.example, seed=1, prefix=prefix_of(given, 0, 3))]
+
+    for rollout in played(ask, Limited("!")):
+        assert_kept(rollout)
+
+
+@pytest.mark.parametrize("trains", [True, False])
+def test_a_branch_keeps_logprobs_versions_and_kept_tokens_of_the_attempt(trains):
+    async def ask(group, play_one):
+        root = await play_one(group.example, seed=0)
+        row = root.rows[0]  # as if a push had come before the third token of the second turn
+        versions = np.where(np.arange(row.length) > row.length - 3, 8, row.token_versions)
+        root = replace(root, rows=(replace(row, token_versions=versions.astype(np.int32)),))
+        given = prefix_of(root, 1, 3)
+        return [root, await play_one(group.example, seed=1, prefix=given, prefix_trains=trains)]
+
+    client = Limited("one", "good", "!")
+    root, branch = played(ask, client, ScriptedEnv(replies=("more",), max_turns=2))
+    ours, theirs = columns(branch.rows[0]), columns(root.rows[0])
+    kept = len(theirs) - 2  # all but "d" and the end of the turn
+    assert (theirs[kept - 1][3], theirs[kept][3]) == (7, 8)
+    if trains:
+        assert ours[:kept] == theirs[:kept]
+    else:
+        assert [c[0] for c in ours[:kept]] == [c[0] for c in theirs[:kept]]
+        assert not any(mask or version != -1 for _, mask, _, version, _ in ours[:kept])
+    assert ours[kept:] == sampled("!", 1)
+    assert [m["content"] for m in branch.messages] == ["hi", "one", "more", "goo!"]
+    assert (branch.turns, branch.turn_lengths) == (2, [4, 5] if trains else [0, 2])
+    assert len(client.requests) == 3  # complete turns are not sampled
+    assert_kept(root)
+    assert_kept(branch)
+
+
+def test_if_the_environment_answers_otherwise_later_turns_are_sampled():
+    replies = iter(range(1, 9))
+
+    class Fickle(ScriptedEnv):
+        async def reply(self, episode, message):
+            text = f"reply {next(replies)}"
+            return [user(text)] if episode.turns == 1 else None
+
+    client = ScoringClient("a", "bbb", "c")
+    _, rollout = played(continued(1, 2), client, Fickle(max_turns=2))
+    assert [m["content"] for m in rollout.messages] == ["hi", "a", "reply 3", "c"]
+    assert rollout.turn_lengths == [0, 2]
+
+
+def test_forked_rows_give_back_each_turn_with_its_own_prompt():
+    async def play(self, episode, speak):
+        for asked in ("hi", "ho"):
+            await speak([user(asked)], None)
+
+    client = ScoringClient("one", "two", "x")
+    root, branch = played(continued(1, 1, prefix_trains=True), client, holding(play))
+    assert [bytes(t.token_ids[:-1]) for t in turns_of(root)] == [b"one", b"two"]
+    assert [bytes(t.token_ids[:-1]) for t in turns_of(branch)] == [b"one", b"tx"]
+    assert len(branch.rows) == len(root.rows) == 2
+    assert columns(branch.rows[0]) == columns(root.rows[0])
+
+
+def test_an_attempt_with_a_hint_trains_on_the_prompt_that_it_saw():
+    async def ask(group, play_one):
+        hints = (None, "", "Or else.")
+        return [await play_one(group.example, seed=i, hint=hint) for i, hint in enumerate(hints)]
+
+    client = ScoringClient("good")
+    rollouts = played(ask, client, hint="Say good.", first=3)
+    shown = ["hi", "hi\n\nSay good.", "hi\n\nOr else."]
+    assert [rollout.messages[0]["content"] for rollout in rollouts] == shown
+    read = [text(r.rows[0].token_ids).decode() for r in rollouts]
+    assert read == [f"user\n{said}\nassistant\ngood" for said in shown]
+    assert [n for _, _, n, _ in client.requests] == [3, 1, 1]  # a hint needs its own request
+    # The hinted prompt of the reference keeps masked tokens.
+    (rollout,) = played(once(prefix="go"), ScoringClient("od"), hinted=True, hint="Say good.")
+    hinted = rollout.rows[0].hinted_prompt
+    assert hinted[-2:].tolist() == [*b"go"]
+    assert len(hinted) == PREFIX + 2 + len("\n\nSay good.")
+
+
+def test_samplers_with_which_logprobs_or_stops_would_be_wrong_are_refused():
+    with pytest.raises(ValueError, match=r"set sampler\.stop="):
+        played(once(prefix="a"), ScoringClient("x"), sampler=replace(AT_1, stop=("x",)))
+    trains = once(prefix="a", prefix_trains=True)
+    for sampler in (SAMPLER, replace(AT_1, top_p=0.9)):
+        with pytest.raises(ValueError, match="at temperature 1 only, but the sampler has"):
+            played(trains, ScoringClient("x"), sampler=sampler)
+
+
+def test_a_prefix_that_leaves_no_token_costs_its_rollout():
+    (rollout,) = played(once(prefix="a" * 32), ScoringClient("x"))
+    assert (rollout.reward, rollout.stop_reason) == (None, StopReason.ENGINE_ERROR)
+    assert "a prefix of 32 tokens leaves no tokens" in rollout.error
+    assert rollout.rows == ()
+
+
+def test_a_prefix_of_an_attempt_that_saw_another_hint_is_refused():
+    with pytest.raises(ValueError, match="was sampled after a first prompt that differs"):
+        played(continued(0, 2, hint=""), ScoringClient("good"), hint="Say good.")
