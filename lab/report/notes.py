@@ -19,13 +19,12 @@ def notes_on(
     yield from _notes_on_scores(scoring)
     yield from _notes_on_seeds(scoring, is_sequential)
     runs = scoring.runs
-    yield from _notes_on_code(runs)
+    yield from _notes_on_code(scoring)
     unscored = [one for one in scoring.arms if one.num_unscored]
     if counts := [f"{a.arm.name} {a.num_unscored} of {a.num_rollouts}" for a in unscored]:
         yield f"Evaluation rollouts without a score are left out: {', '.join(counts)}."
     if (waiting := sum(run.is_open for run, _ in left_out)) and not is_sequential:
-        text = "1 run has not ended" if waiting == 1 else f"{waiting} runs have not ended"
-        yield f"{text}: the p-values are valid only when all have ended."
+        yield f"Runs that have not ended: {waiting}. The p-values are valid only if all have ended."
     if left_out:
         shown = [
             f"{runs[0].name}{f' and {len(runs) - 1} more' * (len(runs) > 1)}: {why}"
@@ -94,22 +93,23 @@ def _notes_on_seeds(scoring: Scoring, is_sequential: bool) -> Iterator[str]:
         )
 
 
-def _notes_on_code(runs: Sequence[Run]) -> Iterator[str]:
-    if parents := sorted({run.started_from for run in runs} - {""}):
+def _notes_on_code(scoring: Scoring) -> Iterator[str]:
+    if parents := sorted({run.started_from for run in scoring.runs} - {""}):
         yield f"Initial weights from other runs: {'; '.join(parents)}."
-    commits = sorted({run.commit for run in runs} - {""})
+    commits = sorted({run.commit for run in scoring.runs} - {""})
     if len(commits) > 1:
         texts = [f"{commit[:7]}{commit[40:]}" for commit in commits]  # keep the suffix +uncommitted
         yield f"The runs used {len(commits)} commits: {', '.join(texts)}."
-    versions: dict[str, set[tuple[str, ...]]] = defaultdict(set)
-    for run in runs:
-        for name, hashes in run.code.items():
-            versions[name].add(hashes)
-    files = [name for name, used in versions.items() if len(used) > 1 or len(min(used)) > 1]
+    files = []
+    for name in sorted({name for run in scoring.runs for name in run.code}):
+        used = {run.code[name] for run in scoring.runs if name in run.code}
+        in_arms = [{run.code.get(name) for run in one.runs} for one in scoring.arms]
+        if len(used) > 1 or len(min(used)) > 1 or any(len(in_arm) > 1 for in_arm in in_arms):
+            files.append(name)
     if files:
         yield (
-            f"The runs used different versions of {', '.join(sorted(files))}: compare the copies "
-            "in code/ of their folders."
+            f"The runs used different versions of {', '.join(files)}, or some runs of an arm did "
+            "not use it: compare the copies in code/ of their folders."
         )
 
 

@@ -135,8 +135,11 @@ def test_runs_with_different_code_are_named_also_in_different_arms(three_arms):
     for index, code in enumerate((same, {"a.py": ("2",)}, {"c.py": ("1", "2")})):  # c.py: resumed
         runs = tuple(replace(one, code=code) for one in three_arms[index].runs)
         three_arms[index] = replace(three_arms[index], runs=runs)
+    only_first, *others = three_arms[0].runs
+    only_first = replace(only_first, code={**same, "d.py": ("1",)})
+    three_arms[0] = replace(three_arms[0], runs=(only_first, *others))
     (note,) = [note for note in compare(three_arms).notes if "different versions" in note]
-    assert note.startswith("The runs used different versions of a.py, c.py: ")
+    assert note.startswith("The runs used different versions of a.py, c.py, d.py, or some runs ")
 
 
 def test_an_arm_without_any_reward_cannot_be_the_baseline():
@@ -329,7 +332,7 @@ def test_runs_that_wait_or_go_on_or_were_repeated_did_not_end_early():
     comparison = compare([arm("grpo", scores(1)), replace(cispo, runs=(*cispo.runs, *more))])
     assert result(comparison, "cispo").lost == ()
     assert result(comparison, "cispo").decision == "better"
-    assert comparison.notes[0].startswith("2 runs have not ended: the p-values are valid only when")
+    assert comparison.notes[0].startswith("Runs that have not ended: 2. The p-values are valid")
     early = run(name="early", cause="vLLM is gone")  # its unknown seed repeats no other seed
     assert Arm("x", "x", (run([0.5]), early)).ended_early == [early]
 
