@@ -10,12 +10,7 @@ import torch
 from safetensors.torch import save_file
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from rl.model.folder import (
-    check_teacher,
-    check_trainable,
-    copy_tokenizer,
-    fingerprint,
-)
+from rl.model.folder import check_teacher, check_trainable, copy_tokenizer, fingerprint
 from rl.model.pretrained import check_files
 from rl.model.shape import read_sizes, shape
 from tests.support.scripted import tiny_model
@@ -75,18 +70,7 @@ def test_only_the_links_of_the_hubs_cache_are_followed(snapshot, is_followed, tm
     assert (tmp_path / "tokenizer.json").exists() == is_followed
 
 
-@pytest.mark.parametrize(
-    "damage",
-    [
-        lambda content: content[:-1],
-        lambda content: content[:20],
-        lambda content: content[:3],
-        lambda content: b"",
-        lambda content: struct.pack("<Q", 2**62) + content[8:],
-        lambda content: content.replace(b'"w', b"\xff\xff"),
-        lambda content: b"<html>not found</html>" * 9,
-    ],
-)
+@pytest.mark.parametrize("damage", [lambda content: content[:-1], lambda _: b"<html>no</html>" * 9])
 def test_a_file_that_was_cut_off_or_is_no_safetensors_is_named(damage, model):
     check_files(model)
     path = model / "model.safetensors"
@@ -119,18 +103,11 @@ def refused(said):
 @pytest.mark.parametrize(
     ("config", "said"),
     [
-        *(
-            ({"architectures": [kind]}, f"contains a {kind}, which is not a causal")
-            for kind in (
-                *("BertForMaskedLM", "XForSequenceClassification", "XForTokenClassification"),
-                *("XForQuestionAnswering", "XForSpeechSeq2Seq", "XForImageClassification"),
-            )
-        ),
+        ({"architectures": ["BertForMaskedLM"]}, "a BertForMaskedLM, which is not a causal"),
         ({"architectures": ["T5"], "is_encoder_decoder": True}, "contains a T5, which is"),
         ({"quantization_config": {"quant_method": "gptq"}}, r"quantised weights \(gptq\), which"),
         # Any other model is left to transformers.
         ({}, None),
-        ({"architectures": ["Qwen3ForCausalLM"]}, None),
         ({"architectures": ["GPT2LMHeadModel"]}, None),
     ],
 )
@@ -140,13 +117,17 @@ def test_a_model_of_a_wrong_kind_is_refused(config, said, tmp_path):
         check_trainable(tmp_path)
 
 
-@pytest.mark.parametrize("file", ["tokenizer_config.json", "chat_template.jinja"])
 @pytest.mark.parametrize(
-    ("special", "template", "usable"),
-    [(True, "<|user|>", True), (False, "<|user|>", False), (True, "<|user|><image>", False)],
+    ("special", "template", "file", "usable"),
+    [
+        (True, "<|user|>", "chat_template.jinja", True),
+        (False, "<|user|>", "chat_template.jinja", False),
+        (True, "<|user|><image>", "chat_template.jinja", False),
+        (True, "<|user|><image>", "tokenizer_config.json", False),
+    ],
 )
 def test_only_special_tokens_that_no_chat_uses_need_no_embedding(
-    special, template, usable, file, tmp_path
+    special, template, file, usable, tmp_path
 ):
     (tmp_path / "config.json").write_text('{"text_config": {"vocab_size": 2}}')
     added = [{"id": 2, "content": "<image>", "special": special}]
@@ -160,8 +141,6 @@ def test_only_special_tokens_that_no_chat_uses_need_no_embedding(
 @pytest.mark.parametrize("vocab", [[["a", -1.0], ["b", -2.0]], {"a": 0, "b": 1}])
 def test_a_token_of_the_vocabulary_needs_an_embedding(vocab, tmp_path):
     (tmp_path / "tokenizer.json").write_text(json.dumps({"model": {"vocab": vocab}}))
-    (tmp_path / "config.json").write_text('{"vocab_size": 2}')
-    check_trainable(tmp_path)
     (tmp_path / "config.json").write_text('{"vocab_size": 1}')
     with pytest.raises(ValueError, match=r"from 1 on \('b'\)"):
         check_trainable(tmp_path)
@@ -195,52 +174,31 @@ def test_a_teacher_needs_the_tokenizer_and_the_logits_of_the_policy(
         check_teacher(teacher, policy)
 
 
-def sizes_of(folder):
-    sizes = read_sizes(folder)
-    assert sizes is not None
-    return sizes
-
-
-def model_and_sizes(folder):
-    sizes = sizes_of(folder)
-    model = AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(folder))
-    # Norms are not worth counting.
-    assert sizes.parameters == sum(p.numel() for p in model.parameters() if p.ndim > 1)
-    return model, sizes
-
-
-def test_parameters_of_a_model_without_weights_are_those_it_will_have(tmp_path):
-    model, sizes = model_and_sizes(tiny_model(tmp_path))
-    assert sizes.linear_layers() == {
-        name.rpartition(".")[2]: tuple(reversed(module.weight.shape))
-        for name, module in model.model.named_modules()
-        if isinstance(module, torch.nn.Linear)
-    }
-
-
-def test_parameters_of_a_mixture_are_counted_with_all_experts_and_the_router(tmp_path):
-    _, sizes = model_and_sizes(model_folder(tmp_path, num_experts=4, experts_per_token=2))
+def test_sizes_of_a_model_without_weights_are_those_it_will_have(tmp_path):
+    dense = tiny_model(tmp_path / "dense")
+    mixture = model_folder(tmp_path / "mixture", num_experts=4, experts_per_token=2)
+    for folder in (dense, mixture):
+        model = AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(folder))
+        sizes = read_sizes(folder)
+        # Norms are not worth counting.
+        assert sizes.parameters == sum(p.numel() for p in model.parameters() if p.ndim > 1)
+        assert sizes.linear_layers() == {
+            name.rpartition(".")[2]: tuple(reversed(module.weight.shape))
+            for name, module in model.model.named_modules()
+            if isinstance(module, torch.nn.Linear)
+        }
     assert (sizes.expert, sizes.inner) == (32, 64)  # width of one expert, and of those of a token
-    assert sizes.linear_layers().keys() == {"q_proj", "k_proj", "v_proj", "o_proj"}
 
 
-@pytest.mark.parametrize("files", [1, 2])
-def test_weights_that_are_there_are_counted(files, tmp_path):
-    config = {"hidden_size": 4, "num_hidden_layers": 1, "num_attention_heads": 2, "vocab_size": 8}
-    (tmp_path / "config.json").write_text(json.dumps(config))
-    for number in range(files):
-        tensors = {f"w{number}": torch.zeros(3, 5), "norm": torch.zeros(4)}
-        save_file(tensors, tmp_path / f"{number}.safetensors", metadata={"format": "pt"})
-    assert sizes_of(tmp_path).parameters == files * 19
-
-
-def test_another_copy_of_the_weights_beside_the_shards_is_not_counted(tmp_path):
+def test_the_weights_that_are_there_are_counted_without_another_copy_of_them(tmp_path):
     folder = tiny_model(tmp_path)
-    save_file({"a": torch.zeros(3, 5)}, folder / "model-00001-of-00001.safetensors")
-    save_file({"a": torch.zeros(3, 5)}, folder / "consolidated.safetensors")
-    index = {"weight_map": {"a": "model-00001-of-00001.safetensors"}}
-    (folder / "model.safetensors.index.json").write_text(json.dumps(index))
-    assert sizes_of(folder).parameters == 15
+    for name in ("model-1-of-2", "model-2-of-2", "consolidated"):
+        tensors = {name: torch.zeros(3, 5), f"{name}.norm": torch.zeros(4)}
+        save_file(tensors, folder / f"{name}.safetensors", metadata={"format": "pt"})
+    assert read_sizes(folder).parameters == 3 * 19
+    shards = {name: f"{name}.safetensors" for name in ("model-1-of-2", "model-2-of-2")}
+    (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": shards}))
+    assert read_sizes(folder).parameters == 2 * 19
 
 
 @pytest.mark.parametrize("key", ["intermediate_size", "moe_intermediate_size"])

@@ -7,7 +7,7 @@ from pathlib import Path
 import httpx
 import pytest
 import yaml
-from huggingface_hub.errors import GatedRepoError, RepositoryNotFoundError, RevisionNotFoundError
+from huggingface_hub.errors import GatedRepoError, RepositoryNotFoundError
 from huggingface_hub.utils import filter_repo_objects
 
 from rl.model.pretrained import ALLOW, IGNORE, PretrainedModel, local_folder
@@ -52,28 +52,24 @@ def test_a_complete_local_folder_is_used_where_it_lies(folder, tmp_path, monkeyp
     assert model("~/local").prepare(tmp_path / "unused") == folder
 
 
-@pytest.mark.parametrize("name", ["config.json", "tokenizer.json", "model.safetensors"])
-def test_a_missing_file_and_a_link_to_one_outside_the_folder_are_refused(folder, tmp_path, name):
-    (folder / name).rename(tmp_path / "private")
-    missing = name.replace("model", r"\*")
-    with pytest.raises(ValueError, match=rf"contains no {missing}: .*save"):
+def test_a_folder_without_a_file_and_with_a_link_out_of_it_is_refused(folder, tmp_path):
+    (folder / "tokenizer.json").rename(tmp_path / "private")
+    with pytest.raises(ValueError, match=r"contains no tokenizer\.json: save the fast tokenizer"):
         model(folder).prepare(tmp_path)
-    (folder / name).symlink_to(tmp_path / "private")
-    if name != "model.safetensors":
-        with pytest.raises(ValueError, match=rf"{name} is a link to .*private, outside its"):
-            model(folder).prepare(tmp_path)
-
-
-@pytest.mark.parametrize("config_only", [False, True])
-def test_a_checkpoint_is_refused_with_the_folder_of_its_model(tmp_path, config_only):
+    (folder / "tokenizer.json").symlink_to(tmp_path / "private")
+    with pytest.raises(ValueError, match=r"tokenizer\.json is a link to .*private, outside its"):
+        model(folder).prepare(tmp_path)
     (tmp_path / "step_000012" / "hf").mkdir(parents=True)
     with pytest.raises(ValueError, match=r"12 is a ch.*: set model\.path=/.*/step_000012/hf,"):
-        local_folder(f"{tmp_path}/step_000012", None, "model", config_only=config_only)
+        local_folder(f"{tmp_path}/step_000012", None, "model")
 
 
-def test_a_missing_shard_and_more_positions_than_the_model_has_are_refused(folder, tmp_path):
+def test_missing_weights_and_more_positions_than_the_model_has_are_refused(folder, tmp_path):
     with pytest.raises(ValueError, match=r"built for 4096 positions: use model\.max_seq_len=4096"):
         model(folder, max_seq_len=4097).prepare(tmp_path)
+    (folder / "model.safetensors").unlink()
+    with pytest.raises(ValueError, match=r"contains no \*\.safetensors: finish the download"):
+        model(folder).prepare(tmp_path)
     shards = {"a.weight": "model-1-of-2.safetensors", "b.weight": "model-2-of-2.safetensors"}
     (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": shards}))
     (folder / "model-1-of-2.safetensors").write_bytes(b"")
@@ -81,19 +77,11 @@ def test_a_missing_shard_and_more_positions_than_the_model_has_are_refused(folde
         model(folder).prepare(tmp_path)
 
 
-@pytest.mark.parametrize("path", ["/no/such/folder", "./nowhere", "~/nowhere-at-all", "a/b/c"])
+@pytest.mark.parametrize("path", ["./nowhere", "a/b/c"])
 def test_what_can_only_be_a_folder_is_not_looked_for_on_the_hub(path, tmp_path, monkeypatch):
     monkeypatch.setattr("rl.model.pretrained.snapshot_download", None)
     with pytest.raises(ValueError, match="does not exist: set model"):
         model(path).prepare(tmp_path)
-
-
-def test_offline_the_error_names_the_ways_out(tmp_path, hub):
-    hub(HF_HUB_OFFLINE=True, HF_HUB_CACHE=tmp_path)
-    with pytest.raises(ValueError, match="cannot get Qwen") as caught:
-        model("Qwen/Qwen3-0.6B").prepare(tmp_path)
-    assert all(way in str(caught.value) for way in ("HF_HOME", "HF_HUB_OFFLINE", "local folder"))
-    assert "\n" not in str(caught.value)
 
 
 def test_a_cached_download_is_used_without_a_network(folder, tmp_path, hub):
@@ -107,13 +95,12 @@ def test_a_cached_download_is_used_without_a_network(folder, tmp_path, hub):
     assert model("some/model").prepare(tmp_path) == repo / "snapshots" / "0123abc"
 
 
-@pytest.mark.parametrize("revision", [None, "0" * 40])
-def test_a_hub_that_hangs_is_asked_once_and_named_with_the_ways_out(revision, tmp_path, hub):
+def test_a_hub_that_hangs_is_asked_once_and_named_with_the_ways_out(tmp_path, hub):
     with socket.create_server(("127.0.0.1", 0)) as silent:
         endpoint = f"http://127.0.0.1:{silent.getsockname()[1]}"
         hub(ENDPOINT=endpoint, HF_HUB_ETAG_TIMEOUT=0.2, HF_HUB_CACHE=tmp_path / "cache")
         with pytest.raises(ValueError, match=f"{endpoint} does not answer: timed out") as caught:
-            model("some/model", revision=revision).prepare(tmp_path)
+            model("some/model").prepare(tmp_path)
         silent.accept()[0].close()
         silent.setblocking(False)
         with pytest.raises(BlockingIOError):
@@ -129,8 +116,9 @@ def test_only_the_files_that_are_used_are_fetched():
     assert list(kept) == files
 
 
-@pytest.mark.parametrize("reason", [None, "HF_HUB_OFFLINE is set"])
-@pytest.mark.parametrize("config_only", [False, True])
+@pytest.mark.parametrize(
+    ("config_only", "reason"), [(False, None), (True, "HF_HUB_OFFLINE is set")]
+)
 def test_the_hub_is_asked_for_a_revision_and_for_no_other_files(
     config_only, reason, folder, monkeypatch
 ):
@@ -153,7 +141,6 @@ def test_the_hub_is_asked_for_a_revision_and_for_no_other_files(
     [
         (GatedRepoError, "some/model at revision v2 is a gated model: accept its terms"),
         (RepositoryNotFoundError, "the hub has no model some/model at revision v2"),
-        (RevisionNotFoundError, r"correct model\.path or model\.revision"),
     ],
 )
 def test_a_refusal_by_the_hub_says_what_to_do(tmp_path, monkeypatch, error, message):

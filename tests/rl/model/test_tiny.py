@@ -4,8 +4,12 @@ import json
 from pathlib import Path
 
 import pytest
+import torch
 import yaml
+from safetensors.torch import load_file
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, GenerationConfig
 
+from rl.model.loading import load_model, write_model
 from rl.model.tiny import TinyModel, TinyMoE, byte_tokenizer
 from rl.model.tokenizer import Tokenizer, load_renderer
 
@@ -16,9 +20,7 @@ KNOBS = {key: value for key, value in CONF.items() if key != "_target_"}
 TOOL_CALL = {"type": "function", "function": {"name": "add", "arguments": {"a": 1, "b": "ü"}}}
 TOOL = {"name": "add", "description": "Adds.", "parameters": {"type": "object"}}
 CONVERSATIONS = {  # role, content, number of tool calls
-    "user": [("user", "reverse: cat", 0)],
-    "system": [("system", "Be ☃.", 0), ("user", "hi", 0)],
-    "turns": [("user", "a", 0), ("assistant", "b", 0), ("system", "late", 0), ("user", "", 0)],
+    "turns": [("user", "☃", 0), ("assistant", "b", 0), ("system", "late", 0), ("user", "", 0)],
     "tools": [
         *[("system", "S", 0), ("user", "1 + 2", 0), ("assistant", "", 2), ("tool", "3", 0)],
         *[("tool", "4", 0), ("assistant", "so", 1), ("tool", "3", 0)],
@@ -33,20 +35,10 @@ def folder(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def auto_tokenizer(folder):
-    from transformers import AutoTokenizer  # five seconds: only for the tests that compare
-
     return AutoTokenizer.from_pretrained(folder)
 
 
-def test_the_folder_holds_four_files_and_no_weights(folder):
-    files = ["config", "generation_config", "tokenizer", "tokenizer_config"]
-    assert sorted(path.name for path in folder.iterdir()) == [f"{name}.json" for name in files]
-    assert [path.name for path in folder.parent.iterdir()] == ["model"]  # nothing left aside
-
-
 def test_transformers_builds_a_small_qwen3_from_it(folder):
-    from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig
-
     config = AutoConfig.from_pretrained(folder)
     model = AutoModelForCausalLM.from_config(config)
     assert type(model).__name__ == "Qwen3ForCausalLM"
@@ -61,7 +53,7 @@ def test_transformers_builds_a_small_qwen3_from_it(folder):
 
 @pytest.mark.parametrize(
     "text",
-    ["cat", " a  b\n\n", "ünïcødé e\u0301 漢字 🙂\u200b", "<|im_start|>x<|im_end|><think>", "\x00"],
+    [" a  b\n\n", "ünïcødé e\u0301 漢字 🙂\u200b", "<|im_start|>x<|im_end|><think>", "\x00"],
 )
 def test_transformers_tokenizes_as_we_do(folder, auto_tokenizer, text):
     ours = Tokenizer(folder)
@@ -120,11 +112,6 @@ def test_a_users_tokenizer_needs_the_tokens_of_the_chat_format(tmp_path):
 
 
 def test_a_mixture_saves_its_experts_one_by_one_and_loads_them_again(tmp_path):
-    import torch
-    from safetensors.torch import load_file
-
-    from rl.model.loading import load_model, write_model
-
     knobs = {**KNOBS, "num_layers": 1, "num_experts": 2, "experts_per_token": 1}
     folder = TinyMoE(**knobs).prepare(tmp_path / "model")
     model = load_model(folder, torch.bfloat16, 0)
