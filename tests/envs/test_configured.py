@@ -83,6 +83,7 @@ def test_turns_and_timeouts_can_be_configured_and_are_checked_like_all_other_opt
     env = told(ScriptedEnv(("a", "b", "c")), max_turns=2, tool_timeout=3.0, max_concurrent=4)
     assert (env.max_turns, env.tool_timeout, env.max_concurrent) == (2, 3.0, 4)
     assert play(env, ScriptedClient("x"))[0].stop_reason == "max_turns"
+    check(changed(composed(), {"env.tool_timeout": 0.5, "env.max_concurrent": 1}))
     for value, sentence in (("long", "is .*expected float"), (0, "must be > 0")):
         with pytest.raises(ConfigError, match=rf"env\.tool_timeout.*{sentence}"):
             check(changed(composed(), {"env.tool_timeout": value}))

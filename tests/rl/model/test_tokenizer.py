@@ -73,7 +73,6 @@ def test_auto_goes_by_the_name_on_the_hub_then_by_the_config(tmp_path):
     snapshot, folder = tiny(snapshot), tiny(tmp_path / "fine-tune")
     for where, changes in (
         (snapshot, {"model_type": "unheard_of"}),
-        (folder, {}),
         (folder, {"model_type": "qwen3_moe"}),
         (folder, {"model_type": "x", "_name_or_path": "Qwen/Qwen3-8B"}),  # what it remembers
     ):
