@@ -60,12 +60,12 @@ class Composed(Environment):
         _check_unique_names(sets)
         self._objects = Objects(_merge_field(sets, "shared"), _merge_field(sets, "per_episode"))
         binder = Binder(_merge_field(sets, "bindings"), self._objects)
-        named = [(getattr(unwrap(tool), "__name__", ""), tool) for tool in tools]
+        self.tools = [binder.tool(tool) for tool in tools]
+        named = [(unwrap(tool).__name__, tool) for tool in tools]
         binder.check([*named, *functions.items()])
         super().configure(tool_timeout=tool_timeout, max_concurrent=max_concurrent)
         self.name, self.max_turns = name, max_turns
         self.describe_tools, self._dataset = describe_tools, dataset
-        self.tools = [binder.tool(tool) for tool in tools]
         self._rewards = {key: binder.reward(key, reward) for key, reward in functions.items()}
         if (max_turns > 1) != bool(self.toolbox.specs):
             raise ValueError(

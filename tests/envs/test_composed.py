@@ -227,6 +227,7 @@ MORE = {"more": reward("needs_more"), "noted": reward("noted")}
         ({"max_turns": 1}, "max_turns=1 does not suit 2 tools"),
         ({"shared": {"index": 1, "indx": 3}}, r"no tool and no reward uses \['indx'\] of"),
         ({"rewards": MORE}, "rewards.more has the parameter 'other', which is neither `episode` n"),
+        ({"tools": [reward("Notes", first="-")]}, "tools: Notes is a class: list a"),
         ({"tools": [reward("untyped")]}, "untyped has a parameter 'x' without"),
         ({"bindings": {"lost.index": "index"}}, "lost.index is not .* choose from search.query, "),
         ({"bindings": {"noted.notes": "pads"}}, "noted.notes=pads, but .* index, dictiona"),
