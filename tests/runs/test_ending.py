@@ -19,22 +19,13 @@ from tests.support.launching import COLD, SCRIPTED, alive, below, called, ended,
 
 pytestmark = [pytest.mark.server, pytest.mark.timeout(900)]
 
+# Every other option is that of the default environment.
 BROKEN = """
-from envs.protocol import Environment, Example
-class Broken(Environment):
-    name = "broken"
-    def __init__(self, *, reward_weights: dict[str, float]) -> None:
-        self.reward_weights = reward_weights
-    def examples(self, split):
-        return [Example(i, self.name, [{"role": "user", "content": str(i)}]) for i in range(64)]
+from envs.reverse_text import ReverseText
+class Broken(ReverseText):
     async def score(self, episode):
         raise KeyError("no such answer")
 """
-BROKEN_RUN = [
-    "env._target_=broken.Broken", "~env.min_length", "~env.max_length", "~env.num_train",
-    "~env.num_eval", "~env.reward_weights.exact", "~env.reward_weights.similarity",
-    "+env.reward_weights.right=1.0", "max_steps=3",
-]  # fmt: skip
 
 
 # A killed vLLM is restarted: tests/runs/test_replicas.py, which also ends a run by SIGTERM.
@@ -79,23 +70,26 @@ def test_two_ranks_stop_after_the_same_step(launcher):
 
 
 @pytest.mark.slow
-def test_an_environment_that_never_scores_stops_the_run_with_its_own_error(launcher):
+@pytest.mark.parametrize(
+    ("name", "overrides", "said"),
+    [
+        ("broken", ["env._target_=broken.Broken", *SCRIPTED],
+         ["raised KeyError: 'no such answer' (broken.py:5)",
+          "none of the last 128 rollouts could be scored"]),
+        ("no-server", ["+inference.args.kv_cache_dtype=none"],
+         ["argument --kv-cache-dtype: invalid choice: 'none'",
+          "no step was done: nothing is lost, and run_name can be used again"]),
+    ],
+    ids=["environment", "server"],
+)  # fmt: skip
+def test_a_run_that_cannot_do_a_step_quotes_the_error_that_caused_it(
+    name, overrides, said, launcher
+):
     (launcher.output / "broken.py").write_text(BROKEN)
-    result = launcher.run("broken", *BROKEN_RUN, *SCRIPTED, warm=COLD)
+    result = launcher.run(name, "max_steps=3", *overrides, warm=COLD)
     assert result.status == 1
-    assert "raised KeyError: 'no such answer' (broken.py:10)" in result.screen
-    assert "none of the last 128 rollouts could be scored" in result.screen
-    assert "Traceback" not in result.screen
-
-
-@pytest.mark.slow
-def test_a_server_that_cannot_start_is_quoted(launcher):
-    wrong = "+inference.args.kv_cache_dtype=none"
-    result = launcher.run("no-server", "max_steps=2", wrong, warm=COLD)
-    assert result.status == 1
-    assert "inference ended with status" in result.screen
-    assert "argument --kv-cache-dtype: invalid choice: 'none'" in result.screen
-    assert "no step was done: nothing is lost, and run_name can be used again" in result.screen
+    assert [part for part in said if part not in result.screen] == [], result.screen
+    assert "Traceback" not in result.screen.partition("The end of")[0]
 
 
 def case(name: str) -> Case:
@@ -117,7 +111,6 @@ def test_a_second_crash_within_ten_steps_ends_the_run_with_its_log_and_a_checkpo
         result = ended(process, one.folder.path)
     assert result.status == 1
     message = result.screen.rpartition("the run failed")[2]
-    assert "inference ended with status -9" in message
     assert "for the 2nd time within 10 steps.\nThe end of " in message
     assert "has fingerprint" in message  # the last lines of the log
     assert one.folder.num_saved_steps() == steps_done(read_metrics(one.folder)) > done
@@ -138,6 +131,4 @@ def test_the_batch_of_a_step_whose_loss_is_nan_is_kept_for_compare_losses(tmp_pa
     rows = read_rows(one.folder, step)
     count = sum(int(row.sampled["mask"].sum()) for row in rows)
     assert shown.startswith(f"{count} tokens of 1 updates, steps {step} to {step}.")
-    assert "loss=dapo changes loss" in shown
-    assert "gradients differ most" not in shown  # all rewards are 0, so both losses agree
     assert len({row.id.split(".")[0] for row in rows}) == 2  # both groups

@@ -54,10 +54,6 @@ def test_two_jobs_share_the_cores_and_a_killed_sweep_runs_only_what_is_missing(l
         assert log.read_text().count("8/8 steps") == 1
     assert [record.state for record in sweep.records().values()] == ["done", "done"]
 
-    again = launcher.succeed("at-once-${seed}", *jobs, warm=COLD)
-    assert "2 jobs, 2 already done" in again.screen
-    assert "all 2 jobs are finished\n" in again.screen
-
 
 def test_a_sweep_adds_seeds_until_its_arm_is_decided_and_plays_nothing_again(launcher):
     place = launcher.output / "until"
@@ -72,11 +68,9 @@ def test_a_sweep_adds_seeds_until_its_arm_is_decided_and_plays_nothing_again(lau
     # An untrained policy answers nothing, so all seeds are equal and three of each arm suffice.
     seeds = [next(o for o in record.overrides if o[:5] == "seed=") for record in records]
     assert seeds == [f"seed={seed}" for seed in (0, 0, 1, 1, 2, 2)]
-    assert not any(item.startswith("until") for record in records for item in record.overrides)
     report = json.loads((place / "report.json").read_text())
     decisions = {arm["name"]: arm["decision"] for arm in report["arms"]}
     assert decisions == {"clip_high=5": "baseline", "clip_high=8": "equal within 0.5"}
-    assert "1 of 1 arms decided by 6 runs" in " ".join(report["notes"])
     again = launcher.succeed("until-${seed}-${loss.clip_high}", *jobs, warm=[])
     assert "1 of 1 arms decided by 6 runs" in again.screen
     assert len(SweepFolder(place).records()) == 6
