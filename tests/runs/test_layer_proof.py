@@ -9,8 +9,6 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from rl.inference.server import STARTED_BY_RUN
-
 pytestmark = [pytest.mark.server]
 
 STEP = 1e-3  # relative change of a weight: most bfloat16 weights round back to their old value
@@ -221,30 +219,6 @@ def test_an_adapter_matrix_that_differs_from_the_sent_one_is_named():
     assert wrong() == ["v"]
     del manager.modules["o"]
     assert wrong() == ["o", "v"]
-
-
-@pytest.mark.parametrize(
-    ("started_by_run", "world_size", "expected"),
-    [(False, 1, "mp"), (True, 1, "uni"), (True, 2, "mp")],  # several workers need processes
-)
-def test_only_a_vllm_of_a_run_with_one_worker_on_a_cpu_runs_it_inside_the_engine(
-    started_by_run, world_size, expected, monkeypatch
-):
-    from vllm.platforms import current_platform
-
-    from rl.inference.quick_start import patch_cpu_start
-
-    platform, name = type(current_platform), "check_and_update_config"
-    monkeypatch.setattr(platform, name, staticmethod(lambda config: None))
-    monkeypatch.setenv("VLLM_WORKER_MULTIPROC_METHOD", "spawn")  # restored after the test
-    monkeypatch.delenv(STARTED_BY_RUN, raising=False)
-    if started_by_run:
-        monkeypatch.setenv(STARTED_BY_RUN, "1")
-    patch_cpu_start()
-    parallel = SimpleNamespace(world_size=world_size, distributed_executor_backend="mp")
-    getattr(platform, name)(SimpleNamespace(parallel_config=parallel, model_config=None))
-    on_cpu = current_platform.is_cpu()
-    assert parallel.distributed_executor_backend == (expected if on_cpu else "mp")
 
 
 def test_the_functions_of_nccl_are_declared_as_in_vllm():

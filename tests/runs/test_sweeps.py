@@ -1,4 +1,4 @@
-"""Real sweeps: two jobs at once, killed and started again; and seeds until an arm is decided."""
+"""A real sweep: two jobs at once, killed and started again."""
 
 import json
 import os
@@ -53,24 +53,3 @@ def test_two_jobs_share_the_cores_and_a_killed_sweep_runs_only_what_is_missing(l
         log = next(sweep.log_of(n) for n, r in sweep.records().items() if r.run_name == run.name)
         assert log.read_text().count("8/8 steps") == 1
     assert [record.state for record in sweep.records().values()] == ["done", "done"]
-
-
-def test_a_sweep_adds_seeds_until_its_arm_is_decided_and_plays_nothing_again(launcher):
-    place = launcher.output / "until"
-    jobs = ["loss.clip_high=5,8", "until=decided", "until.smallest_effect=0.5", "max_steps=2"]
-    jobs += ["evaluation=default", "evaluation.every=2", *COLD]
-    # The engine answers from a script, because six starts of the real vLLM take minutes.
-    jobs += [*SCRIPTED, f"hydra.sweep.dir={place}", "--multirun"]
-    result = launcher.succeed("until-${seed}-${loss.clip_high}", *jobs, warm=[])
-    assert "0 of 1 arms decided; open: loss.clip_high=8 (0 seeds)" in result.screen
-    records = SweepFolder(place).records().values()
-    assert {record.state for record in records} == {"done"}
-    # An untrained policy answers nothing, so all seeds are equal and three of each arm suffice.
-    seeds = [next(o for o in record.overrides if o[:5] == "seed=") for record in records]
-    assert seeds == [f"seed={seed}" for seed in (0, 0, 1, 1, 2, 2)]
-    report = json.loads((place / "report.json").read_text())
-    decisions = {arm["name"]: arm["decision"] for arm in report["arms"]}
-    assert decisions == {"clip_high=5": "baseline", "clip_high=8": "equal within 0.5"}
-    again = launcher.succeed("until-${seed}-${loss.clip_high}", *jobs, warm=[])
-    assert "1 of 1 arms decided by 6 runs" in again.screen
-    assert len(SweepFolder(place).records()) == 6
