@@ -96,16 +96,6 @@ def test_the_configuration_is_shown_and_planned(mine):
     assert plan.screen.splitlines()[2].startswith("trainer ")
 
 
-@nightly
-def test_the_first_look_shows_what_the_page_says(mine):
-    done = do(f"{FIRST_LOOK} {' '.join(SCRIPTED)}", mine, "first-look")
-    assert done.status == 0, done.screen[-6000:]
-    steps = [line for line in done.metrics if "train/trust" in line]
-    assert len(steps) == 3
-    assert steps[0]["train/trust"] == 1.0  # nothing is stale in the first step
-    assert all("reward/right/turn_0" in step for step in steps)
-
-
 @pytest.fixture(scope="module")
 def first(mine) -> Result:
     early = "'stop_when=\"step >= 2\"' max_steps=50 trainer.profile=1 model.warm_start=null"
