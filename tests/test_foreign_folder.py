@@ -66,8 +66,10 @@ def foreign(tmp_path):
     links = ("rollouts/step_000002.jsonl", "evaluations/version_000002.jsonl")
     for name in (*links, "metrics.dropped", "lock"):  # the supervisor empties its lock file
         (run / name).symlink_to(outside)
-    row = {"step": 0, "train/reward": 0.5, f"eval/reward{ESCAPE}": 1, "time/step": 1e300}
-    (run / "metrics.jsonl").write_text(f'{json.dumps(row)}\n{DEEP}\n{{"step": {DIGITS}}}\n')
+    row = json.dumps(
+        {"step": 0, "train/reward": 0.5, f"eval/reward{ESCAPE}": 1, "time/step": 1e300}
+    )
+    (run / "metrics.jsonl").write_text(f'{row}\n{DEEP}\n{{"step": {DIGITS}}}\n')
     changed = {"overrides": [f"loss={ESCAPE}grpo"], "command": [ESCAPE], "run_name": [ESCAPE]}
     values = (f"{name}: {json.dumps(value)}" for name, value in changed.items())
     (run / "overrides.yaml").write_text("\n".join(values))
@@ -83,23 +85,13 @@ def foreign(tmp_path):
     return Foreign(run, outside)
 
 
-def test_report_and_view_show_what_they_can_read_of_a_run_and_of_a_sweep(foreign):
+def test_report_and_view_show_what_they_can_read(foreign):
     place = foreign.path.parent
     done = foreign.command("report.py", str(foreign.path), f"out={place}/report.html")
     assert "1 run" in done.stdout
     done = foreign.command("view.py", str(foreign.path), "step=0", f"export={place}/page.html")
     assert done.returncode == 0, done.stderr
     assert (place / "page.html").is_file()
-
-    sweep = place / f"sweep{ESCAPE}"
-    (sweep / "jobs").mkdir(parents=True)
-    job = {"overrides": [f"loss=a{ESCAPE}"], "folder": str(foreign.path), "error": [ESCAPE]}
-    (sweep / "jobs/00000.json").write_text(json.dumps(job))
-    (sweep / "jobs/00001.json").write_text(DEEP)
-    (sweep / "sweep.json").write_text(json.dumps({"question": [ESCAPE], "command": {"a": 1}}))
-    os.mkfifo(sweep / "jobs/00002.json")
-    foreign.command("report.py", str(sweep), "judged=3")
-    foreign.command("view.py", str(sweep), f"export={sweep}/page.html")
 
 
 def test_a_run_does_not_go_on_in_a_folder_with_foreign_files(foreign):
