@@ -104,20 +104,14 @@ def test_the_page_of_ideas_names_choices_and_files_that_exist() -> None:
     assert all((lab / "my_lab" / name).is_file() for name in mine)
 
 
-@pytest.fixture
-def modules(monkeypatch):
-    """Return the modules of docs/environments.md, which run as they stand, imports and all."""
-    made = {}
+async def test_the_environments_of_the_documentation_run_as_they_stand(monkeypatch, tmp_path):
+    modules = {}
     sources = printed.files(DOCS / "environments.md")
     for path, source in ((p, source) for p, source in sources.items() if p.endswith(".py")):
         name = path.removesuffix(".py").replace("/", ".")
-        made[name] = module = ModuleType(name)
+        modules[name] = module = ModuleType(name)
         monkeypatch.setitem(sys.modules, name, module)
         exec(compile(source, path, "exec"), module.__dict__)
-    return made
-
-
-async def test_the_environments_of_the_documentation_play(modules):
     assert set(modules) == {"my_env", "my_pages", "my_package"}
     shout = modules["my_env"].Shout(num_train=2, reward_weights={"exact": 1.0})
     pages = modules["my_pages"].Pages()
@@ -133,9 +127,7 @@ async def test_the_environments_of_the_documentation_play(modules):
     assert (await pages.toolbox.answer(call, held))["content"] == "The capital of Italy."
     assert len(pages.tool_specs) == 1
 
-
-async def test_the_functions_of_the_composed_environment_run(modules, tmp_path):
-    parts = modules["my_package"]
+    parts = modules["my_package"]  # the functions of a composed environment
     (tmp_path / "index.json").write_text('{"Paris": "The capital of France."}')
     index = parts.load_index(path=str(tmp_path / "index.json"))
     assert parts.search("par", index, limit=1) == "Paris"

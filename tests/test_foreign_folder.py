@@ -59,25 +59,21 @@ def foreign(tmp_path):
     said = {**rollout, "messages": [{"role": "user", "content": f"a question{ESCAPE}"}]}
     said |= {"example": ESCAPE, "env": f"env{ESCAPE}", "id": "000000.0", "error": ESCAPE}
     huge = json.dumps({**said, "reward": -1, "tokens": -2}).replace("-1", DIGITS)
-    lines = [json.dumps(said), DEEP, huge.replace("-2", DIGITS), huge.replace("-2", "9" * 4000)]
     deep = json.dumps(said).replace('"env', f'"deep": {DEEP}, "env', 1)
-    text = "\n".join([*lines, deep, '{"messages": 1}', "\\ud800"]) + "\n"
+    lines = [json.dumps(said), DEEP, huge.replace("-2", "9" * 4000), deep, "\\ud800"]
     for name in ("rollouts/step_000000", f"rollouts/step_{DIGITS}", "evaluations/version_000001"):
-        (run / f"{name}.jsonl").write_text(text)
-    for name in ("rollouts/step_000002.jsonl", "evaluations/version_000002.jsonl"):
+        (run / f"{name}.jsonl").write_text("\n".join(lines) + "\n")
+    links = ("rollouts/step_000002.jsonl", "evaluations/version_000002.jsonl")
+    for name in (*links, "metrics.dropped", "lock"):  # the supervisor empties its lock file
         (run / name).symlink_to(outside)
-    (run / "metrics.dropped").symlink_to(outside)
-    (run / "lock").symlink_to(outside)  # the supervisor empties its lock file
-    row = {"step": 0, "train/reward": 0.5, f"eval/reward{ESCAPE}": 1, "time/step": 1e99}
-    late = json.dumps({**row, "step": 1, "time/step": 1e300})
-    rows = [json.dumps(row), DEEP, f'{{"step": {DIGITS}}}', late]
-    (run / "metrics.jsonl").write_text("\n".join(rows) + "\n")
-    changed = {"overrides": [f"loss={ESCAPE}grpo"], "command": [ESCAPE], "commit": ESCAPE}
-    changed["run_name"] = [ESCAPE]
+    row = json.dumps(
+        {"step": 0, "train/reward": 0.5, f"eval/reward{ESCAPE}": 1, "time/step": 1e300}
+    )
+    (run / "metrics.jsonl").write_text(f'{row}\n{DEEP}\n{{"step": {DIGITS}}}\n')
+    changed = {"overrides": [f"loss={ESCAPE}grpo"], "command": [ESCAPE], "run_name": [ESCAPE]}
     values = (f"{name}: {json.dumps(value)}" for name, value in changed.items())
     (run / "overrides.yaml").write_text("\n".join(values))
     (run / "config.yaml").write_text(ALIASES)
-    (run / "failures/rollouts.json").write_text('{"message": "no part"}')
     doing = f'{{"doing": "{DIGITS}", "since": {"9" * 4000}}}'
     (run / "status/trainer.rank0.json").write_text(doing)
     (run / "tokens/step_000000.rollouts.parquet").write_bytes(b"PAR1" * 99)
@@ -90,45 +86,32 @@ def foreign(tmp_path):
 
 
 def test_report_and_view_show_what_they_can_read(foreign):
-    done = foreign.command("report.py", str(foreign.path), f"out={foreign.path.parent}/report.html")
+    place = foreign.path.parent
+    done = foreign.command("report.py", str(foreign.path), f"out={place}/report.html")
     assert "1 run" in done.stdout
-    page = foreign.path.parent / "page.html"
-    done = foreign.command("view.py", str(foreign.path), "step=0", f"export={page}")
+    done = foreign.command("view.py", str(foreign.path), "step=0", f"export={place}/page.html")
     assert done.returncode == 0, done.stderr
-    assert page.is_file()
+    assert (place / "page.html").is_file()
 
 
-def test_report_and_view_of_a_sweep_of_another_person(foreign):
-    sweep = foreign.path.parent / f"sweep{ESCAPE}"
-    (sweep / "jobs").mkdir(parents=True)
-    job = {"overrides": [f"loss=a{ESCAPE}"], "folder": str(foreign.path), "error": [ESCAPE]}
-    (sweep / "jobs/00000.json").write_text(json.dumps(job))
-    (sweep / "jobs/00001.json").write_text(DEEP)
-    (sweep / "sweep.json").write_text(json.dumps({"question": [ESCAPE], "command": {"a": 1}}))
-    os.mkfifo(sweep / "jobs/00002.json")
-    foreign.command("report.py", str(sweep), "judged=3")
-    foreign.command("view.py", str(sweep), f"export={sweep}/page.html")
-
-
-@pytest.mark.parametrize("resume", ["true", "false"])
-def test_a_run_does_not_go_on_in_a_folder_with_foreign_files(resume, foreign):
+def test_a_run_does_not_go_on_in_a_folder_with_foreign_files(foreign):
     plain = foreign.path = foreign.path.rename(foreign.path.parent / "plain")
-    run = [f"output_dir={plain.parent}", "run_name=plain", f"resume={resume}"]
-    run += ["model.warm_start=null"]
-    # A new run does not read the file before it finds the steps, so one text is enough for it.
-    texts = (ALIASES, DEEP, "format: 2", "", "format: [" + DIGITS)
-    for unusable in texts if resume == "true" else texts[:1]:
-        (plain / "config.yaml").write_text(unusable)
-        done = foreign.command("train.py", *run)
+
+    def train(resume: str) -> subprocess.CompletedProcess[str]:
+        run = [f"output_dir={plain.parent}", "run_name=plain", f"resume={resume}"]
+        done = foreign.command("train.py", *run, "model.warm_start=null")
         assert done.returncode == 2, done.stdout
+        return done
+
+    for unusable in (ALIASES, DEEP, "format: 2"):
+        (plain / "config.yaml").write_text(unusable)
+        train("true")
     for path in [*plain.rglob("*step*"), plain / "metrics.jsonl"]:
         path.unlink()  # a folder without steps may be used again, if all of it is the user's
-    done = foreign.command("train.py", *run)
-    assert "is a link that leads out of" in done.stderr
+    assert "is a link that leads out of" in train("false").stderr
     for link in (plain / "lock", plain / "metrics.dropped"):
         link.unlink()
-    done = foreign.command("train.py", *run)
-    assert "is neither a file nor a folder" in done.stderr
+    assert "is neither a file nor a folder" in train("true").stderr
 
 
 def test_a_model_of_another_person_is_refused_with_a_reason(foreign):

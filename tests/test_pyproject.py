@@ -52,14 +52,6 @@ def test_no_page_or_message_installs_extras_by_the_name_of_another_distribution(
     assert not [path for path, text in texts.items() if named.search(text)]
 
 
-def test_only_pyproject_contains_the_version():
-    version = PROJECT["version"]
-    files = [REPO / "CITATION.cff", REPO / "setup.py", REPO / "mkdocs.yml"]
-    files += [path for folder in ("offbyone", "lab") for path in (REPO / folder).rglob("*.py")]
-    named = re.compile(rf"(?<![\d.]){re.escape(version)}(?![\d.])")
-    assert not [path for path in files if named.search(path.read_text())]
-
-
 def test_the_source_archive_contains_every_file_that_the_wheel_copies():
     manifest = (REPO / "MANIFEST.in").read_text().split()
     setup = (REPO / "setup.py").read_text()

@@ -163,14 +163,6 @@ def test_tools_are_described_called_and_counted_and_the_episode_is_closed(
     assert (result.turns, result.error, closed) == (turns, "", [reason])
 
 
-@pytest.mark.skipif(CLASSIC, reason="of v1")
-def test_the_tasks_of_a_mixture_have_different_ids():
-    from offbyone.v1 import ExportedConfig, ExportedTaskset
-
-    tasks = list(ExportedTaskset(ExportedConfig(env="mixture")).load())
-    assert len({task.data.id for task in tasks}) == len(tasks) > 0
-
-
 @pytest.mark.parametrize(
     ("reward", "why"),
     [("raise", "no score"), ("raise in reply", "no reply"), ("nan", "NaN or infinity")],

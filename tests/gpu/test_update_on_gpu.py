@@ -5,10 +5,9 @@ from contextlib import closing
 
 import pytest
 import torch
-import torch.multiprocessing as mp
 from transformers import AutoModelForCausalLM
 
-from benchmarks.first_hour.update import ADAPTER, Updater, config
+from benchmarks.first_hour.update import ADAPTER, config
 from rl.learner.logprobs import PolicyModule
 from rl.learner.ranks import Ranks
 from rl.learner.weight_gradients import use_float32_gradients, weight_gradient
@@ -67,41 +66,6 @@ def test_the_gradient_of_a_weight_is_not_rounded_to_bfloat16():
         assert (found.double() - exact).norm() < 1e-5 * exact.norm()
 
 
-def test_a_step_changes_the_weights_and_keeps_them_on_the_gpu():
-    updater = Updater(config("0.6b", tiny=True), CUDA, "none", "plain")
-    updater.optimizer.param_groups[0]["lr"] = 1e-2
-    before = [parameter.clone() for parameter in updater.trained]
-    updater.step(
-        torch.zeros(2, 8, dtype=torch.int64, device=CUDA), torch.arange(8).expand(2, -1) > 1
-    )
-    assert any(not torch.equal(old, new) for old, new in zip(before, updater.trained, strict=True))
-    assert {parameter.device.type for parameter in updater.trained} == {"cuda"}
-
-
-def test_weights_on_a_gpu_reach_another_process_through_the_memory_file():
-    weights = {"a": torch.randn(5, 7, device=CUDA), "b": torch.randn(3, device=CUDA).bfloat16()}
-    with closing(MemoryFile()) as file:
-        mark = file.write(weights)
-        found = read_weights(file.path, mark)
-    for name, tensor in weights.items():
-        assert torch.equal(found[name], tensor.cpu())
-
-
-def _add_one(inbox, outbox):
-    outbox.put(float(inbox.get().sum()))
-
-
-def test_another_process_reads_a_tensor_of_this_one_in_the_memory_of_the_gpu():
-    context = mp.get_context("spawn")
-    inbox, outbox = context.Queue(), context.Queue()
-    process = context.Process(target=_add_one, args=(inbox, outbox))
-    process.start()
-    tensor = torch.ones(1000, device=CUDA)
-    inbox.put(tensor)
-    assert outbox.get(timeout=120) == 1000
-    process.join(60)
-
-
 def test_a_rank_joins_on_the_gpu_that_it_was_given(monkeypatch, tmp_path):
     pytest.importorskip("deepspeed")
     for name, value in {"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0"}.items():
@@ -120,14 +84,16 @@ def test_the_gpus_that_nvidia_smi_lists_are_those_that_pytorch_counts():
         assert sizes[0] >= torch.cuda.get_device_properties(0).total_memory
 
 
-def test_a_gpu_copies_weights_into_their_places_in_the_memory_file():
-    weights = {"a": torch.randn(5, 7, device=CUDA), "b": torch.randn(1000, device=CUDA)}
+def test_weights_that_a_gpu_copies_into_their_places_are_read_from_the_memory_file():
+    weights = {"a": torch.randn(5, 7, device=CUDA), "b": torch.randn(3, device=CUDA).bfloat16()}
     with closing(MemoryFile()) as file:
         before = file.write(weights)
         assert all(view.is_pinned() for view in file.views.values())  # CUDA knows the memory
-        weights["b"][7] = 100
+        weights["b"][2] = 100
         for name, place in file.views.items():
             place.copy_(weights[name])
         after = file.write(file.views)
         assert after != before
-        assert float(read_weights(file.path, after)["b"][7]) == 100
+        found = read_weights(file.path, after)
+    for name, tensor in weights.items():
+        assert torch.equal(found[name], tensor.cpu())

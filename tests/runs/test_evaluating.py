@@ -34,8 +34,6 @@ def test_a_run_evaluates_its_first_its_last_and_every_other_version_and_keeps_ro
     assert [step for step, line in lines.items() if "eval/reward" in line] == [0, 2, 3]
     assert "train/reward" not in lines[3]  # only the evaluation of the last version
     assert 0 <= lines[0]["eval/reward"] <= 1
-    assert "eval reward" in trained.screen or "eval/reward" in trained.screen
-    assert [line["staleness/max"] for line in trained.metrics[:3]] == [0, 1, 1]
     for version in (0, 2, 3):
         path = trained.folder / "evaluations" / f"version_{version:06d}.jsonl"
         rollouts = [json.loads(line) for line in path.read_text().splitlines()]
@@ -52,7 +50,6 @@ def test_a_checkpoint_is_evaluated_by_a_new_server(trained, tmp_path):
     assert (summary["num_rollouts"], summary["num_scored"]) == (24, 24)
     assert 0 <= summary["reward"] < 1
     assert "pass@4" in done.screen
-    assert "rollouts.html" in done.screen
     assert len((done.folder / "rollouts.jsonl").read_text().splitlines()) == 24
     assert not (done.folder / "sockets").exists()
 

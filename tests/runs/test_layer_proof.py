@@ -4,13 +4,10 @@ The last test compares the functions of NCCL that we call with vLLM's declaratio
 """
 
 import ctypes
-import sys
 from types import SimpleNamespace
 
 import pytest
 import torch
-
-from rl.inference.server import STARTED_BY_RUN
 
 pytestmark = [pytest.mark.server]
 
@@ -99,19 +96,6 @@ def test_a_layer_that_vllm_names_in_its_own_way_is_compared_too():
         assert differing(model, as_vllm_names(model, theirs)) == found
 
 
-def test_the_log_names_the_parameters_that_cannot_be_compared():
-    from rl.weights.vllm_proof import compare_parameters, coverage_line
-
-    sent = weights(torch.bfloat16)
-    whole = dict(compare_parameters(Model(sent), sent))
-    assert coverage_line(whole) == "3 of 3 parameters are compared with what was sent"
-    del sent["out.weight"]  # as if it had an unknown name
-    part = dict(compare_parameters(Model(weights(torch.bfloat16)), sent))
-    assert part == {"qkv.weight": True, "out.weight": None, "norm.weight": True}
-    expected = "2 of 3 parameters are compared with what was sent; not compared: out.weight"
-    assert coverage_line(part) == expected
-
-
 def experts(w13: torch.Tensor, w2: torch.Tensor) -> torch.nn.Module:
     """Return fused experts as vLLM holds them on a CPU: repacked, in a layer of the runner's."""
     from vllm._custom_ops import cpu_prepack_moe_weight
@@ -177,13 +161,14 @@ def test_an_update_with_a_stale_or_unknown_parameter_is_refused_before_it_is_fin
 
     sent = weights(torch.bfloat16)
     later = a_step_later(sent, 0)
+    engine = updated_engine(monkeypatch, later, sent)
     said = r"pushed weights in \['norm.weight', 'out.weight', 'qkv.weight'\]"
     with pytest.raises(RuntimeError, match=said):
-        updated_engine(monkeypatch, later, sent).finish_weight_update()
-    for received in (sent, later):
-        engine = updated_engine(monkeypatch, received, sent)
-        engine.parallel_config.tensor_parallel_size = 2  # each worker holds a part of a parameter
         engine.finish_weight_update()
+    engine.parallel_config.tensor_parallel_size = 2  # each worker holds a part of a parameter
+    engine.finish_weight_update()
+    monkeypatch.setattr(vllm_plugin, "finalize_layerwise_reload", pytest.fail)
+    engine.finish_weight_update()  # nothing was received since
     engine = updated_engine(monkeypatch, sent)
     engine.model.scale = torch.nn.Parameter(torch.ones(3))
     engine._loaded = {"scale"}
@@ -191,10 +176,6 @@ def test_an_update_with_a_stale_or_unknown_parameter_is_refused_before_it_is_fin
     engine._loaded, engine._received = {"qkv.weight"}, sent
     with pytest.raises(RuntimeError, match=r"pushed weights in \['scale'\]"):
         engine.finish_weight_update()
-    engine = updated_engine(monkeypatch, sent)
-    engine.finish_weight_update()
-    monkeypatch.setattr(vllm_plugin, "finalize_layerwise_reload", pytest.fail)
-    engine.finish_weight_update()  # nothing was received since
 
 
 def test_a_parameter_that_shares_memory_with_the_push_is_named():
@@ -238,45 +219,6 @@ def test_an_adapter_matrix_that_differs_from_the_sent_one_is_named():
     assert wrong() == ["v"]
     del manager.modules["o"]
     assert wrong() == ["o", "v"]
-
-
-def test_a_vllm_that_no_run_started_starts_as_without_our_plugin(monkeypatch):
-    from vllm.platforms import current_platform
-
-    from rl.inference.quick_start import patch_cpu_start
-
-    platform, name = type(current_platform), "check_and_update_config"
-    before = vars(platform)[name]
-    monkeypatch.setattr(platform, name, before)  # restores it after the test
-    monkeypatch.delenv(STARTED_BY_RUN, raising=False)
-    patch_cpu_start()
-    assert vars(platform)[name] is before
-    monkeypatch.setenv(STARTED_BY_RUN, "1")
-    patch_cpu_start()
-    assert (vars(platform)[name] is not before) == current_platform.is_cpu()
-    monkeypatch.setattr(platform, name, staticmethod(lambda config: None))
-    monkeypatch.setenv("VLLM_WORKER_MULTIPROC_METHOD", "spawn")
-    patch_cpu_start()
-    for world_size, backend in ((1, "uni"), (2, "mp")):  # several workers need processes
-        parallel = SimpleNamespace(world_size=world_size, distributed_executor_backend="mp")
-        config = SimpleNamespace(parallel_config=parallel, model_config=None)
-        getattr(platform, name)(config)
-        changed = parallel.distributed_executor_backend
-        assert changed == (backend if current_platform.is_cpu() else "mp")
-
-
-def test_vllm_of_a_run_imports_from_the_working_folder_after_all_libraries(monkeypatch, tmp_path):
-    from rl.weights import vllm_plugin
-
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(sys, "path", [*sys.path])
-    monkeypatch.setattr(vllm_plugin, "patch_cpu_start", lambda: None)
-    monkeypatch.delenv(STARTED_BY_RUN, raising=False)
-    for is_ours in (False, True):
-        monkeypatch.setattr(vllm_plugin.WeightTransferEngineFactory, "_registry", {})
-        vllm_plugin.register()
-        assert (sys.path[-1] == str(tmp_path)) == is_ours
-        monkeypatch.setenv(STARTED_BY_RUN, "1")
 
 
 def test_the_functions_of_nccl_are_declared_as_in_vllm():

@@ -40,4 +40,3 @@ def test_the_search_improves_a_poor_prompt(launcher, tmp_path):
     assert (tmp_path / "found" / "system_prompt.txt").read_text() == f"{BACKWARDS}\n"
     assert found["num_calls"] <= 100
     assert FORWARDS in teacher.teacher_asked[0]
-    assert not (tmp_path / "found" / "sockets").exists()

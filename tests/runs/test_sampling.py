@@ -82,14 +82,6 @@ def test_logprobs_among_the_kept_tokens_are_those_of_vllm(client, launcher):
 
 
 @pytest.mark.slow
-def test_logprobs_among_all_tokens_are_not_those_of_limited_sampling(launcher):
-    biased = "sampler.allow_biased_ratio=true"
-    result = launcher.succeed("biased", *SHORT, *LIMITED, biased, warm=COLD)
-    # vLLM keeps at most 24 of 320 tokens, which are about equally likely before training.
-    assert all(line["mismatch/sampled_mean_abs"] > 1 for line in result.metrics)
-
-
-@pytest.mark.slow
 def test_given_tokens_have_the_logprobs_and_versions_of_the_policy_token_by_token(launcher):
     own = "strategy._target_=tests.support.beginning_strategy.Beginning"
     result = launcher.succeed("beginning", *SHORT, "record=all", own, warm=COLD)
