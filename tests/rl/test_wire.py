@@ -3,6 +3,7 @@
 import socket
 import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 
 import msgspec
 import numpy as np
@@ -39,7 +40,7 @@ def batch(height: int = 3, width: int = 5) -> RankBatch:
     return RankBatch(7, (micro, micro), rewards, group_ids, metrics)
 
 
-@pytest.mark.parametrize(("height", "width"), [(3, 5), (1, 1), (0, 4)])
+@pytest.mark.parametrize(("height", "width"), [(3, 5), (0, 4)])
 def test_a_batch_arrives_exactly_as_it_was_sent(height, width):
     sent = batch(height, width)
     received = unpack(pack(sent), RankBatch)
@@ -55,11 +56,9 @@ def test_a_batch_arrives_exactly_as_it_was_sent(height, width):
             assert a == b
 
 
-def test_an_array_that_is_not_contiguous_arrives_too():
-    micro = batch(4, 6).micro_batches[0]
-    sent = RankBatch(1, (MicroBatch(**{**vars(micro), "token_ids": micro.token_ids.T[::2]}),))
-    received = unpack(pack(sent), RankBatch)
-    assert received.micro_batches[0].token_ids.tolist() == micro.token_ids.T[::2].tolist()
+def test_an_array_that_is_not_contiguous_arrives_too_and_an_object_is_refused():
+    ids = np.arange(24).reshape(4, 6).T[::2]
+    assert unpack(pack({"ids": ids}), dict[str, np.ndarray])["ids"].tolist() == ids.tolist()
     with pytest.raises(NotImplementedError, match="object"):
         pack({"a": object()})
 
@@ -74,28 +73,22 @@ def folder(tmp_path_factory) -> RunFolder:
 @pytest.fixture
 def serve(folder) -> Iterator:
     """Return a function that lets behave(connection) answer one rank in a thread."""
-    listener = socket.socket(socket.AF_UNIX)
-    threads = []
-
-    def start(behave) -> RolloutsLink:
+    with socket.socket(socket.AF_UNIX) as listener, ThreadPoolExecutor() as threads:
         listener.bind(str(folder.private.rollouts_socket))
         listener.listen()
 
-        def accept() -> None:
-            connection, _ = listener.accept()
-            with connection:
-                behave(connection)
+        def start(behave) -> RolloutsLink:
+            def accept() -> None:
+                connection, _ = listener.accept()
+                with connection:
+                    behave(connection)
 
-        threads.append(threading.Thread(target=accept, daemon=True))
-        threads[0].start()
-        link = RolloutsLink(folder, rank=1)
-        link.connect(1.0)
-        return link
+            threads.submit(accept)
+            link = RolloutsLink(folder, rank=1)
+            link.connect(1.0)
+            return link
 
-    yield start
-    listener.close()
-    for thread in threads:
-        thread.join(2)
+        yield start
 
 
 def receive(connection: socket.socket) -> Call:
@@ -148,14 +141,11 @@ def answer_half(connection: socket.socket) -> None:
     connection.sendall(HEADER.pack(100) + b"half")
 
 
-@pytest.mark.parametrize("behave", [lambda connection: None, receive, answer_half])
+@pytest.mark.parametrize("behave", [lambda connection: None, answer_half])
 def test_a_closed_connection_is_an_error_that_names_the_log(serve, behave, monkeypatch):
     monkeypatch.setattr(rollouts_link, "_REPORT_DELAY_S", 0.0)
-    link = serve(behave)
     with pytest.raises(RunFailed, match=r"closed its connection: see logs/rollouts\.log"):
-        link.next_batch(0, 2.0)
-    with pytest.raises(RunFailed, match="closed its connection"):
-        link.publish(1, {})
+        serve(behave).next_batch(0, 2.0)
 
 
 def test_a_rank_waits_for_the_rollouts_process_to_listen(folder):

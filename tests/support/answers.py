@@ -5,8 +5,10 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import ThreadingHTTPServer
 from typing import Any, Self
+
+from tests.support.listening import PostHandler, served
 
 
 def completion(content: Any, **more: Any) -> dict[str, Any]:
@@ -43,10 +45,9 @@ class Answers:
         """Listen on the loopback interface during the block; yield the URL with /v1."""
         script = self
 
-        class Handler(BaseHTTPRequestHandler):
+        class Handler(PostHandler):
             def do_POST(self) -> None:
-                body = json.loads(self.rfile.read(int(self.headers["Content-Length"] or 0)) or "0")
-                self.send(*script._answered(self.path, body, self.headers))
+                self.send(*script._answered(self.path, self.posted(), self.headers))
 
             do_GET = do_POST
 
@@ -57,23 +58,17 @@ class Answers:
                 self.end_headers()
                 if isinstance(body, dict | list):
                     body = json.dumps(body)
-                for part in [body.encode()] if isinstance(body, str) else _parts(body):
+                if isinstance(body, str):
+                    body = body.encode()
+                for part in [body] if isinstance(body, bytes) else body:
                     with suppress(OSError):  # the client has gone
                         self.wfile.write(part)
-
-            def log_message(self, format: str, *args: object) -> None:
-                pass
 
         class Server(ThreadingHTTPServer):
             request_queue_size = 128
 
-        with Server(("127.0.0.1", port), Handler) as server:
-            serve = threading.Thread(target=server.serve_forever, args=(0.02,), daemon=True)
-            serve.start()
-            try:
-                yield f"http://127.0.0.1:{server.server_port}/v1"
-            finally:
-                server.shutdown()
+        with served(Server(("127.0.0.1", port), Handler)) as server:
+            yield f"http://127.0.0.1:{server.server_port}/v1"
 
     @contextmanager
     def listening(self) -> Iterator[Self]:
@@ -95,7 +90,3 @@ class Answers:
         finally:
             with self._lock:
                 self._at_once -= 1
-
-
-def _parts(body: Any) -> Any:
-    return [body] if isinstance(body, bytes) else body

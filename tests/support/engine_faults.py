@@ -91,10 +91,8 @@ class CutShort(Fault):
 class Exit(Fault):
     """End the process."""
 
-    status: int = 1
-
     async def __call__(self, answer: Answer, request: web.Request) -> web.StreamResponse:
-        os._exit(self.status)
+        os._exit(1)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,7 +1,10 @@
 """Processes with stubborn children, for tests of how everything ends."""
 
-import time
 from pathlib import Path
+
+import psutil
+
+from tests.support.launching import wait_for
 
 # A child that ends when told to, and a grandchild in its group that does not.
 FAMILY = (
@@ -11,16 +14,13 @@ FAMILY = (
 
 def alive(pid: int) -> bool:
     try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except OSError:
+        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
         return False
 
 
 def wait_until(condition, seconds: float = 5.0) -> bool:
-    deadline = time.monotonic() + seconds
-    while not condition() and time.monotonic() < deadline:
-        time.sleep(0.02)
-    return condition()
+    return wait_for(condition, seconds, every=0.02)
 
 
 class Family:

@@ -4,12 +4,14 @@
 """
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Literal
 
 import numpy as np
 
 from envs.episode import Example, StopReason
 from rl.records import Credit, Group, Rollout, TrainingRow
+from tests.support.rollouts import row
 
 Place = tuple[int, int]  # rollout of the batch, position among its completion tokens
 RowNumbers = Callable[[TrainingRow], Sequence[float]]  # of a row's completion tokens
@@ -46,14 +48,11 @@ def _row(rng: np.random.Generator, first_turn: int, num_turns: int) -> TrainingR
     turns = [-1] * int(rng.integers(2, 6))  # the prompt; replies stand between turns
     for turn in range(first_turn, first_turn + num_turns):
         turns += [turn] * int(rng.integers(1, 6)) + [-1] * int(rng.integers(1, 3))
-    numbers = np.array(turns, np.int32)
-    mask = numbers >= 0
-    return TrainingRow(
+    made = row(*turns)
+    return replace(
+        made,
         token_ids=rng.integers(0, 256, len(turns)).astype(np.int32),
-        completion_mask=mask,
-        rollout_logprobs=-mask.astype(np.float32),
-        token_versions=mask.astype(np.int32) - 1,
-        turns=numbers,
+        rollout_logprobs=-made.completion_mask.astype(np.float32),
     )
 
 

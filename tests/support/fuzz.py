@@ -1,11 +1,10 @@
 """Generate malformed completions from a seed, and an engine that returns them."""
 
 from collections.abc import Iterator
-from contextlib import nullcontext
 from random import Random
 
 from rl.inference.completion import Completion
-from tests.support.scripted import IM_END, tiny_tokenizer
+from tests.support.scripted import IM_END, ScriptedClient, tiny_tokenizer
 
 MARKUP = (
     *("<tool_call>", "</tool_call>", "<tool_response>", "</tool_response>", "<think>", "</think>"),
@@ -66,19 +65,14 @@ def tokens(text: str, rng: Random) -> list[int]:
     return [*ids, IM_END] if rng.random() < 0.9 else ids
 
 
-class FuzzedClient:
+class FuzzedClient(ScriptedClient):
     """Return these completions in a loop."""
 
     def __init__(self, completions: list[list[int]]) -> None:
-        self._completions, self.given = completions, 0
+        super().__init__()
+        self._completions = completions
 
-    def group(self):
-        return nullcontext(self)
-
-    async def generate(self, prompt_ids, sampling, *, n, version):
-        return [self._next(list(prompt_ids), version) for _ in range(n)]
-
-    def _next(self, prompt: list[int], version: int) -> Completion:
+    def _next(self, prompt: list[int], max_tokens: int, version: int) -> Completion:
         ids = self._completions[self.given % len(self._completions)]
         self.given += 1
         cut_off = not ids or ids[-1] != IM_END

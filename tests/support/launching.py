@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
 ROOT = Path(__file__).parents[2]
@@ -115,54 +116,40 @@ class Launcher:
         return result
 
 
-def groups_below(leader: int) -> set[int]:
-    """Return the process groups of a process's descendants."""
-    groups = {}
-    for pid in below(leader):
-        with suppress(OSError):
-            groups[pid] = _fields(pid)[2]
-    return {int(group) for group in groups.values()}
-
-
 def below(leader: int) -> set[int]:
     """Return the process ids of a process's descendants."""
-    parents = {}
-    for path in Path("/proc").glob("[0-9]*"):
-        with suppress(OSError):
-            parents[int(path.name)] = int(_fields(int(path.name))[1])
-    found, fresh = {leader}, {leader}
-    while fresh:
-        fresh = {p for p, parent in parents.items() if parent in fresh} - found
-        found |= fresh
-    return found - {leader}
+    try:
+        return {child.pid for child in psutil.Process(leader).children(recursive=True)}
+    except psutil.NoSuchProcess:
+        return set()
+
+
+def groups_below(leader: int) -> set[int]:
+    """Return the process groups of a process's descendants."""
+    groups = set()
+    for pid in below(leader):
+        with suppress(ProcessLookupError):
+            groups.add(os.getpgid(pid))
+    return groups
 
 
 def called(leader: int, text: str) -> list[int]:
     """Return the descendants of a process whose command contains a text."""
     found = []
     for pid in sorted(below(leader)):
-        with suppress(OSError):
-            if text.encode() in Path("/proc", str(pid), "cmdline").read_bytes():
-                found.append(pid)
+        with suppress(psutil.Error):
+            found += [pid] if text in " ".join(psutil.Process(pid).cmdline()) else []
     return found
-
-
-def _fields(pid: int) -> list[str]:
-    """Return the fields of /proc/<pid>/stat after the name, which may contain spaces."""
-    return Path("/proc", str(pid), "stat").read_text().rpartition(")")[2].split()
 
 
 def alive(groups: set[int]) -> list[str]:
     """Return the names of the processes in these groups, without zombies."""
     names = []
-    for stat in Path("/proc").glob("[0-9]*/stat"):
-        try:
-            text = stat.read_text()
-        except OSError:
-            continue
-        fields = text.rpartition(")")[2].split()
-        if int(fields[2]) in groups and fields[0] != "Z":
-            names.append(text[text.index("(") : text.rindex(")") + 1])
+    for process in psutil.process_iter(["name", "status"]):
+        with suppress(ProcessLookupError):
+            is_dead = process.info["status"] == psutil.STATUS_ZOMBIE
+            if not is_dead and os.getpgid(process.pid) in groups:
+                names.append(process.info["name"])
     return names
 
 

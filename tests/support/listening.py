@@ -3,10 +3,10 @@
 import json
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from http.server import BaseHTTPRequestHandler
 from pathlib import Path
-from socketserver import TCPServer, UnixStreamServer
+from socketserver import BaseServer, TCPServer, UnixStreamServer
 from typing import Any
 
 
@@ -17,11 +17,13 @@ class PostHandler(BaseHTTPRequestHandler):
         """Return text as bytes, or an object that is sent as JSON."""
         raise NotImplementedError
 
+    def posted(self) -> Any:
+        return json.loads(self.rfile.read(int(self.headers.get("content-length") or 0)) or "{}")
+
     def do_POST(self):
-        body = json.loads(self.rfile.read(int(self.headers.get("content-length") or 0)) or "{}")
         status = 200
         try:
-            reply = self.answer(body)
+            reply = self.answer(self.posted())
         except RuntimeError as error:
             status, reply = 500, {"error": {"message": str(error)}}
         prose = isinstance(reply, bytes)
@@ -42,13 +44,9 @@ class PostHandler(BaseHTTPRequestHandler):
 
 
 @contextmanager
-def listening(
-    socket: Path | None, handler: type[PostHandler]
-) -> Iterator[UnixStreamServer | TCPServer]:
-    """Serve in a thread until the block ends; None: on a port of this host."""
-    with (
-        UnixStreamServer(str(socket), handler) if socket else TCPServer(("127.0.0.1", 0), handler)
-    ) as server:
+def served(server: BaseServer) -> Iterator[Any]:
+    """Serve in a thread until the block ends."""
+    with server:
         thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
         thread.start()
         try:
@@ -56,3 +54,12 @@ def listening(
         finally:
             server.shutdown()
             thread.join()
+
+
+def listening(
+    socket: Path | None, handler: type[PostHandler]
+) -> AbstractContextManager[UnixStreamServer | TCPServer]:
+    """Serve in a thread until the block ends; None: on a port of this host."""
+    return served(
+        UnixStreamServer(str(socket), handler) if socket else TCPServer(("127.0.0.1", 0), handler)
+    )

@@ -132,17 +132,9 @@ class Setup:
         return load_model(self.sources[dtype], getattr(torch, dtype), seed)
 
     def adamw(self, **changes: Any) -> Any:
-        knobs = {
-            "learning_rate": RATE,
-            "beta1": 0.9,
-            "beta2": 0.99,
-            "eps": 1e-12,
-            "weight_decay": 0.0,
-            "schedule": "constant",
-            "warmup_steps": 0,
-            "min_ratio": 0.1,
-        }
-        return AdamW(**{**knobs, **changes})
+        knobs = {"learning_rate": RATE, "beta1": 0.9, "beta2": 0.99, "eps": 1e-12}
+        knobs |= {"weight_decay": 0.0, "schedule": "constant", "warmup_steps": 0, "min_ratio": 0.1}
+        return AdamW(**(knobs | changes))
 
     def batch(self, rows: Any, split: str = "several", step: int = 0) -> Any:
         return self.split(rows, BUDGETS.get(split, 1), step)

@@ -4,7 +4,6 @@ The policy is asked to reverse a word (env=reverse-text). It writes a word backw
 prompt says "backwards" (only a short word if it also says "short"), and else repeats it.
 """
 
-import threading
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -26,10 +25,8 @@ class PromptedEndpoint(Answers):
 
     proposals: Sequence[str] = ("```\nWrite the word backwards.\n```",)
     key: str = ""  # the required key; "": none
-    url: str = ""
     policy_asked: list[tuple[str, str]] = field(default_factory=list)  # system prompt, word
     teacher_asked: list[str] = field(default_factory=list)
-    lock: threading.Lock = field(default_factory=threading.Lock)
 
     def __post_init__(self) -> None:
         super().__init__()
@@ -47,7 +44,7 @@ class PromptedEndpoint(Answers):
 
     def _said(self, body: dict) -> str:
         messages = {message["role"]: message["content"] for message in body["messages"]}
-        with self.lock:
+        with self._lock:
             if body["model"] == "teacher" or "feedback" in messages["user"]:
                 self.teacher_asked.append(messages["user"])
                 index = min(len(self.teacher_asked), len(self.proposals)) - 1

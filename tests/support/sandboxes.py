@@ -1,10 +1,10 @@
 """Make sandboxes for tests, and find their processes."""
 
-import time
-from pathlib import Path
+import psutil
 
 from envs.sandbox.sandbox import PROJECT, Limits, Sandbox
 from envs.tools import ToolError
+from tests.support.launching import wait_for
 
 OPTIONS = {
     "call_timeout": 1.0,
@@ -23,23 +23,17 @@ def make(**changes):
 def interpreters():
     """Return the living processes that run a sandbox of this checkout."""
     found = set()
-    for folder in Path("/proc").glob("[0-9]*"):
-        try:
-            status = (folder / "stat").read_text().rpartition(")")[2].split()[0]
-            command = (folder / "cmdline").read_bytes()
-        except (FileNotFoundError, ProcessLookupError):
-            continue
-        if status != "Z" and b"envs.sandbox.interpreter" in command and PROJECT.encode() in command:
-            found.add(int(folder.name))
+    for process in psutil.process_iter(["status", "cmdline"]):
+        command = " ".join(process.info["cmdline"] or ())
+        is_alive = process.info["status"] != psutil.STATUS_ZOMBIE
+        if is_alive and "envs.sandbox.interpreter" in command and PROJECT in command:
+            found.add(process.pid)
     return found
 
 
 def settled(expected, seconds=60.0):
     """Return whether only processes in `expected` are alive after a while."""
-    deadline = time.monotonic() + seconds
-    while not interpreters() <= expected and time.monotonic() < deadline:
-        time.sleep(0.01)
-    return interpreters() <= expected
+    return wait_for(lambda: interpreters() <= expected, seconds, every=0.01)
 
 
 def close(grader):

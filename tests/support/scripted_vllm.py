@@ -254,10 +254,6 @@ def asking_for(key: str) -> Any:
     return guarded
 
 
-async def _health(request: web.Request) -> web.Response:
-    return web.Response()
-
-
 async def _app(arguments: argparse.Namespace) -> web.Application:
     engine = Engine(arguments.model, arguments.max_model_len, "default")  # as vLLM before a push
     app = web.Application(client_max_size=2**26)
@@ -267,7 +263,7 @@ async def _app(arguments: argparse.Namespace) -> web.Application:
         from engine_faults import middleware, read_faults  # this file is started by its path
 
         app.middlewares.append(middleware(read_faults(arguments.faults)))
-    app.router.add_get("/health", _health)
+    app.router.add_get("/health", engine.models)
     app.router.add_get("/v1/models", engine.models)
     app.router.add_post("/inference/v1/generate", engine.generate)
     app.router.add_post("/tokenize", engine.tokenize)

@@ -18,13 +18,15 @@ import torch
 from torch import Tensor
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
-from envs.episode import Example, StopReason
+from envs.episode import Example
 from losses.tokens import TokenLoss, Tokens
 from rl.learner.objective import Batch
 from rl.model.lora import LoRA
 from rl.model.tiny import TinyModel, TinyMoE
-from rl.records import Credit, Group, Rollout, TrainingRow
+from rl.records import Credit, Group
 from rl.rollouts.plan import Aggregation, WeightedRow, weighted_rows
+from tests.support.rollouts import rollout
+from tests.support.rollouts import row as row_of
 
 TEMPERATURE = 0.8
 ADAPTER = LoRA(
@@ -83,18 +85,10 @@ def groups(model: PreTrainedModel, *, num_groups: int = 4, seed: int = 0) -> lis
             chosen &= not (index == num_groups - 1 and member == 1)
             own = _row_logprobs(model, torch.tensor(token_ids)).numpy()
             noise = rng.choice([0.0, 1e-4, 0.3]) * rng.standard_normal(length)
-            row = TrainingRow(
-                token_ids=token_ids,
-                completion_mask=chosen,
-                rollout_logprobs=np.where(chosen, own + noise, 0).astype(np.float32),
-                token_versions=np.where(chosen, 0, -1).astype(np.int32),
-                turns=np.where(chosen, (np.arange(length) >= prompt + 3).astype(int), -1).astype(
-                    np.int32
-                ),
-            )
-            rollouts.append(
-                Rollout((row,), [], 0.0, {}, StopReason.STOP, turns=2, generation_time=0.0)
-            )
+            turns = np.where(chosen, np.arange(length) >= prompt + 3, -1)
+            logprobs = np.where(chosen, own + noise, 0).astype(np.float32)
+            one = replace(row_of(*turns), token_ids=token_ids, rollout_logprobs=logprobs)
+            rollouts.append(rollout(0.0, one, fields={"turns": 2}))
         example = Example(id=index, env="none", messages=[])
         credits = tuple(Credit(0.0, (float(a),)) for a in 3 * rng.standard_normal(3))
         made.append(Group(index, example, 0, tuple(rollouts), credits))

@@ -31,9 +31,7 @@ def run(tmp_path):
     return RunFolder(tmp_path / "run")
 
 
-def test_a_run_keeps_a_copy_of_the_users_files_which_are_changed_if_edited_or_deleted(
-    lab, files, run
-):
+def test_a_copy_of_the_users_files_shows_which_were_edited_or_deleted(lab, files, run):
     assert changed_code(run) == []  # of a run without copies, nothing is known
     copy_code(run, files)
     start = run.code / "step_000000"

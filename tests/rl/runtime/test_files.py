@@ -13,22 +13,13 @@ from rl.runtime.files import json_line
 from rl.runtime.given_files import load_json, load_yaml, regular_file, why_unsafe_to_write
 
 
-class WithoutRepr:
-    def __repr__(self):
-        raise RuntimeError("no")
-
-
 @pytest.mark.parametrize(
     ("value", "read"),
     [
         ({"a": [1, 2.5, None, True, "ü"]}, {"a": [1, 2.5, None, True, "ü"]}),
-        (float("nan"), None),
-        ([float("inf"), 1.0], [None, 1.0]),
-        ({1, 2}, "{1, 2}"),
-        (b"\xff", "b'\\xff'"),
+        ([float("inf"), float("nan"), 1.0], [None, None, 1.0]),
         ({("a", 1): object}, {"('a', 1)": "<class 'object'>"}),
         ("\ud800", "\ud800"),
-        (WithoutRepr(), "(WithoutRepr, which cannot be shown: RuntimeError)"),
         ([10**5000], ["(int, which cannot be shown: ValueError)"]),
     ],
 )
@@ -39,13 +30,10 @@ def test_an_object_that_json_does_not_know_becomes_text(value, read):
     assert json.loads(line) == {"message": read}
 
 
-def test_deep_and_circular_values_are_cut():
-    circle, nested = [], []
+def test_a_circular_value_is_cut():
+    circle = []
     circle.append(circle)
-    for _ in range(100_000):
-        nested = [nested]
-    for value in (nested, circle):
-        assert json.loads(json_line({"a": 1, "message": value}))["a"] == 1
+    assert json.loads(json_line({"a": 1, "message": circle}))["a"] == 1
 
 
 def test_the_commit_of_a_checkout_shows_uncommitted_changes(tmp_path):
@@ -64,27 +52,20 @@ def test_the_commit_of_a_checkout_shows_uncommitted_changes(tmp_path):
 
 
 BOMB = "\n".join(f"k{i}: &a{i} [{','.join([f'*a{i - 1}' if i else 'x'] * 9)}]" for i in range(9))
-
-
-@pytest.mark.parametrize(
-    "text",
-    [
-        *(BOMB, "[" * 200_000, "- " * 200_000, "a: &a [*a]", "a: &a {<<: *a}"),
-        *("a: !!int ''", "a: !!bool maybe", "a: !!timestamp x", "a: " + "9" * 5000, "a: \x01"),
-        *("? [1]\n: 2", "a: !!python/object/apply:os.getpid []", "{", "a: 2026-99-99"),
-    ],
-    ids=range(14),
+HOSTILE = (
+    *(BOMB, "[" * 200_000, "a: &a [*a]", "a: !!timestamp x", "a: " + "9" * 5000),
+    *("a: !!python/object/apply:os.getpid []", "{"),
 )
-def test_yaml_that_would_stop_the_reader_is_an_error(text):
-    with pytest.raises(yaml.YAMLError):
-        load_yaml(text.encode())
 
 
-def test_other_yaml_is_read_as_before_and_deep_json_is_a_value_error():
-    text = b"a: &x {b: 1e-5, c: [1, null]}\nd: *x\ne: *x\nf: &y text\ng: *y\n"
-    assert load_yaml(text) == yaml.safe_load(text)
+def test_yaml_and_json_that_would_stop_the_reader_are_an_error():
+    for text in HOSTILE:
+        with pytest.raises(yaml.YAMLError):
+            load_yaml(text.encode())
     with pytest.raises(ValueError, match="nested too deep"):
         load_json("[" * 100_000)
+    text = b"a: &x {b: 1e-5, c: [1, null]}\nd: *x\ne: *x\nf: &y text\ng: *y\n"
+    assert load_yaml(text) == yaml.safe_load(text)
 
 
 def test_only_a_regular_file_in_the_folder_is_read(tmp_path):

@@ -1,7 +1,6 @@
 """A run's folder belongs to one process at a time, and is free once that process has ended."""
 
-import errno
-import fcntl
+import os
 import signal
 import subprocess
 import sys
@@ -24,57 +23,32 @@ with locked(RunFolder(Path(sys.argv[1]))):
 """
 
 
-@pytest.fixture
-def holders(tmp_path):
-    """Start processes that try to run in the folder, each with a child."""
-    started, children = [], []
-
-    def start(number):
-        command = [sys.executable, "-c", HOLDER, str(tmp_path / "live")]
-        pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
-        started.extend(subprocess.Popen(command, cwd=ROOT, **pipes) for _ in range(number))
-        children.extend(process.stdout.readline().strip() for process in started)
-        return started, children
-
-    yield start
-    # The children first, because a child keeps the pipes of its killed holder open.
-    subprocess.run(["kill", *filter(None, children)], check=False, capture_output=True)
-    for process in started:
-        process.kill()
-        process.communicate()
-
-
-def test_only_one_of_several_starts_succeeds(holders):
-    started, children = holders(3)
-    assert sorted(map(bool, children)) == [False, False, True]
-    failed = [one for one, child in zip(started, children, strict=True) if not child]
-    assert all("is used by process" in process.stderr.read() for process in failed)
-
-
-def test_a_folder_in_use_names_its_holder_and_is_free_once_that_is_killed(holders, tmp_path):
+def test_a_folder_in_use_names_its_holder_and_is_free_once_that_is_killed(tmp_path):
     run_folder = RunFolder(tmp_path / "live")
     run_folder.path.mkdir()
     run_folder.lock.write_text("99999999\n")  # the process of an earlier start
-    ((holder,), _) = holders(1)
-    before = {path: path.read_bytes() for path in run_folder.path.iterdir()}
-    for enter in (lambda: ensure_free(run_folder), locked(run_folder).__enter__):
-        with pytest.raises(FolderInUse, match=rf"live is used by process {holder.pid}: "):
-            enter()
-    assert {path: path.read_bytes() for path in run_folder.path.iterdir()} == before
-    holder.send_signal(signal.SIGKILL)  # its child survives
-    holder.wait()
-    ensure_free(run_folder)
-    with locked(run_folder):
-        pass
+    command = [sys.executable, "-c", HOLDER, str(run_folder)]
+    with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True) as holder:
+        child = int(holder.stdout.readline())
+        before = {path: path.read_bytes() for path in run_folder.path.iterdir()}
+        for enter in (lambda: ensure_free(run_folder), locked(run_folder).__enter__):
+            with pytest.raises(FolderInUse, match=rf"live is used by process {holder.pid}: "):
+                enter()
+        assert {path: path.read_bytes() for path in run_folder.path.iterdir()} == before
+        holder.kill()
+        holder.wait()
+        ensure_free(run_folder)  # although its child survives
+        with locked(run_folder):
+            pass
+        os.kill(child, signal.SIGKILL)
 
 
 def test_ensure_free_creates_no_folder_and_a_lock_ends_with_its_block(tmp_path):
     run_folder = RunFolder(tmp_path / "new")
     ensure_free(run_folder)
     assert not run_folder.path.exists()
-    for _ in range(2):
-        with locked(run_folder), pytest.raises(FolderInUse):
-            ensure_free(run_folder)
+    with locked(run_folder), pytest.raises(FolderInUse):
+        ensure_free(run_folder)
     ensure_free(run_folder)
 
 
@@ -104,14 +78,3 @@ def test_a_folder_that_cannot_be_written_is_named_with_the_remedy(tmp_path):
     remedy = "free disk space, or choose another output_dir\n"
     assert done.stderr.endswith(f"{tmp_path}/run cannot be written (File too large): {remedy}")
     assert not (tmp_path / "run").exists()
-
-
-def test_a_file_system_without_locks_is_warned_of_once(tmp_path, monkeypatch, capsys):
-    def refuse(*_):
-        raise OSError(errno.ENOLCK, "No locks available")
-
-    monkeypatch.setattr(fcntl, "flock", refuse)
-    for _ in range(2):
-        with locked(RunFolder(tmp_path)), locked(RunFolder(tmp_path)):
-            pass
-    assert capsys.readouterr().out.count("supports no locks (No locks available): use another") == 1

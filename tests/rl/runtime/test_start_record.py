@@ -9,8 +9,7 @@ import yaml
 from hydra.core.override_parser.overrides_parser import OverridesParser
 
 from rl.runtime.folder import RunFolder
-from rl.runtime.start_record import program, resume_advice, resume_command
-from rl.runtime.text import relative_path
+from rl.runtime.start_record import resume_advice, resume_command
 
 
 def a_run(path: Path, **record) -> RunFolder:
@@ -34,20 +33,10 @@ def test_the_command_repeats_the_start_with_the_same_files(tmp_path):
     assert resume_command(a_run(tmp_path / "z", command=3)).startswith("python train.py run_name=z")
 
 
-def test_a_program_is_a_file_of_the_working_folder_or_a_command(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    assert program("optimize_prompt") == "offbyone optimize-prompt"
-    (tmp_path / "optimize_prompt.py").touch()
-    assert program("optimize_prompt") == "python optimize_prompt.py"
-    assert relative_path(tmp_path / "a" / "b") == "a/b"
-    assert relative_path(tmp_path.parent) == str(tmp_path.parent)
-
-
 @pytest.mark.parametrize(
     "name",
-    ["it's", 'say "no"', "größer", "a b", "007", "true", "null", "a,b", "[x]", "q'\"\\'", "x=1",
-     "NaN", "inf", "false", "below/x", "back\\slash", "日本", "a:b", "end\\", "(1)"],
-)  # fmt: skip
+    ["it's", 'say "no"', "größer", "a b", "007", "true", "a,b", "q'\"\\'", "x=1", "end\\"],
+)
 def test_hydra_reads_the_same_run_name_again(name, tmp_path):
     run_folder = a_run(tmp_path / "folder", command=["python", "train.py"], run_name=name)
     *_, override, resume = shlex.split(resume_command(run_folder))

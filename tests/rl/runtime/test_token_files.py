@@ -70,15 +70,6 @@ def test_a_row_has_an_entry_for_each_update_of_its_batch(folder):
     np.testing.assert_array_equal(rows[2].columns["grad"], [np.nan, 3, 4, np.nan, 5])
 
 
-def test_the_rows_of_twelve_ranks_are_joined(folder):
-    keys = [(f"{index:06d}.0", 0) for index in range(12)]
-    write_sampled(folder, *keys)
-    for rank, key in enumerate(keys):
-        write_trained(folder, rank, key, grad=[rank, rank, rank])
-    gradients = [row.columns["grad"][MASK].tolist() for row in read_rows(folder, 7)]
-    assert gradients == [[rank] * 3 for rank in range(12)]
-
-
 def test_files_that_are_damaged_or_do_not_belong_together_are_refused_by_name(folder):
     write_sampled(folder, ("000001.0", 0))
     write_trained(folder, 0, ("000001.0", 0), grad=[1, 2], length=2)
