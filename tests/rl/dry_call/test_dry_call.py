@@ -15,7 +15,8 @@ from rl.config.learned import Learned
 from rl.config.schema import ConfigError, Run
 from rl.dry_call.child import DryCall, _cache_file, _inputs
 from rl.dry_call.examples import POOLS_CACHE, selects_by_rewards
-from rl.dry_call.learn import learn
+from rl.dry_call.learn import learn, own_files
+from rl.dry_call.tensors import RUN_METRICS
 from tests.support.composing import REPO, changed, chosen, composed, with_choices
 
 LOSSES = """
@@ -148,6 +149,12 @@ def test_a_loss_with_statistics_and_whole_groups_may_learn_near_the_initial_poli
 )
 def test_statistics_that_are_no_sums_over_tokens_are_refused(body, said, own):
     assert said in the_problem(own("loss", STATISTICS % body, "Mine"))
+
+
+def test_every_name_that_the_run_logs_is_taken():
+    text = "".join(path.read_text() for path in (REPO / "rl").rglob("*.py"))
+    logged = {*re.findall(r'"train/(\w+)"', text), *re.findall(r' metrics\["(\w+)"\]', text)}
+    assert logged - {"clip_fraction"} <= RUN_METRICS  # a loss computes clip_fraction itself
 
 
 @pytest.mark.parametrize("name", ["correction_truncated", "value_clip_fraction"])
@@ -330,6 +337,7 @@ def test_a_strategy_that_cannot_play_the_environment_is_refused(own):
 ADVANTAGES = """
 def by_turn(group): return [t or () for t in group.turn_rewards]
 def by_token(group): return [[r or 0.0] * n for r, n in zip(group.rewards, group.lengths)]
+def spread(group): return [r * (r - 1) if r else 0.0 for r in group.rewards]  # 0 for 0 and 1
 def reads_names(group):
     return [named["exact"] if named else 0.0 for named in group.named_rewards]
 class Stateful:
@@ -342,11 +350,12 @@ class Stateful:
 """
 
 
-@pytest.mark.parametrize("name", ["by_turn", "by_token", "reads_names", "Stateful"])
+@pytest.mark.parametrize("name", ["by_turn", "by_token", "reads_names", "spread", "Stateful"])
 def test_the_unit_of_an_advantage_is_found_by_calling_it(name, own):
     facts = learn(own("advantage", ADVANTAGES, name))
     assert facts.advantage_by_turn == (name == "by_turn")
     assert facts.advantage_by_token == (name == "by_token")
+    assert not facts.advantage_compares or name != "spread"
 
 
 EXAMPLES = """
@@ -363,6 +372,14 @@ def test_an_environment_whose_examples_were_not_read_is_neither_refused_nor_cach
     monkeypatch.setattr("rl.dry_call.examples.ENV_TIMEOUT_S", 1.0)
     assert starts(own("env", EXAMPLES + body))
     assert not cache.exists()
+
+
+def test_a_module_that_demonstrations_import_late_is_a_file_of_the_run(own, modules):
+    (modules / "knobs_late.py").touch()  # a change of it needs another warm start
+    late = "def demonstrations(self, rng):\n        import knobs_late\n        yield\n"
+    config = own("env", f"{EXAMPLES}return []\n    {late}")
+    learn(config)
+    assert str(modules / "knobs_late.py") in own_files([config])
 
 
 # What each shipped function does, which a rule or the planner must know.

@@ -40,7 +40,8 @@ MODELS: dict[str, tuple[Shape, int]] = {  # sizes, and the parameters that the p
 SIZES = MODELS["4b"][0]
 STATES = ("weights", "gradients", "optimizer")
 LORA = "adapter=lora"
-FEW, SOME = (f"trainer.tokens_per_micro_batch={n}" for n in (256, 1024))
+FEW, SOME, MANY = (f"trainer.tokens_per_micro_batch={n}" for n in (256, 1024, 4096))
+CPU = [Host(cores=8, cpus=8, memory=512 * GIB)]
 
 
 def gpus(count: int, gib: int, hosts: int = 1) -> list[Host]:
@@ -96,6 +97,46 @@ def test_zero_shares_more_among_the_ranks_with_every_stage(zero, bytes_each):
     _, parts, _ = planned(gpus(8, 800), "trainer.ranks=4", f"deepspeed={zero}")
     for need in (part.need.device for part in parts if part.name == "trainer"):
         assert tuple(need[key] / SIZES.parameters for key in STATES) == bytes_each
+
+
+def test_a_small_batch_bounds_the_logits_and_short_rows_on_a_cpu_have_attention_in_float32():
+    """On two ranks, a batch of three rows has at most two rows of 256 tokens on a rank."""
+    few_rows = ("trainer.ranks=2", "batch_size=3", "max_seq_len=256")
+    logits = last_need(CPU, *few_rows, MANY, "trainer.logprob_chunk=4096").host["logits"]
+    assert logits == 14 * 512 * 151936 + 4 * 151936 * 2560  # and the gradient of the head
+    short, long = (last_need(CPU, f"max_seq_len={n}", MANY).host for n in (512, 513))
+    more = 36 * (6 * 4096 + 4 * 1024) * 1.6  # bytes per token, of queries and keys
+    assert short["activations"] - long["activations"] == pytest.approx(4096 * more)
+
+
+def test_an_adapter_needs_a_small_buffer_and_no_copy_of_the_initial_policy():
+    penalty = ("reference=initial", "kl=k3", "kl.beta=0.1")
+    needs = [last_need(gpus(8, 800), *penalty, *more).device for more in ((), (LORA,))]
+    assert [need["reference"] for need in needs] == [2 * SIZES.parameters, 0]
+    run, parts, _ = planned(gpus(8, 80), FEW, LORA, "deepspeed=zero3_offload_optimizer")
+    trained = trained_parameters(run, SIZES)
+    assert parts[-1].need.host["step"] == 12 * trained / 4 + 12 * trained  # DeepSpeed's buffer
+
+
+@pytest.mark.parametrize(("sync", "group"), [("ipc", 1), ("nccl", 2), ("shm", 1)])
+def test_weights_that_stay_on_gpus_are_counted_once_more_there(sync, group):
+    size, whole = f"inference.tensor_parallel_size={group}", 2 * SIZES.parameters
+    _, parts, _ = planned(gpus(4, 80), LORA, MANY, f"sync={sync}", size)
+    each = 2 * 2 * SIZES.largest_weight / group + whole * (sync == "nccl")  # every GPU gets all
+    pushes = [part.need.device.get("push", 0) for part in parts]
+    assert pushes == [each] * (2 // group) + [whole * (sync != "shm"), 0]
+
+
+@pytest.mark.parametrize("sizes", [(80, 48), (48, 80)])
+def test_a_shared_gpu_leaves_to_vllm_what_others_do_not_need_on_the_smallest(sizes):
+    machines = [gpus(1, size)[0] for size in sizes]
+    same = ("trainer.devices=[0]", "inference.devices=[0]")
+    run, parts, _ = planned(machines, *same, LORA, "sync=shm", MANY)
+    copies = 2 * 2 * 151936 * 2560  # of the largest layer, outside of vLLM's share
+    taken = (parts[-1].need.on_device + copies) / (min(sizes) * GIB)
+    assert run.inference.args["gpu_memory_utilization"] == round(1 - taken - 0.03, 2)
+    one_of_two = ("trainer.devices=[0,1]", "inference.devices=[1,2]")
+    assert planned(gpus(3, 80), *one_of_two, LORA)[0].inference.args != {}
 
 
 def test_a_fraction_of_the_user_must_suffice_for_vllm_and_for_a_trainer_on_the_same_gpu():

@@ -209,6 +209,35 @@ def test_a_server_that_refuses_connections_or_must_restart_is_restarted_once(fle
     assert fleet.incarnations() == [1, 1]
 
 
+def test_an_only_server_that_answers_but_cannot_be_used_ends_the_run(fleet_of):
+    problems = ["has no route"]
+    fleet = fleet_of(NAMES[:1], why_unusable=lambda _: problems[-1])
+    assert fleet.look() == ("inference0", "has no route")
+    problems.append(None)
+    assert fleet.look() is None
+    fleet.kill("inference0")
+    fleet.num_steps = 20  # long after the failure before
+    assert fleet.look() is None  # it is restarted
+    problems.append("has no route")  # a server that has just restarted may lack it
+    for fleet.now, found in ((59.9, None), (60.0, ("inference0", "has no route"))):
+        fleet.num_steps += 20
+        assert fleet.look() == found
+    problems.append(None)
+    assert fleet.look() is None
+    fleet.num_steps += 20
+    request_restart(fleet.folder, "inference0", 1, "it took no weights")
+    assert fleet.look() == ("inference0", "is unusable: it took no weights")
+
+
+def test_an_external_server_that_refuses_the_key_ends_the_run_at_once(fleet_of, monkeypatch):
+    fleet = fleet_of(NAMES[:1], why_unusable=lambda _: "refuses the key")
+    monkeypatch.setattr(module, "is_healthy", lambda _, or_unusable: or_unusable)
+    assert fleet.look() is None  # a server of the run itself, which has the right key
+    fleet.external = True
+    fleet.replicas.start()
+    assert fleet.look() == ("inference0", "refuses the key")
+
+
 def test_an_external_server_may_come_back_however_often(fleet):
     fleet.external = True
     fleet.replicas.start()

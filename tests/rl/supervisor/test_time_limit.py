@@ -1,14 +1,21 @@
 """max_time: its spellings, and the time that is left for a checkpoint."""
 
+from types import SimpleNamespace
+
 import pytest
 
 from rl.config.schema import seconds_of
+from rl.model.shape import read_sizes
 from rl.runtime.failure import RunFailed
 from rl.runtime.folder import RunFolder
 from rl.runtime.metrics import MetricsFile
 from rl.runtime.stop_request import StopRequest
 from rl.supervisor import time_limit
+from rl.supervisor.resolve import resolve
+from rl.supervisor.supervise import _Launch
 from rl.supervisor.time_limit import TimeLimit, seconds_to_save
+from tests.support.composing import composed
+from tests.support.tiny_policy import model_folder
 
 HOUR = 3600
 
@@ -53,6 +60,17 @@ def test_a_large_checkpoint_is_assumed_to_take_long(max_time, parameters, latest
         clock.now = now
         limit.request_stop_if_due(stop)
         assert stop.asked == asked
+
+
+@pytest.mark.parametrize("adapter", ["none", "lora"])
+def test_only_a_run_that_trains_all_weights_expects_a_large_checkpoint(adapter, tmp_path):
+    model, expected = model_folder(tmp_path / "model"), []
+    run_folder = RunFolder(tmp_path / "model" / "config.json" / "r")
+    limit = SimpleNamespace(expect_checkpoint=expected.append)
+    resolved = resolve(composed("run_name=r", "model.warm_start=null", f"adapter={adapter}"))
+    with pytest.raises(NotADirectoryError):  # so nothing starts
+        _Launch(run_folder, None, None, limit, None).execute(resolved, model)
+    assert expected == ([read_sizes(model).parameters] if adapter == "none" else [])
 
 
 @pytest.fixture
