@@ -6,14 +6,13 @@ import os
 import sys
 from dataclasses import replace
 from pathlib import Path
-from random import Random
 
 import aiohttp
 import pytest
 
 from envs.agent import Agent, succeeded, wrote
 from envs.datasets import JsonLines
-from envs.episode import Episode, Example, StopReason
+from envs.episode import Example, StopReason
 from envs.messages import tool_call, user
 from envs.policy_endpoint import SESSION, PolicyEndpoint
 from envs.protocol import ContextFull, PolicyTurn
@@ -22,7 +21,6 @@ from rl.sampling.player import Player
 from rl.sampling.renderer_chat import RendererChat
 from tests.support.scripted import SAMPLER, ScriptedClient, tiny_renderer
 
-SHELL_AGENT = "examples/my-lab/my_lab/shell_agent.py"
 ASK = """
 import json, os, sys
 from urllib.request import Request, urlopen
@@ -39,7 +37,7 @@ def ask(text, key=None, **more):
 """
 
 
-def agent(command, tmp_path, *, max_requests=9, variables=None, **changed) -> Agent:
+def agent(command, tmp_path, *, max_requests=9, variables=None) -> Agent:
     tasks = tmp_path / "tasks.jsonl"
     tasks.write_text("".join(json.dumps({"q": f"task {i}", "a": "yes"}) + "\n" for i in range(3)))
     dataset = JsonLines(path=str(tasks), eval_path=None, prompt="q", answer="a", num_eval=1)
@@ -49,7 +47,7 @@ def agent(command, tmp_path, *, max_requests=9, variables=None, **changed) -> Ag
         return 0.0
 
     seen = []
-    given = {"tools": (), "max_turns": 1, "tool_timeout": 9.0, "describe_tools": True, **changed}
+    given = {"tools": (), "max_turns": 1, "tool_timeout": 9.0, "describe_tools": True}
     given |= {"shared": {}, "per_episode": {}, "bindings": {}, "toolsets": {}}
     given["rewards"] = {"wrote": lambda episode: wrote(episode, path="answer.txt")}
     given["rewards"] |= {"succeeded": succeeded, "output": output}
@@ -73,7 +71,7 @@ def play(env, *answers, group_size=1, timeout=60.0):
 
 
 def test_a_shell_agent_is_scored_by_its_file_and_every_token_is_in_its_row(tmp_path):
-    env = agent([sys.executable, SHELL_AGENT, "{prompt}"], tmp_path)
+    env = agent([sys.executable, "examples/my-lab/my_lab/shell_agent.py", "{prompt}"], tmp_path)
     (rollout,) = play(env, "echo yes > answer.txt; echo 1", "done")
     assert (rollout.error, rollout.rewards) == ("", {"wrote": 1.0, "succeeded": 1.0, "output": 0.0})
     assert (rollout.reward, rollout.turns, rollout.stop_reason) == (1.0, 2, StopReason.STOP)
@@ -81,35 +79,27 @@ def test_a_shell_agent_is_scored_by_its_file_and_every_token_is_in_its_row(tmp_p
     chosen = row.token_ids[row.completion_mask]
     assert bytes(t for t in chosen if t < 256) == b"echo yes > answer.txt; echo 1done"
     assert set(row.token_versions[row.completion_mask]) == {7}
-    assert row.turns.max() == 1
     contents = [m["content"] for m in rollout.messages]
     assert contents == ["say yes", "echo yes > answer.txt; echo 1", "1\n", "done"]
     assert not env.seen[0]["folder"].exists()
 
 
-def test_exit_status_and_output_are_kept_for_the_rewards(tmp_path, monkeypatch):
-    monkeypatch.setenv("TZ", "Asia/Kolkata")
-    code = "print('x' * 70_000, ask(sys.argv[1]), os.environ['X'], os.environ['TZ'],"
-    code += "os.environ['HOME'] == os.getcwd(), flush=True); os.write(2, b'\\xff'); sys.exit(3)"
-    env = agent(python(code), tmp_path, variables={"X": "own", "OPENAI_API_KEY": "not ours"})
-    (rollout,) = play(env, "hello")
-    assert rollout.rewards == {"wrote": 0.0, "succeeded": 0.0, "output": 0.0}
-    printed = "x" * 70_000 + " hello own Asia/Kolkata True\n\ufffd"
-    assert (env.seen[0]["status"], env.seen[0]["output"]) == (3, printed[-(2**16) :])
-
-
-def test_agents_have_keys_of_their_own_and_no_secret_of_the_run(tmp_path, monkeypatch):
+def test_agents_have_their_own_keys_and_variables_no_secret_of_the_run_and_their_output_is_kept(
+    tmp_path, monkeypatch
+):
     monkeypatch.setenv("WANDB_API_KEY", "secret")
-    code = "print(sorted(os.environ), ask('a', 'other'), ask('b', n=2)); ask('c')"
-    env = agent(python(code + "; print(os.environ['OPENAI_API_KEY'])"), tmp_path)
+    code = "print('x' * 70_000, sorted(os.environ), ask('a', 'other'), ask('b', n=2), ask('c'),"
+    code += "os.environ['X'], os.environ['OPENAI_API_KEY'], flush=True); sys.exit(3)"
+    env = agent(python(code), tmp_path, variables={"X": "own", "OPENAI_API_KEY": "not ours"})
     rollouts = play(env, "hello", group_size=3)
-    assert [rollout.turns for rollout in rollouts] == [1, 1, 1]
+    assert [(one.turns, one.rewards["succeeded"]) for one in rollouts] == [(1, 0.0)] * 3
     outputs = [seen["output"] for seen in env.seen]
     assert len({output.split()[-1] for output in outputs}) == 3
     for output in outputs:
-        assert "401" in output
+        assert len(output) == 2**16  # the end of it
         assert "has another key than OPENAI_API_KEY" in output
         assert "n=2: the policy returns one answer" in output
+        assert "hello own" in output
         assert "WANDB_API_KEY" not in output
 
 
@@ -142,71 +132,19 @@ def test_all_processes_of_an_agent_end_with_it(then, timeout, reason, succeeded,
     assert alive(mark) == []
 
 
-def test_an_agent_that_asks_too_often_is_ended_and_scored(tmp_path):
+def test_an_agent_that_asks_too_often_is_scored_and_one_without_the_task_is_refused(tmp_path):
     endless = "open('answer.txt', 'w').write('yes')\nwhile True: ask('again')"
     (rollout,) = play(agent(python(endless), tmp_path, max_requests=2), "hello")
     assert (rollout.turns, rollout.stop_reason) == (2, StopReason.MAX_TURNS)
     assert (rollout.reward, rollout.rewards["succeeded"]) == (1.0, 0.0)
-
-
-def test_an_agent_that_asks_nothing_is_an_error_with_its_last_words(tmp_path):
-    (rollout,) = play(agent(python("raise SystemExit('x' * 300 + 'no task')"), tmp_path), "hello")
-    assert rollout.stop_reason == StopReason.ENV_ERROR
-    assert "the agent ended with status 1 before it asked the policy: xx" in rollout.error
-    assert "no task" in rollout.error
-
-
-def tool() -> str:
-    """Do nothing."""
-    return ""
-
-
-@pytest.mark.parametrize(
-    ("command", "changed", "said"),
-    [
-        (["sh"], {}, r"command=\['sh'\] has no {prompt}"),
-        (["sh", "{prompt}"], {"tools": [tool], "max_turns": 2}, "tools are set, but the agent has"),
-        (["no-such-agent", "{prompt}"], {}, "command starts 'no-such-agent', which is not instal"),
-    ],
-)
-def test_invalid_options_and_commands_are_refused_before_the_start(
-    command, changed, said, tmp_path
-):
-    with pytest.raises(ValueError, match=said):
-        agent(command, tmp_path, **changed).check_machine()
-
-
-def test_rows_are_checked_before_the_start_and_there_is_no_scripted_expert(tmp_path):
-    env = agent(["sh", "{prompt}"], tmp_path)
-    env.check_machine()
-    with pytest.raises(ValueError, match="'agent' has no scripted expert"):
-        next(env.demonstrations(Random(0)))
-    (tmp_path / "tasks.jsonl").write_text("{}")
-    with pytest.raises(ValueError, match="row 1 has no value in the column 'q'"):
-        env.check_machine()
-
-
-@pytest.mark.parametrize(
-    ("answer", "written", "reward"),
-    [
-        (42, b"42\n", 1.0),
-        (["41", 42], b"42\n", 1.0),
-        (42, b"42\xff", 0.0),  # not UTF-8
-        (42, b"42" + b" " * 2**16 + b"x", 1.0),  # the first 64 KiB count
-    ],
-)
-def test_a_written_answer_may_be_a_number_or_one_of_several(answer, written, reward, tmp_path):
-    (tmp_path / "answer.txt").write_bytes(written)
-    example = Example(0, "agent", [], {"answer": answer})
-    episode = Episode(example, [], memory={"folder": tmp_path})
-    assert asyncio.run(wrote(episode, path="answer.txt")) == reward
+    with pytest.raises(ValueError, match=r"command=\['sh'\] has no {prompt}"):
+        agent(["sh"], tmp_path)
 
 
 CALL, TEXT = tool_call("add", a=1), {"type": "text"}
-PARTS = [TEXT | {"text": "be"}, TEXT | {"text": "!"}]
 TOOL = {"type": "function", "function": {"name": "add", "parameters": {}}}
-BODY = {"model": "m", "n": 1, "tools": [TOOL]}
-BODY["messages"] = [{"role": "system", "content": PARTS}, user("hi")]
+PARTS = [TEXT | {"text": "be"}, TEXT | {"text": "!"}]
+BODY = {"model": "m", "n": 1, "messages": [{"role": "system", "content": PARTS}, user("hi")]}
 
 
 async def ask(body, message=CALL, cut_off=False):
@@ -225,8 +163,8 @@ async def ask(body, message=CALL, cut_off=False):
             return answer.status, await answer.text(), heard
 
 
-async def test_a_turn_comes_back_with_its_calls_as_json_text():
-    status, text, ((messages, tools),) = await ask(BODY)
+async def test_a_turn_comes_back_with_its_calls_as_json_text_also_as_a_stream():
+    status, text, ((messages, tools),) = await ask(BODY | {"tools": [TOOL]})
     answer = json.loads(text)
     (choice,) = answer["choices"]
     (call,) = choice["message"]["tool_calls"]
@@ -235,29 +173,24 @@ async def test_a_turn_comes_back_with_its_calls_as_json_text():
     assert answer["usage"] == {"prompt_tokens": 3, "completion_tokens": 4, "total_tokens": 7}
     assert [m["content"] for m in messages] == ["be!", "hi"]
     assert tools == [{"name": "add", "parameters": {}}]
-
-
-async def test_a_streamed_turn_is_the_same_in_two_chunks():
-    broken = {"id": "x", "type": "function", "function": {"name": "", "arguments": "{a"}}
-    message = {"role": "assistant", "content": "", "tool_calls": [broken | {"error": "no JSON"}]}
-    _, text, ((_, tools),) = await ask(BODY | {"stream": True, "tools": []}, message, cut_off=True)
-    first, second, done, rest = text.split("\n\n")
+    _, text, ((_, tools),) = await ask(BODY | {"stream": True, "tools": []}, cut_off=True)
+    first, second, *rest = text.split("\n\n")
     said, ended = (json.loads(line.removeprefix("data: ")) for line in (first, second))
-    assert (done, rest, tools) == ("data: [DONE]", "", None)
-    # A call that cannot be parsed keeps the policy's text.
-    assert said["choices"][0]["delta"]["tool_calls"] == [broken | {"index": 0}]
-    assert ended["choices"][0] == {"index": 0, "delta": {}, "finish_reason": "length"}
+    assert (rest, tools) == (["data: [DONE]", ""], None)
+    assert said["choices"][0]["delta"]["tool_calls"] == [call | {"index": 0}]
+    assert ended["choices"][0]["finish_reason"] == "length"
     assert said["id"] == ended["id"]
-
-
-IMAGE = {"messages": [user([{"type": "image_url"}])]}
 
 
 @pytest.mark.parametrize(
     ("change", "message", "said"),
     [
         ({}, ContextFull("full"), "context_length_exceeded"),
-        (IMAGE, CALL, "the policy reads only text, not ['image_url']"),
+        (
+            {"messages": [user([{"type": "image_url"}])]},
+            CALL,
+            "the policy reads only text, not ['image_url']",
+        ),
         ({"messages": "hi"}, CALL, "invalid_request"),
     ],
 )

@@ -17,14 +17,7 @@ from envs.tools import Tool, Toolbox, ToolError
 
 
 def look_up(word: str, limit: int = 3, order: Literal["a-z", "z-a"] = "a-z") -> str:
-    """Find a word.
-
-    In the dictionary.
-
-    Args:
-        word: what to find.
-        limit: most entries.
-    """
+    """Find a word."""
     if word == "nonsense":
         raise ToolError("no such word: try another")
     return f"{word} {limit} {order}"
@@ -54,24 +47,9 @@ def raw(name, arguments, **rest):
     return {"id": "x", "function": {"name": name, "arguments": arguments}, **rest}
 
 
-def test_signature_and_docstring_are_the_schema():
-    properties = {
-        "word": {"type": "string", "description": "what to find."},
-        "limit": {"type": "integer", "description": "most entries.", "default": 3},
-        "order": {"enum": ["a-z", "z-a"], "default": "a-z"},
-    }
-    parameters = {"type": "object", "properties": properties, "required": ["word"]}
-    assert Tool(look_up).spec == {
-        "name": "look_up",
-        "description": "Find a word. In the dictionary.",
-        "parameters": parameters | {"additionalProperties": False},
-    }
-
-
 @pytest.mark.parametrize(
     ("call", "answer"),
     [
-        (raw("look_up", {"word": "a"}), "a 3 a-z"),
         (raw("look_up", {"word": "a", "limit": "5"}), "a 5 a-z"),  # as models often write numbers
         (raw("look_up", '{"word": "a", "order": "z-a"}'), "a 3 z-a"),  # as remote endpoints send
         (raw("count", ""), '{"n": 1}'),
@@ -88,12 +66,10 @@ USAGE = "look_up(word: str, limit: int = 3, order: Literal['a-z', 'z-a'] = 'a-z'
     ("call", "answer"),
     [
         (raw("look_up", {}), f"Object missing required field `word`. Usage: {USAGE}"),
-        (raw("look_up", {"word": 3}), f"Expected `str`, got `int` - at `$.word`. Usage: {USAGE}"),
         (raw("look_up", "{"), "the arguments are not JSON: "),
         (raw("look_up", {"word": "nonsense"}), "no such word: try another"),
         (raw("lookup", {}), f"there is no tool 'lookup'. Tools: {USAGE}, count(step: int = 1)"),
-        (raw("count", f"{'[' * 5000}"), "the arguments are not JSON: the value has ov"),
-        (raw("count", "9" * 5000), "the arguments are not JSON: Exceeds the limit (4300"),
+        (raw("count", "[" * 65 + "]" * 65), "the arguments are not JSON: the value has over 64"),
         (raw("count", {"step": 10**400}), "the arguments are not JSON: the value con"),
         (raw("", "{bad", error="the call is no JSON"), f"the call is no JSON. Tools: {USAGE}, "),
     ],
@@ -104,63 +80,35 @@ def test_a_mistake_of_the_policy_gets_a_useful_error_message(call, answer):
     assert (held.tool_calls, held.tool_errors) == (1, 1)
 
 
-def test_the_answer_of_a_tool_has_no_lone_surrogates():
-    async def echo(code: str) -> str:
-        """Run."""
-        return f"{code}\ud800"
-
-    assert ask(raw("echo", {"code": "\udfff1"}), [echo])["content"] == "\ufffd1\ufffd"
-
-
-def test_a_tool_takes_records_and_returns_more_than_json_has():
+def test_a_tool_takes_records_and_returns_more_than_json_has_and_no_lone_surrogates():
     def within(bounds: Bounds) -> dict[str, Fraction]:
         """Divide."""
-        return {"ö": Fraction(bounds.low, bounds.high)}
+        return {"ö\ud800": Fraction(bounds.low, bounds.high)}
 
     parameters = Tool(within).spec["parameters"]
     assert parameters["properties"]["bounds"] == {"$ref": "#/$defs/Bounds"}
     assert [*parameters["$defs"]["Bounds"]["properties"]] == ["low", "high"]
     told = ask(raw("within", {"bounds": {"low": 1}}), [within])
-    assert told["content"] == '{"ö": "1/9"}'
+    assert told["content"] == '{"ö\ufffd": "1/9"}'
 
 
-@pytest.mark.parametrize("error", [KeyError, TimeoutError])
-def test_an_exception_of_a_tool_is_an_error_of_the_environment(error):
+def test_an_exception_of_a_tool_is_an_error_of_the_environment():
     async def broken() -> str:
         """Break."""
-        raise error("mine")
+        raise TimeoutError("mine")
 
     def blocked() -> str:
         """Break."""
-        raise error("mine")
+        raise TimeoutError("mine")
 
     for tool in (broken, blocked):
         held = episode()
-        with pytest.raises(error, match="mine"):
+        with pytest.raises(TimeoutError, match="mine"):
             ask(raw(tool.__name__, {}), [tool], held)
         assert held.tool_errors == 0
 
 
-def test_a_slow_tool_gives_an_error_message_and_does_not_block_others():
-    release = threading.Event()
-
-    def stuck() -> str:
-        """Block."""
-        release.wait(30)
-        return ""
-
-    async def both():
-        toolbox = Toolbox([stuck, look_up], 0.3)
-        stalled = asyncio.create_task(toolbox.answer(raw("stuck", {}), episode()))
-        quick = await toolbox.answer(raw("look_up", {"word": "a"}), episode())
-        return quick["content"], stalled.done(), (await stalled)["content"]
-
-    told = asyncio.run(both())
-    release.set()
-    assert told == ("a 3 a-z", False, "Error: stuck took longer than 0.3 s")
-
-
-def test_the_wait_for_a_thread_does_not_count_towards_the_limit_of_a_tool(monkeypatch):
+def test_a_slow_tool_blocks_no_other_and_the_wait_for_a_thread_does_not_count(monkeypatch):
     monkeypatch.setattr(threads, "MAX_THREADS", 1)
     release = threading.Event()
 
@@ -170,8 +118,10 @@ def test_the_wait_for_a_thread_does_not_count_towards_the_limit_of_a_tool(monkey
         return "released"
 
     async def both():
-        toolbox = Toolbox([stuck], 0.2)
+        toolbox = Toolbox([stuck, count], 0.2)
         calls = [asyncio.create_task(toolbox.answer(raw("stuck", {}), episode())) for _ in range(2)]
+        quick = await toolbox.answer(raw("count", {}), episode())
+        assert (quick["content"], calls[0].done()) == ('{"n": 1}', False)
         first = await calls[0]
         await asyncio.sleep(0.3)
         release.set()
@@ -185,7 +135,6 @@ def test_the_default_reply_answers_every_call_in_order_and_ends_without_one():
         tools = (count,)
 
     env, held = Counting(), episode()
-    assert set(Tool(count).spec["parameters"]["properties"]) == {"step"}  # not the episode
     two = tool_call("count", step=2)
     two["tool_calls"] += tool_call("count", "call_1", step=3)["tool_calls"]
     replies = asyncio.run(env.reply(held, two))
@@ -193,31 +142,6 @@ def test_the_default_reply_answers_every_call_in_order_and_ends_without_one():
     assert answers == [("call_0", '{"n": 2}'), ("call_1", '{"n": 5}')]
     assert asyncio.run(env.reply(held, {"role": "assistant", "content": "done"})) is None
     assert (held.tool_calls, held.tool_errors) == (2, 0)
-
-
-class Page:
-    """A type that is no JSON value."""
-
-
-def of_a_page(page: Page, size: int = 1): ...
-def of_many(*words: str): ...
-def of_any(**words: str): ...
-def of_a_list(words: list[str] = []): ...  # noqa: B006
-
-
-@pytest.mark.parametrize(
-    ("function", "told"),
-    [
-        (of_a_page, r"tool of_a_page\(page: .*Page, size: int = 1\) has a parameter whose type"),
-        (of_many, r"the tool of_many has the parameter \*words: use a list or named parameters"),
-        (of_a_list, "the tool of_a_list: the default of 'words' is mutable: use None"),
-        (of_any, r"the tool of_any has the parameter \*\*words: use a list or named parameters"),
-    ],
-)
-def test_a_parameter_that_the_policy_cannot_fill_is_refused(function, told):
-    with pytest.raises(ValueError, match=told) as caught:
-        Tool(function)
-    assert "schema_hook" not in str(caught.value)
 
 
 def test_a_thread_that_hangs_keeps_its_place_until_it_ends(monkeypatch):
@@ -248,21 +172,3 @@ def test_a_thread_that_hangs_keeps_its_place_until_it_ends(monkeypatch):
 
     assert asyncio.run(main()) == "alive again"
     assert most[0] == 2
-
-
-def test_a_call_that_ends_just_before_its_caller_gives_up_does_not_count_as_hung(monkeypatch):
-    monkeypatch.setattr(threads, "MAX_THREADS", 1)
-    release = threading.Event()
-
-    async def main() -> str:
-        task = asyncio.create_task(threads.call(release.wait, 30))
-        await asyncio.sleep(0.05)
-        (thread,) = [t for t in threading.enumerate() if t.name.startswith("env ")]
-        release.set()
-        thread.join()  # blocks the loop, so that the result and the cancellation come together
-        task.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await task
-        return await threads.call(lambda: "alive")
-
-    assert asyncio.run(main()) == "alive"

@@ -1,7 +1,8 @@
-"""Maths and MathPython: rewards, experts, calls of the tool in the real sandbox, and data sets."""
+"""Maths and MathPython: rewards, experts, calls of the tool, data sets, and grading."""
 
 import asyncio
 import json
+from fractions import Fraction
 from itertools import islice
 from random import Random
 
@@ -12,20 +13,18 @@ from envs.episode import Episode, Example
 from envs.maths.calculations import Calculations
 from envs.maths.dataset_questions import DataQuestions
 from envs.maths.environment import Maths
-from envs.maths.grading import Grader
+from envs.maths.grading import Grader, final_answer, normalise, number
 from envs.maths.math_python import MathPython
-from envs.maths.questions import Question, QuestionSource
-from envs.maths.word_problems import WordProblems
+from envs.maths.questions import Question
 from envs.messages import assistant, tool_call, user
 from envs.sandbox.sandbox import Limits
 from tests.support.sandboxes import OPTIONS as LIMITS
 from tests.support.sandboxes import close, interpreters, settled
 
-GRADER = Grader(workers=1, cpu_seconds=5, memory_mb=1024, allow_without_landlock=False)
-KINDS = ["product", "sum", "power", "binomial"]
-CALCULATIONS = Calculations(kinds=KINDS, digits=4, num_train=30, num_eval=10)
-PROBLEMS = WordProblems(min_steps=1, max_steps=3, num_train=50, num_eval=20)
-OPTIONS = {"name": "maths", "questions": PROBLEMS, "instruction": "Box it.", "grader": GRADER}
+GRADING = {"workers": 1, "cpu_seconds": 3, "memory_mb": 1024, "allow_without_landlock": False}
+GRADER = Grader(**GRADING)
+CALCULATIONS = Calculations(kinds=["product", "binomial"], digits=4, num_train=30, num_eval=10)
+OPTIONS = {"name": "maths", "questions": CALCULATIONS, "instruction": "Box it.", "grader": GRADER}
 OPTIONS |= {"reward_weights": {"correct": 1.0, "format": 0.5}}
 SANDBOX = Limits(**{**LIMITS, "call_timeout": 60.0, "cpu_seconds": 1, "max_output_chars": 200})
 
@@ -36,18 +35,15 @@ def _processes_end():
     close(GRADER)
 
 
-def make(**changes):
-    return Maths(**{**OPTIONS, **changes})
-
-
-def with_python(questions=CALCULATIONS):
-    further = {"max_turns": 4, "max_concurrent": 8, "sandbox": SANDBOX}
-    return MathPython(**{**OPTIONS, "questions": questions, **further})
+def with_python():
+    return MathPython(**OPTIONS, max_turns=4, max_concurrent=8, sandbox=SANDBOX)
 
 
 def scores(answer, said):
     example = Example(0, "maths", [user("?")], {"answer": answer})
-    return asyncio.run(make().score(Episode(example, [user("?"), assistant(said)], turns=1)))
+    return asyncio.run(
+        Maths(**OPTIONS).score(Episode(example, [user("?"), assistant(said)], turns=1))
+    )
 
 
 @pytest.mark.parametrize(
@@ -56,13 +52,8 @@ def scores(answer, said):
         *(("18", "12 + 6 = 18\n\\boxed{18}", 1, 1), ("18", "#### 18", 1, 1)),
         *(("18", "12 + 6 = 18", 1, 0), ("18", r"<think>\boxed{18}</think> 18", 1, 0)),
         ("18", r"<think>so \boxed{18}", 0, 0),  # reasoning without an end has no answer
-        ("18", r"without <think>: \boxed{18}", 1, 1),
-        ("18", r"<think>\boxed{18}</think>\boxed{17}", 0, 1),
-        *(("18", r"\boxed{19}, no, \boxed{18}", 1, 1), ("18", r"\boxed{18}, no, \boxed{19}", 0, 1)),
-        ("2x", r"\boxed{x + x}", 1, 1),
+        *(("2x", r"\boxed{x + x}", 1, 1), ("18", "", 0, 0)),
         ("18", r"\boxed{18", 1, 0),  # cut off, so the last number counts
-        *(("18", r"18 is not \boxed{}", 0, 0), ("18", "", 0, 0)),
-        ("18", "\ufffd\ufffd {}{ \\boxed", 0, 0),
     ],
 )
 def test_rewards_of_a_transcript(answer, said, correct, form):
@@ -76,34 +67,6 @@ def test_an_answer_that_takes_too_long_to_compare_is_wrong_and_counted(monkeypat
     monkeypatch.setattr(GRADER, "means_same", too_slow)
     scored = scores("1", r"\boxed{10^{10^{10}}}")
     assert scored == {"correct": 0.0, "format": 1.0, "unjudged": 1.0}
-
-
-def test_the_expert_scores_one_and_shows_no_eval_question():
-    env = make()
-    held_out = {e.messages[0]["content"] for e in env.examples("eval")}
-    for question, solution in islice(env.demonstrations(Random(0)), 50):
-        assert question["content"] not in held_out
-        assert question["content"].endswith("?\nBox it.")
-        answer = solution["content"].rpartition("= ")[2].partition("\n")[0]
-        assert scores(answer, solution["content"])["correct"] == 1.0
-        assert scores(answer, "no idea")["correct"] == 0.0
-
-
-def test_questions_without_a_solution_cannot_be_imitated(monkeypatch):
-    class Given(QuestionSource):
-        def load(self, split):
-            return [Question("6 * 7?", "42")]
-
-        def check(self):
-            raise ValueError("no such file")
-
-    env = make(questions=Given(), instruction="")
-    assert env.examples("train")[0].messages == [user("6 * 7?")]
-    with pytest.raises(ValueError, match=r"come without solutions.*model.warm_start=null"):
-        next(env.demonstrations(Random(0)))
-    monkeypatch.setattr(GRADER, "check_machine", lambda: None)
-    with pytest.raises(ValueError, match="no such file"):
-        env.check_machine()
 
 
 def fresh(answer="42"):
@@ -127,7 +90,6 @@ def code(text):
 
 async def test_the_expert_played_through_the_real_tool_scores_one():
     env, before = with_python(), interpreters()
-    assert len({e.messages[0]["content"] for e in env.examples("train")}) == 30
     for _, call, told, last in islice(env.demonstrations(Random(0)), 8):
         episode = fresh(told["content"])
         assert await env.reply(episode, call) == [told]
@@ -149,12 +111,6 @@ async def test_each_episode_keeps_its_own_variables_also_after_a_call_that_break
     assert (right, await play(env, one, code("x"))) == ("42", ["5"])
     env.close(one)
     env.close(other)
-
-
-def test_word_problems_can_be_played_with_the_tool_as_well():
-    env = with_python(WordProblems(min_steps=2, max_steps=4, num_train=5, num_eval=5))
-    for _, call, told, _ in islice(env.demonstrations(Random(1)), 20):
-        assert eval(call["tool_calls"][0]["function"]["arguments"]["code"]) == int(told["content"])
 
 
 def write(path, rows):
@@ -193,8 +149,94 @@ def test_worked_steps_are_split_from_the_answer_as_in_gsm8k(tmp_path):
 
 
 def test_questions_without_answers_are_refused(tmp_path):
-    with pytest.raises(ValueError, match="row 1 has no value in the column 'reply'"):
-        of_file(write(tmp_path / "a.jsonl", rows(1, 2)), answer="reply").check()
     bare = write(tmp_path / "c.jsonl", [{"question": "a"}, {"question": "b"}])
     with pytest.raises(ValueError, match=r"question 0 has no answer: set dataset\.answer"):
         of_file(bare, answer=None, num_eval=1).load("train")
+
+
+@pytest.mark.parametrize(
+    ("text", "answer"),
+    [
+        *((r"5 is \boxed{}", ""), (r"\boxed{a \{ b} }", r"a \{ b")),
+        (r"\boxed{1} or rather \boxed{\frac{1}{2}}.", r"\frac{1}{2}"),
+        (r"\boxed{3}, and \boxed{4", "3"),  # cut off, so it does not count
+        (r"\boxed{" * 100_000 + r"\boxed{8} and 9", "8"),
+        *((r"#### 1 and \boxed{2}", "2"), ("#### 1, no:\n#### 2", "2"), ("#### ", None)),
+        *(("it costs $1,234.50!", "1,234.50"), ("-$5", "-5"), ("10-3", "3"), ("it is .5", ".5")),
+        (r"<think>\boxed{1}</think> none", None),
+    ],
+)
+def test_the_final_answer_of_a_text(text, answer):
+    assert final_answer(text) == answer
+
+
+@pytest.mark.parametrize(
+    ("answer", "value"),
+    [
+        *(("-3", -3), ("\u22123", -3), ("- 3", -3), (".5", Fraction(1, 2)), ("18.", 18)),
+        *(("1,234,567", 1234567), ("1{,}234", 1234), ("12,34", None), ("1e9", None)),
+        (r"1\,234", None),  # digits with a space between them are two numbers
+        *(("3/4", Fraction(3, 4)), (r"\frac{3}{4}", Fraction(3, 4)), ("1 1/2", Fraction(3, 2))),
+        *((r"1\frac{1}{2}", Fraction(3, 2)), (r"-1\frac{1}{2}", Fraction(-3, 2)), ("2 0/3", 2)),
+        *(("1/0", None), (r"1\frac{1}{0}", None)),
+        # possibly a product, which the grammar decides
+        *(("2x", None), ("2 x", None), ("18cm", None)),
+        *((r"\$18", 18), ("$18$", 18), ("18 dollars", 18), (r"18\text{ cm}", 18)),
+        *(("18 or 19", None), ("", None), ("$", None)),
+    ],
+)
+def test_the_value_of_a_number(answer, value):
+    assert number(normalise(answer)) == value
+
+
+@pytest.mark.parametrize(
+    ("gold", "said", "same"),
+    [
+        *(("18", "18.00", True), ("18", "19", False), ("18", "", False)),
+        *(("18", "9" * 501 + "x", False), ("1", "0" * 499 + "1", True)),
+        ("1", "0" * 500 + "1", False),  # beyond 500 characters only the same text counts
+        *(("1/2", "0.5", True), ("1/3", "0.33", False), ("x + 1", "x+1", None)),
+    ],
+)
+def test_numbers_and_equal_texts_need_no_process(gold, said, same):
+    before = interpreters()
+    if same is not None:
+        assert asyncio.run(GRADER.means_same(gold, said)) is same
+    assert asyncio.run(GRADER.means_same(said, said)) is bool(said)
+    assert interpreters() == before
+
+
+@pytest.mark.parametrize(
+    ("gold", "said", "same"),
+    [
+        *(("x + 1", "1 + x", True), ("x + 1", "1 - x", False), ("2x", "2", False)),
+        *((r"\sqrt{8}", r"2\sqrt{2}", True), (r"\frac{\pi}{2}", r"\pi/2", True)),
+        *(("(1, 2)", "(1,2)", True), ("(1, 2)", "(2, 1)", False), ("1/2", r"\dfrac12", True)),
+        *((r"\{1, 2\}", r"\{2, 1\}", True), ("5", "x = 5", True), ("50", r"50\%", True)),
+        *(("18", "18, 19", False), ("7", "}{", False), ("1", "\ufffd \\", False)),
+        ("x", "__import__('os')._exit(0)", False),
+    ],
+)
+def test_formulas_are_compared_by_meaning(gold, said, same):
+    assert asyncio.run(GRADER.means_same(gold, said)) is same
+
+
+def test_an_endless_comparison_does_not_affect_others():
+    grader = Grader(**GRADING)
+
+    async def judge():
+        pairs = [("2", r"\sum_{n=1}^{10^{12}} 1/n"), ("1", "10^{10^{10}}"), ("x + y", "y + x")]
+        return await asyncio.gather(*(grader.means_same(*pair) for pair in pairs))
+
+    assert asyncio.run(judge()) == [None, None, True]
+    close(grader)
+
+
+async def test_each_worker_compares_one_answer_at_a_time():
+    before = interpreters()
+    grader = Grader(**{**GRADING, "workers": 2})
+    same = await asyncio.gather(*(grader.means_same("x + 3", f"{n} + x") for n in range(6)))
+    assert same == [n == 3 for n in range(6)]
+    assert len(interpreters() - before) == 2
+    close(grader)
+    assert settled(before)
