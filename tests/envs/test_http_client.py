@@ -159,6 +159,7 @@ async def test_the_score_is_the_first_of_the_last_line_that_has_one(text, max_sc
     [
         ("maybe", None, "ask for yes or no in .* ends in 'maybe'"),
         ("good", 10.0, "ask for 0 to 10 in .* ends in 'good'"),
+        ("11", 10.0, "gave 11 points, not 0 to 10"),
         ("\u22121", 10.0, "gave -1 points, not 0 to 10"),
         ("3 reasons speak for it…", 10.0, r"or raise judge\.max_tokens, which ended the answer"),
     ],
