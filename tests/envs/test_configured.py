@@ -89,17 +89,19 @@ def test_turns_and_timeouts_can_be_configured_and_are_checked_like_all_other_opt
             check(changed(composed(), {"env.tool_timeout": value}))
 
 
-def test_an_environment_of_a_mixture_can_have_its_own_limits():
+def test_environments_of_a_mixture_share_its_system_prompt_and_can_have_their_own_limits():
     envs = {"short": ScriptedEnv(), "long": ScriptedEnv(max_turns=3)}
     env = Mixture(envs=envs, weights={"short": 1.0, "long": 1.0})
     assert (env.max_turns, env.is_multi_turn) == (3, True)
-    env.configure(sampling={"short": {"max_tokens": 4, "stop": ["!"], "rollout_timeout": 9}})
+    limits = {"short": {"max_tokens": 4, "stop": ["!"], "rollout_timeout": 9}}
+    env.configure(system_prompt="Be brief.", sampling=limits)
     client = ScriptedClient("a long answer")
     chat = RendererChat(SAMPLER, tiny_renderer(), client, 256, LiveVersion(7))
     for name, tokens in (("short", 4), ("long", 14)):
         group = Player(SAMPLER, env, chat).play_group(0, Example(0, name, list(HI)), 1)
         (rollout,) = asyncio.run(group)
         assert len(rollout.rows[0].token_ids) - len(client.requests[-1][0]) == tokens
+        assert rollout.messages[0] == SYSTEM
     assert [sampling.get("stop") for _, sampling, _, _ in client.requests] == [["!"], None]
 
 
@@ -111,5 +113,8 @@ def test_two_environments_of_one_class_keep_their_names_and_their_own_examples()
     assert Counter(e.env for e in env.examples("eval")) == {"sums": 7, "large": 7}
     longest = [max((e.messages[0]["content"] for e in p.examples), key=len) for p in pools]
     assert [len(text) for text in longest] == [len("9 + 9 ="), len("99 + 99 =")]
+    foreign = type("Mine", (ScriptedEnv,), {"examples": lambda *_: [Example(0, "sums", [])]})()
+    with pytest.raises(ValueError, match="examples of the environment 'mine' have env='sums'"):
+        Mixture(envs={"mine": foreign}, weights={"mine": 1.0}).pools("train")
     with pytest.raises(ValueError, match="weights has b, but envs has a: set one weight for each"):
         Mixture(envs={"a": sums()}, weights={"b": 1.0})

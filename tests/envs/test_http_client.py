@@ -1,5 +1,6 @@
 """The HTTP client, the chat endpoint on it and the judge, with servers that fail or are hostile."""
 
+import asyncio
 import gzip
 import time
 from time import monotonic
@@ -50,6 +51,8 @@ async def test_a_busy_server_is_asked_again_after_the_time_that_it_asks_for(monk
     began = monotonic()
     assert await post(server, retry_wait=0.2, api_key_variable="MY_KEY") == "y" * (1 << 20)
     assert monotonic() - began >= 0.3 + 0.2  # half of the second backoff of 0.4 s at least
+    waits = [HttpClient(**OPTIONS)._seconds_before_retry(asked, 0) for asked in (-1.0, 99.0)]
+    assert waits == [0.0, 60.0]  # a server may not ask for more
     assert server.bodies == [{"a": 1}] * 3
     assert {headers["Authorization"] for headers in server.headers} == {"Bearer secret"}
 
@@ -63,6 +66,14 @@ async def test_the_timeout_limits_the_whole_answer_and_not_each_piece():
     for server in (Answers((200, trickle())), Answers((200, "yes"), seconds=1.0)):
         with pytest.raises(HttpError, match=r"did not answer \(TimeoutError\)"):
             await post(server, timeout=0.3, max_retries=0)
+
+
+async def test_at_most_max_concurrent_requests_are_in_flight():
+    server = Answers((200, "yes"), seconds=0.05)
+    with server.serving() as url:
+        async with HttpClient(**{**OPTIONS, "max_concurrent": 3}) as client:
+            await asyncio.gather(*(client.post(url, {}) for _ in range(12)))
+    assert server.most_at_once == 3
 
 
 class Theirs(ChatEndpoint):
@@ -159,6 +170,7 @@ async def test_the_score_is_the_first_of_the_last_line_that_has_one(text, max_sc
     [
         ("maybe", None, "ask for yes or no in .* ends in 'maybe'"),
         ("good", 10.0, "ask for 0 to 10 in .* ends in 'good'"),
+        ("11", 10.0, "gave 11 points, not 0 to 10"),
         ("\u22121", 10.0, "gave -1 points, not 0 to 10"),
         ("3 reasons speak for it…", 10.0, r"or raise judge\.max_tokens, which ended the answer"),
     ],

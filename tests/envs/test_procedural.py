@@ -212,5 +212,6 @@ def test_an_episode_of_several_turns_asks_for_other_words_and_scores_their_mean(
     assert scored(env, example, words[0], "no", words[2][::-1])["copied"] == 1 / 3
     assert scored(env, example, "x" * 16, "x" * 16)["length"] == 1 / 3  # 32 letters count as 1
     assert scored(env, example, "x" * 99)["length"] == 1
+    assert "kept" not in scored(env, example, "x")
     copy = next(one for one in trials(copy_tasks=0.5).examples("eval") if one.info["is_copy"])
     assert scored(env, copy, copy.info["words"][0])["kept"] == 1 / 3

@@ -82,9 +82,13 @@ def test_a_mistake_of_the_policy_gets_a_useful_error_message(call, answer):
 
 def test_a_tool_takes_records_and_returns_more_than_json_has_and_no_lone_surrogates():
     def within(bounds: Bounds) -> dict[str, Fraction]:
-        """Divide."""
+        """Divide.
+
+        Exactly.
+        """
         return {"ö\ud800": Fraction(bounds.low, bounds.high)}
 
+    assert Tool(within).spec["description"] == "Divide. Exactly."
     parameters = Tool(within).spec["parameters"]
     assert parameters["properties"]["bounds"] == {"$ref": "#/$defs/Bounds"}
     assert [*parameters["$defs"]["Bounds"]["properties"]] == ["low", "high"]

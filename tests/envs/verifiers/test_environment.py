@@ -14,7 +14,7 @@ class Scripted:
     """An adapter of training rows, and perhaps eval rows. An episode gives its row's data."""
 
     max_concurrent = 8
-    reward_weights = {"letters": 1.0}  # noqa: RUF012 as they write it
+    reward_weights = {"letters": 2.0}  # noqa: RUF012 as they write it
 
     def __init__(self, train, held_out=None):
         self._rows = {"train": train, "eval": held_out}
@@ -24,8 +24,8 @@ class Scripted:
         return contents and [Row([user(x)], x) for x in contents[:limit]]
 
     async def play(self, row, speak):
-        rival = Outcome(2.5, {"letters": 2.0}, StopReason.MAX_TURNS)
-        return {"": Outcome(1.0, {"letters": row.data == "y"}), "rival": rival}
+        rival = Outcome(4.5, {"letters": 2.0}, StopReason.MAX_TURNS)
+        return {"": Outcome(2.0, {"letters": row.data == "y"}), "rival": rival}
 
 
 def verifiers(*rows, **changes):
@@ -62,6 +62,8 @@ async def test_each_role_of_an_episode_has_its_own_outcome():
     await env.play(episode, None)
     assert await env.score(episode) == {"letters": 1.0, "unlisted": 0.0}
     assert (env.name, env.max_concurrent, episode.stop_reason) == ("x-y", 8, StopReason.STOP)
+    limited = verifiers("a", max_concurrent=3)
+    assert (len(limited.examples("train")), limited.max_concurrent) == (1, 3)
     episode.role = "rival"
     assert await env.score(episode) == {"letters": 2.0, "unlisted": 0.5}
     assert episode.stop_reason == StopReason.MAX_TURNS

@@ -13,6 +13,7 @@ from unittest.mock import Mock
 
 import msgspec
 import pytest
+from aiohttp import ClientTimeout
 
 from rl.inference import client as module
 from rl.inference.client import RequestTally, VLLMClient
@@ -22,6 +23,7 @@ from rl.inference.completion import (
     GenerationError,
     RequestFailed,
     completion_of,
+    prompt_logprobs,
 )
 from rl.inference.replica import Replica
 from rl.inference.router import RequestGroup, Router
@@ -100,6 +102,7 @@ def test_the_kept_tokens_are_those_that_vllm_did_not_mask_and_a_part_of_them_end
     ("change", "said"),
     [
         ({"finish_reason": "abort"}, "finish_reason=abort"),
+        ({"finish_reason": "error"}, "finish_reason=error"),
         ({"logprobs": None}, "2 tokens with 0 logprobs"),
         ({"weight_versions": None}, "2 tokens with 2 logprobs and weight versions None"),
     ],
@@ -197,6 +200,8 @@ async def test_given_tokens_are_scored_with_weights_of_one_version(tmp_path):
         assert every[-2:] == logprobs
         asked = vllm.bodies[0]["sampling_params"]
         assert (asked["prompt_logprobs"], asked["max_tokens"], asked["temperature"]) == (0, 1, 1.0)
+    several = {"9": {"logprob": -7.0}, "2": {"logprob": -0.2}}  # vLLM may add likelier tokens
+    assert prompt_logprobs({"prompt_logprobs": [None, several]}, [4, 2]) == [-0.2]
 
 
 def replica(number: int, incarnation: int = 0) -> Replica:
@@ -296,6 +301,16 @@ async def test_open_and_waiting_requests_move_away_from_a_lost_replica(tmp_path,
         assert len(await group) == 10
 
 
+async def test_a_cancelled_request_does_not_move(tmp_path):
+    async with two_replicas(tmp_path, SLOW) as (_, client, router, lost):
+        group = asyncio.create_task(a_group(client, 2))
+        await asyncio.sleep(0.2)
+        group.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await group
+        assert (lost, [route.num_pending for route in router.routes]) == ([], [0, 0])
+
+
 async def test_a_replica_that_fails_every_request_is_lost_if_others_answer(tmp_path):
     broken = Status(status=404, times=31), Status(status=404, at=32, times=32)
     async with two_replicas(tmp_path, *broken) as (_, client, router, lost):
@@ -326,6 +341,10 @@ async def test_a_request_over_tcp_needs_the_key(tmp_path):
                 await ask(client)
         async with VLLMClient(right, model="policy", timeout=5) as client:
             assert (await ask(client))[0].token_ids
+            session = client._session(*right.routes)
+            # A total timeout would include the wait for a free connection.
+            assert session.timeout == ClientTimeout(total=None, sock_connect=10.0, sock_read=5)
+            assert 0 < (session.connector._keepalive_timeout or 0) < 5  # vLLM's own is 5 s
 
 
 async def test_requests_wait_for_the_restart_of_the_only_replica_and_pause_their_clock(tmp_path):

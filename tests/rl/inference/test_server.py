@@ -276,6 +276,18 @@ async def test_the_answers_of_a_server_show_whether_it_can_be_used(
     assert (problem is None) if sentence is None else (sentence in str(problem))
 
 
+@pytest.mark.parametrize(("status", "answers"), [(404, True), (503, False)])
+async def test_a_proxy_in_front_of_a_server_that_starts_is_no_other_program(
+    status, answers, tmp_path
+):
+    async def answer(request: web.Request) -> web.Response:
+        return web.Response(status=status)
+
+    async with serving({"/{path:.*}": answer}, tmp_path / "s"):
+        found = await asyncio.to_thread(is_healthy, replica_at(tmp_path / "s"), or_unusable=True)
+    assert found is answers
+
+
 def test_serve_external_starts_the_same_vllm_behind_the_guard(tmp_path, monkeypatch):
     folder = RunFolder(tmp_path / "r")
     folder.path.mkdir()

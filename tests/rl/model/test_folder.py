@@ -66,6 +66,9 @@ def test_a_folder_without_a_file_and_with_a_link_out_of_it_is_refused(folder, tm
 def test_missing_weights_and_more_positions_than_the_model_has_are_refused(folder, tmp_path):
     with pytest.raises(ValueError, match=r"built for 4096 positions: use model\.max_seq_len=4096"):
         model(folder, max_seq_len=4097).prepare(tmp_path)
+    (folder / "model.safetensors").write_bytes(b"\2" + bytes(7) + b"{")  # cut off
+    with pytest.raises(ValueError, match=r"model\.safetensors is truncated or not a safetensors"):
+        model(folder).prepare(tmp_path)
     (folder / "model.safetensors").unlink()
     with pytest.raises(ValueError, match=r"contains no \*\.safetensors: finish the download"):
         model(folder).prepare(tmp_path)

@@ -181,6 +181,7 @@ def test_only_the_matrices_of_the_chosen_layers_are_trained_in_the_models_dtype(
         ({"target_modules": ["q_proj", "embed_tokens"]}, "contains embed_tokens, an embedding"),
         ({"modules_to_save": ["score"]}, "adapter.modules_to_save contains score, which the model"),
         ({"modules_to_save": ["lm_head"]}, "contains lm_head, but embedding"),
+        ({"modules_to_save": ["embed_tokens"]}, "contains embed_tokens, but embedding"),
     ],
 )
 def test_names_without_a_module_and_copies_of_tied_weights_are_refused(folder, knobs, said):
@@ -213,6 +214,16 @@ def test_the_adapter_of_a_mixture_leaves_its_experts_frozen_and_its_names_unchan
     assert changed == attention
     with pytest.raises(ValueError, match="target_modules names up_proj, which are matrices"):
         adapted(mixture, target_modules=["q_proj", "layers.0.mlp.up_proj"])
+
+
+def test_a_dense_model_with_convolutions_gets_adapters_in_its_mlps():
+    config = transformers.Lfm2Config(
+        vocab_size=50, hidden_size=32, intermediate_size=48, num_hidden_layers=2,
+        num_attention_heads=4, num_key_value_heads=2, layer_types=["conv", "full_attention"],
+    )  # fmt: skip
+    model = PLAIN.attach(transformers.AutoModelForCausalLM.from_config(config), 0, "the base")
+    layers = {name.split(".lora_A")[0] for name, _ in model.named_parameters() if "lora_A" in name}
+    assert sum(name.endswith((".w1", ".w2", ".w3")) for name in layers) == 6
 
 
 @pytest.mark.parametrize(

@@ -207,7 +207,9 @@ def test_lines_below_min_reward_or_without_one_are_left_out(tmp_path):
         from_file(path, 2.0)
 
 
-def test_files_below_the_home_folder_are_read_in_the_order_of_their_names(tmp_path, monkeypatch):
+def test_files_below_the_home_folder_are_read_in_the_order_of_their_names(
+    tmp_path, monkeypatch, caplog
+):
     monkeypatch.setenv("HOME", str(tmp_path))
     for name in "cab":
         (tmp_path / name).mkdir()
@@ -215,6 +217,8 @@ def test_files_below_the_home_folder_are_read_in_the_order_of_their_names(tmp_pa
     found, num_lines = read_conversations("~/*/rollouts.jsonl", None)
     assert [messages[-1]["content"] for _, messages in found] == ["a", "b", "c"]
     assert num_lines == 6
+    assert drawn_from("~/*/rollouts.jsonl", ScriptedEnv()) == {"a", "b", "c"}
+    assert "3 of 6 conversations have a trainable assistant message at" in caplog.text
 
 
 @pytest.mark.parametrize(

@@ -90,6 +90,16 @@ def test_a_fork_begins_with_a_hinted_prompt():
     assert micro_batch(rollout).hinted_token_ids is not None
 
 
+def test_the_teacher_of_an_environment_that_holds_the_conversation_reads_the_hint():
+    async def hold(self, episode, speak):
+        spoken = await speak(list(HI), None)
+        await speak([*HI, spoken.message, user("more")], None)
+
+    env = type("Holding", (ScriptedEnv,), {"holds_conversation": True, "play": hold})()
+    (rollout,) = played(env, "one", "good")
+    assert prompts(rollout) == [rendered(*HINTED)]
+
+
 def telling(hint) -> ScriptedEnv:
     """Return an environment with this `teacher_messages`."""
     return type("Mine", (ScriptedEnv,), {"teacher_messages": hint})()

@@ -230,7 +230,7 @@ def test_numbers_of_any_kind():
         (True, 1.0, None),
         (np.float32(0.5), 0.5, None),
         (np.array([1, 2, 3]), 6.0, (1.0, 2.0, 3.0)),
-        ([1 / 3] * 3, 1.0, (1 / 3,) * 3),  # thirds make a whole
+        ([0.1, 0.2, 0.3], 0.6, (0.1, 0.2, 0.3)),  # the sum is rounded once
     ):
         assert rewards_by_name({"r": value}, 3) == ({"r": whole}, {"r": part} if part else {})
 
@@ -538,6 +538,18 @@ def test_the_rewards_of_the_group_join_those_of_each_episode_and_failed_ones_are
     assert good.rewards == {"good": 0.0, "length": 5.0, "rank": -2.0}
     assert failed.reward is None
     assert "KeyError" in failed.error
+
+
+def test_a_plain_score_group_runs_in_a_thread_and_does_not_hold_up_the_loop():
+    def blocking(self, episodes):
+        asyncio.run(asyncio.sleep(0))  # raises in the thread of the event loop
+        return [{"rank": 1.0} for _ in episodes]
+
+    env = type("Mine", (Ranked,), {"score_group": blocking})()
+    # In real time, because virtual time does not wait for threads.
+    player = Player(SAMPLER, env, chat_of(ScriptedClient("a")))
+    rollouts = asyncio.run(player.play_group(0, EXAMPLE, 2))
+    assert [rollout.reward for rollout in rollouts] == [2.0, 2.0]
 
 
 async def _hangs(self, episodes):

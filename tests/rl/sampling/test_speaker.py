@@ -120,6 +120,20 @@ def test_the_arguments_of_a_tool_call_may_be_repeated_as_json_text(given, repeat
     assert (len(rollout.rows), rollout.tool_calls, rollout.turns) == (num_rows, 1, 2)
 
 
+def test_the_policy_sees_the_tools_of_a_later_turn():
+    first, second = ([{"name": name, "description": "", "parameters": {}}] for name in ("f1", "f2"))
+
+    async def changing(self, episode, speak):
+        spoken = await speak(list(HI), first)
+        await speak([*HI, spoken.message, user("more")], second)
+
+    client = ScriptedClient("good")
+    (rollout,) = play(changed(play=changing), client, max_seq_len=4096)
+    assert len(rollout.rows) == 2  # the history was rendered again
+    later = text(client.requests[1][0])
+    assert (b"f1" in later, b"f2" in later) == (False, True)
+
+
 def test_a_full_context_ends_the_episode_even_if_the_environment_catches_it():
     async def catching(self, episode, speak):
         with suppress(ContextFull):
@@ -193,6 +207,15 @@ def test_roles_share_the_number_of_their_episode_and_strategies_read_a_reward_th
     found = [(r.role, r.reward) for r in rollouts]
     assert found == [("second", 0.0), ("first", None), ("second", 1.0), ("first", None)]
     assert [r.messages[0]["content"] for r in rollouts] == ["two", "one"] * 2
+
+
+def test_a_wrong_name_of_one_role_and_score_group_of_several_roles_are_refused():
+    env = talking(scores={"first": {"won": 1.0}, "second": {"lost": 1.0}})
+    with pytest.raises(ValueError, match=r"names 'won', but score.* returned only 'lost'"):
+        play(env, ScriptedClient("a"))
+    compared = talking(score_group=lambda _, episodes: [{"won": 1.0} for _ in episodes])
+    for rollout in play(compared, ScriptedClient("a")):
+        assert rollout.error.startswith("several roles spoke, which score_group does not allow")
 
 
 @pytest.mark.parametrize("answered", [(), ("a",)])

@@ -394,6 +394,19 @@ def test_a_prefix_that_leaves_no_token_costs_its_rollout():
     assert rollout.rows == ()
 
 
+def test_a_prefix_is_continued_by_every_retry():
+    client = ScoringClient("od")
+
+    async def broken(self, episode):
+        if client.given < 2:
+            raise RuntimeError("broken")
+        return {"good": 1.0}
+
+    sampler = replace(AT_1, max_retries=1)
+    (rollout,) = played(once(prefix="go"), client, scripted.scoring(broken), sampler)
+    assert (rollout.retries, rollout.messages[-1]["content"]) == (1, "good")
+
+
 def test_a_prefix_of_an_attempt_that_saw_another_hint_is_refused():
     with pytest.raises(ValueError, match="was sampled after a first prompt that differs"):
         played(continued(0, 2, hint=""), ScoringClient("good"), hint="Say good.")
