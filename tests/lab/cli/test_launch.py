@@ -218,6 +218,16 @@ def test_a_command_ends_with_the_status_of_its_program(monkeypatch):
     assert end.value.code == 2
 
 
+def test_a_folder_that_hides_one_of_our_packages_is_named(tmp_path, monkeypatch):
+    monkeypatch.delitem(sys.modules, "losses", raising=False)
+    (tmp_path / "losses").mkdir()
+    (tmp_path / "losses" / "__init__.py").touch()
+    monkeypatch.syspath_prepend(str(tmp_path))
+    with pytest.raises(SystemExit, match=f"{tmp_path}/losses hides the package losses of offbyone"):
+        call(monkeypatch, "train")
+    sys.modules.pop("losses", None)
+
+
 def test_a_new_folder_gives_its_name_to_the_package_its_files_and_text(tmp_path):
     said = console.copy_my_lab([str(tmp_path / "my-idea")])
     assert "offbyone train loss=my_idea" in said

@@ -9,9 +9,10 @@ import pytest
 from gepa.proposer.base import CandidateProposal, SubsampleEvaluation
 
 from envs.episode import Example
+from envs.messages import tool_call
 from lab.evaluation.settings import check_evaluation
 from lab.prompts import outputs
-from lab.prompts.describe import Attempt
+from lab.prompts.describe import Attempt, describe_rollout
 from lab.prompts.outputs import Candidate
 from lab.prompts.search import COMPONENT, Search
 from rl.config.check import check
@@ -52,6 +53,21 @@ def test_a_prompt_whose_hard_examples_fail_does_not_reach_the_perfect_score():
     search.settings = SimpleNamespace(perfect_score=1.0, num_rounds=1)
     assert search._is_over(SimpleNamespace(i=0))
     assert search.ended_by == "num_rounds=1"
+    search.candidates.append(Candidate("p", [], 0, [1.0, 1.0]))
+    assert search._is_over(SimpleNamespace(i=0))
+    assert search.ended_by == "the validation reached perfect_score=1"
+
+
+def test_the_teacher_reads_calls_thoughts_and_whether_a_rollout_was_cut_off():
+    first = {**tool_call("find", query="Ola"), "reasoning_content": "Let me see."}
+    record = {"reward": 0.5, "stop_reason": "max_tokens"}
+    attempt = Attempt(EXAMPLE, [first, {"role": "tool", "content": "page 3"}], record)
+    told = describe_rollout(attempt, ["thinking"])
+    assert told["completion"].splitlines() == [
+        *("assistant: find", '{"query": "Ola"}', "tool: page 3")
+    ]
+    assert told["thinking"] == "Let me see."
+    assert told["error"] == "the rollout was cut off: max_tokens"
 
 
 def searching() -> Search:

@@ -9,9 +9,10 @@ from scipy import stats
 
 from lab.report.arms import Arm
 from lab.report.comparison import NoBaseline, NothingToCompare, compare
-from lab.report.conclusion import basis, conclusion, describe_power, ended_early
+from lab.report.conclusion import basis, conclusion, describe_power, ended_early, headline
 from lab.report.missing import assumptions
 from lab.report.scoring import HELD_OUT, TRAINING, mean_scores
+from lab.report.statistics import Interval
 from rl.runtime.sweep_folder import NOT_STARTED
 from tests.support.compared_runs import NUM_QUESTIONS, arm, result, run, scores
 
@@ -84,6 +85,21 @@ def test_the_training_reward_is_that_of_the_last_steps():
     assert run(rewards=range(20)).training_reward == 14.5
     smooth = run(rewards=range(20)).training.smoothed(4)
     assert smooth.scores[[0, 1, 2, 3, 19]] == pytest.approx([0, 0.5, 1, 1.5, 17.5])
+
+
+def test_notes_name_equal_scores_different_steps_and_examples_chosen_by_rewards():
+    def notes(selects_examples=False, steps=(1, 1), scores=(0.25, 0.5)):
+        numbers = enumerate(zip(steps, scores, strict=True))
+        runs = [run(rewards=[x] * n, num_steps=n, seed=i) for i, (n, x) in numbers]
+        runs[1] = replace(runs[1], selects_examples=selects_examples)
+        return " ".join(compare([Arm(str(i), str(i), (one,)) for i, one in enumerate(runs)]).notes)
+
+    for one, text in (
+        ({"selects_examples": True}, "chose examples or rollouts by rewards"),
+        ({"steps": (1, 4)}, "scored at different steps, so compare with care: 0 at 0, 1 at 3."),
+        ({"scores": (0.5, 0.5)}, "Every score of every run is 0.5. "),
+    ):
+        assert (text in notes(), text in notes(**one)) == (False, True)
 
 
 def test_with_fewer_than_three_seeds_no_arm_is_called_better():
@@ -162,6 +178,27 @@ def test_questions_are_paired_between_arms():
         arms.append(arm(loss, [difficulty + gain + rng.normal(0, 0.002) for _ in range(3)]))
     found = result(compare(arms), "cispo").difference
     assert 0.01 < found.low < 0.02 < found.high < 0.03
+
+
+def test_many_arms_are_counted_and_the_best_is_named():
+    names = [f"a_long_name_of_an_arm_{index}" for index in range(6)]
+    gains = (0.0, 0.2, 0.3, -0.2, 0.0, 0.1)
+    text = headline(compare([arm(names[i], scores(i, gain)) for i, gain in enumerate(gains)]))
+    assert text.startswith(f"5 arms against {names[0]}: 3 better (best: {names[2]}, by 0.")
+    assert text.endswith("), 1 worse, 1 open.")
+
+
+@pytest.mark.parametrize(
+    ("needed", "expected"),
+    [(1000.0, "about 1000 seeds of each arm."), (4000.0, "more than 1,000 seeds of each arm."),
+     (inf, "more questions, not more seeds.")],
+)  # fmt: skip
+def test_the_seeds_that_a_negative_difference_needs_are_named(needed, expected):
+    comparison = compare([arm("grpo", scores(1)), arm("dapo", scores(3))])
+    below = Interval(-0.25, -0.3, 0.1)
+    dapo = replace(result(comparison, "dapo"), seeds_needed=needed, difference=below)
+    text = describe_power(replace(comparison, results=(comparison.baseline, dapo)))
+    assert text.endswith(f"truly differs by the observed -0.25, a decision needs {expected}")
 
 
 MANY = 40  # questions

@@ -60,6 +60,8 @@ def test_the_page_loads_nothing_and_all_files_have_escaped_names(sweep):
         (["x=y"], 2, "x=y: the key x does not exist; choose from baseline, judged, out"),
         ([".", "judged=0"], 2, "judged=0: give the number"),
         ([".", "out=a/sweep.html"], 2, "would overwrite sweep.json: choose another name"),
+        ([".", "out=summary.html"], 2, "would overwrite summary.json"),
+        ([".", "out=versions.html"], 2, "would overwrite versions.json"),
         ([".", "until.smallest_effect=0.0"], 2, "effect=0.0: give a difference above 0, such as"),
     ],
 )

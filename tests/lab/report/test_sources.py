@@ -95,9 +95,12 @@ def test_broken_files_are_counted_and_the_rest_is_read(tmp_path):
     sweep = made_sweep(tmp_path / "sweep", folders)
     (sweep / "jobs" / "00099.json").write_text("{half")
     (sweep / "sweep.json").write_text("[]")
+    RunFolder(folders[1]).evaluation_of(20).unlink()
+    RunFolder(folders[1]).evaluation_of(20).mkdir()
     sources = read_sources([sweep, *folders, tmp_path / "runs", tmp_path / "nowhere"])
     # Without max_steps, nothing shows that the run is complete.
     assert [run.cause for run in sources.runs] == ["stopped after step 20 of 21", ""]
+    assert sources.runs[1].evaluations[20].num_broken == 1
     assert len(sources.runs) == 2  # a run that is named twice counts once
     read_again = sources.runs[0].evaluations[20]
     assert read_again.num_broken == 2

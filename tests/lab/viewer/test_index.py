@@ -1,19 +1,23 @@
 """The index of a run, the answers of the server, and the command line of view.py."""
 
+import gzip
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
 import urllib.error
 import urllib.request
+from base64 import b64decode
 from pathlib import Path
 
 import pytest
 from starlette.testclient import TestClient
 
 from lab.viewer import answers
-from lab.viewer.command import main
+from lab.viewer.command import _runs_of, main
+from lab.viewer.export import page
 from lab.viewer.index import RunIndex
 from lab.viewer.server import application
 from rl.runtime.files import json_line
@@ -177,6 +181,23 @@ def test_examples_with_equal_questions_are_separate_groups_of_an_evaluation(tmp_
     assert columns["place"] == [0, 1] * 3
     assert len(set(columns["group_id"])) == 3
     assert len(set(columns["question"])) == 1
+
+
+def test_an_export_has_whole_groups_and_only_those_of_the_chosen_rollouts(run):
+    other, index = indexed(copy_run(run.parent / "other", steps=1)), indexed(run)
+    chosen = answers.row_numbers_with(index, {"id": "000003.1"})
+    text = page([(other, "first", []), (index, "second", chosen)])
+    content = json.loads(gzip.decompress(b64decode(re.search(r'id="embedded">([^<]+)<', text)[1])))
+    second = content["runs"][-1]
+    assert second["table"]["columns"]["step"] == [1] * 4
+    assert second["table"]["columns"]["place"] == [0, 1, 2, 3]
+    assert len(second["rollouts"]) == len(second["tokens"]) == 4
+
+
+def test_runs_of_equal_names_are_told_apart_by_their_paths(run):
+    other = copy_run(run.parent / "there" / "run", steps=1)
+    assert list(_runs_of([run, run])) == ["run"]
+    assert list(_runs_of([run, other])) == [str(run), str(other)]
 
 
 @pytest.fixture(scope="module")
