@@ -100,6 +100,7 @@ def test_the_kept_tokens_are_those_that_vllm_did_not_mask_and_a_part_of_them_end
     ("change", "said"),
     [
         ({"finish_reason": "abort"}, "finish_reason=abort"),
+        ({"finish_reason": "error"}, "finish_reason=error"),
         ({"logprobs": None}, "2 tokens with 0 logprobs"),
         ({"weight_versions": None}, "2 tokens with 2 logprobs and weight versions None"),
     ],
