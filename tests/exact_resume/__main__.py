@@ -89,7 +89,7 @@ def difference(number: int, row: Assignment, output: Path) -> str:
     resumed.overrides.append("resume=true")
     if problem := _failed(resumed):
         return f"resumed after {saved} steps: {problem}"
-    if found := first_difference(_records(whole), _records(resumed), {}):
+    if found := first_difference(_records(whole), _records(resumed)):
         return f"resumed after {saved} steps: {found[:600]}"
     if len({json.dumps(marks) for marks in whole.checkpoints.values()}) < STEPS // EVERY:
         return "equal, but the weights do not change, so the comparison is useless"

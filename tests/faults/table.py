@@ -54,7 +54,7 @@ def _answering(name: str, outcomes: set[str], times: int, **engine: object) -> F
 
 
 def _playing(name: str, fault: str) -> Fault:
-    overrides = ["env._target_=tests.support.faulty_reversal.FaultyReversal"]
+    overrides = ["env._target_=tests.support.faulty.FaultyReversal"]
     overrides += [f"+env.fault={fault}", "sampler.rollout_timeout=2"]
     return Fault(name, END, ["generation"], overrides=overrides, rejects=True)
 
@@ -91,9 +91,9 @@ FAULTS = [
     _playing("environment raises", "raise"),
     _playing("environment returns NaN", "not-a-number"),
     Fault("loss is NaN once", END, ["generation"],
-          overrides=["loss._target_=tests.support.nan_loss.nan_once"]),
+          overrides=["loss._target_=tests.support.faulty.nan_once"]),
     Fault("loss is NaN for ever", MESSAGE, ["generation"],
-          overrides=["loss._target_=tests.support.nan_loss.nan_from_then_on"]),
+          overrides=["loss._target_=tests.support.faulty.nan_from_then_on"]),
 ]  # fmt: skip
 
 

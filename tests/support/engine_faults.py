@@ -51,7 +51,6 @@ class Status(Fault):
         return web.json_response({"error": {"message": "scripted"}}, status=self.status)
 
 
-@dataclass(frozen=True, kw_only=True)
 class Garbage(Fault):
     """Answer with status 200 and a page that is no JSON."""
 
@@ -70,7 +69,6 @@ class Hang(Fault):
         return await answer(request)
 
 
-@dataclass(frozen=True, kw_only=True)
 class CutShort(Fault):
     """Close the connection in the middle of the body."""
 
@@ -87,7 +85,6 @@ class CutShort(Fault):
         return part
 
 
-@dataclass(frozen=True, kw_only=True)
 class Exit(Fault):
     """End the process."""
 
@@ -95,7 +92,6 @@ class Exit(Fault):
         os._exit(1)
 
 
-@dataclass(frozen=True, kw_only=True)
 class TwoVersions(Fault):
     """Mark the first half of a completion as sampled one version earlier, as after a push."""
 
@@ -106,7 +102,6 @@ class TwoVersions(Fault):
         choice["weight_versions"] = [older, {**span, "start": half}] if half else [span]
 
 
-@dataclass(frozen=True, kw_only=True)
 class Abort(Fault):
     """Return half a completion that neither the policy nor a limit ended."""
 

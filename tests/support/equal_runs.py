@@ -1,7 +1,6 @@
 r"""Check that two checkouts train alike, bit for bit, on a scripted engine.
 
-    python -m tests.support.equal_runs BEFORE AFTER [--only cispo,turns] [--output DIR] \
-        [--renamed train/idle_fraction=train/zero_gradient_fraction]
+    python -m tests.support.equal_runs BEFORE AFTER [--only cispo,turns] [--output DIR]
 
 Run train.py of both in parallel on several compositions. Compare metrics, rollouts, evaluations,
 pushes and the weights of the checkpoints, except times (TIMES). Check also that each run learned:
@@ -11,18 +10,17 @@ status 1 at the first difference. The engine is always the one beside this file,
 
 import argparse
 import json
-import os
 import shutil
-import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
+from tests.support.launching import Process, begin
 from tests.support.scripted_vllm import fingerprints
 
 # Keys that measure time; a name that ends in / matches all keys with this prefix.
@@ -77,7 +75,7 @@ class Run:
     def folder(self) -> Path:
         return self.output / self.name
 
-    def start(self) -> subprocess.Popen[str]:
+    def start(self) -> Process:
         # The processes of a run import the packages that its interpreter has installed.
         own = self.tree / ".venv" / "bin" / "python"
         python = str(own) if own.exists() else sys.executable
@@ -85,15 +83,8 @@ class Run:
         beside = {"PYTHONPATH": str(Path(__file__).parent), "OMP_NUM_THREADS": "1"}
         beside |= {"HF_HUB_OFFLINE": "1", "CUDA_VISIBLE_DEVICES": ""}
         beside |= {"OFFBYONE_CACHE": str(self.output / "cache")}
-        return subprocess.Popen(
-            [*command, *EVERY, *(o.replace("OUTPUT", str(self.output)) for o in self.overrides)],
-            cwd=self.tree,
-            env={**os.environ, **beside, **self.environment},
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-        )
+        command += [*EVERY, *(o.replace("OUTPUT", str(self.output)) for o in self.overrides)]
+        return begin(command, self.tree, beside | self.environment)
 
     @property
     def metrics(self) -> list[dict[str, Any]]:
@@ -142,15 +133,12 @@ def is_time(key: str) -> bool:
     return any(key == time or (time.endswith("/") and key.startswith(time)) for time in TIMES)
 
 
-def first_difference(
-    before: Iterable[Record], after: Iterable[Record], renamed: Mapping[str, str]
-) -> str:
-    """Return the first difference, or an empty string; `renamed` maps old keys to new ones."""
+def first_difference(before: Iterable[Record], after: Iterable[Record]) -> str:
+    """Return the first difference, or an empty string."""
     for one, other in zip_longest(before, after):
         if one is None or other is None or one[0] != other[0]:
             return f"{one and one[0]} before, {other and other[0]} after"
         (where, left), (_, right) = one, other
-        left = {renamed.get(key, key): value for key, value in left.items()}
         for key in {**left, **right}:
             # Compare text, so that -0.0 differs from 0.0, and a missing key from null.
             texts = [json.dumps(row[key]) if key in row else "(absent)" for row in (left, right)]
@@ -171,9 +159,7 @@ def rewriting_model(shipped: Path, folder: Path) -> None:
     path.write_text(json.dumps(config))
 
 
-def compare(
-    name: str, overrides: list[str], trees: list[Path], output: Path, renamed: Mapping[str, str]
-) -> str:
+def compare(name: str, overrides: list[str], trees: list[Path], output: Path) -> str:
     """Run one composition of both trees; return the problem, or an empty string."""
     began = time.monotonic()
     runs = [
@@ -191,7 +177,7 @@ def compare(
     for run, process, screen in zip(runs, processes, screens, strict=True):
         if process.returncode:
             return f"{run.tree} ended with status {process.returncode}:\n{screen[-3000:]}"
-    problem = first_difference(runs[0].records(), runs[1].records(), renamed)
+    problem = first_difference(runs[0].records(), runs[1].records())
     if not problem and (why := runs[0].idle()):
         problem = f"equal, but the run has {why}, so the comparison is useless"
     if not problem:
@@ -213,17 +199,12 @@ def main() -> int:
     parser.add_argument("after", type=Path)
     parser.add_argument("--only", default=",".join(COMPOSITIONS))
     parser.add_argument("--output", type=Path, help="kept; otherwise a temporary folder")
-    parser.add_argument("--renamed", default="", help="keys: old=new,old=new")
     chosen = parser.parse_args()
-    renamed = {
-        old: new
-        for old, _, new in (pair.partition("=") for pair in chosen.renamed.split(",") if pair)
-    }
     trees = [chosen.before.resolve(), chosen.after.resolve()]
     with tempfile.TemporaryDirectory(prefix="equal-runs-") as temporary:
         output = (chosen.output or Path(temporary)).resolve()
         for name in chosen.only.split(","):
-            if problem := compare(name, COMPOSITIONS[name], trees, output, renamed):
+            if problem := compare(name, COMPOSITIONS[name], trees, output):
                 say(f"DIFFER {name}: {problem}")
                 return 1
     return 0

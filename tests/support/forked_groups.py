@@ -1,20 +1,12 @@
-"""Make groups of rollouts with several turns and rows, and compute their GAE with plain lists.
+"""Make groups of rollouts with several turns and rows."""
 
-`plain_credit` uses no tables, plans or ranks. It handles one rollout after the other.
-"""
-
-from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import Literal
 
 import numpy as np
 
 from envs.episode import Example, StopReason
 from rl.records import Credit, Group, Rollout, TrainingRow
 from tests.support.rollouts import row
-
-Place = tuple[int, int]  # rollout of the batch, position among its completion tokens
-RowNumbers = Callable[[TrainingRow], Sequence[float]]  # of a row's completion tokens
 
 
 def forked_groups(seed: int = 0, *, num_groups: int = 4) -> list[Group]:
@@ -54,40 +46,3 @@ def _row(rng: np.random.Generator, first_turn: int, num_turns: int) -> TrainingR
         token_ids=rng.integers(0, 256, len(turns)).astype(np.int32),
         rollout_logprobs=-made.completion_mask.astype(np.float32),
     )
-
-
-def plain_credit(
-    groups: Sequence[Group],
-    values: RowNumbers,
-    penalties: RowNumbers | None = None,
-    *,
-    gamma: float,
-    gae_lambda: float,
-    over: Literal["tokens", "turns"],
-) -> dict[Place, tuple[float, float, bool]]:
-    """Return advantage, return, and whether it begins a step, for each token that trains."""
-    pairs = [pair for g in groups for pair in zip(g.rollouts, g.credits, strict=True)]
-    result: dict[Place, tuple[float, float, bool]] = {}
-    for i, (rollout, credit) in enumerate(pairs):
-        if credit.reward is None or not credit.trains:
-            continue
-        value = [v for row in rollout.rows for v in values(row)]
-        turns = [int(t) for row in rollout.rows for t in row.turns if t >= 0]
-        reward = [0.0] * len(turns)
-        for turn, earned in enumerate(credit.turn_rewards):
-            reward[len(turns) - 1 - turns[::-1].index(turn)] += earned
-        if penalties:
-            lost = [p for row in rollout.rows for p in penalties(row)]
-            reward = [r - p for r, p in zip(reward, lost, strict=True)]
-        steps = list(range(len(turns))) if over == "tokens" else turns
-        firsts = [steps.index(step) for step in sorted(set(steps))]
-        advantage, after, by_step = 0.0, 0.0, {}
-        for first in reversed(firsts):
-            gained = sum(r for r, s in zip(reward, steps, strict=True) if s == steps[first])
-            delta = gained + gamma * after - value[first]
-            advantage = delta + gamma * gae_lambda * advantage
-            after = value[first]
-            by_step[steps[first]] = (advantage, advantage + value[first])
-        for position, step in enumerate(steps):
-            result[i, position] = (*by_step[step], position in firsts)
-    return result

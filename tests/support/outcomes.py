@@ -1,10 +1,9 @@
-"""Turn outcomes of calls, paths and printed numbers into values that a golden file can hold."""
+"""Turn outcomes of calls and paths into values that a golden file can hold."""
 
 import asyncio
 import inspect
 import json
-import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -23,9 +22,3 @@ def outcome(function: Callable[..., Any], *arguments: Any, **options: Any) -> An
 def without(folder: Path, value: Any) -> Any:
     """Return the value as JSON types, with <folder> in place of the path of a test's folder."""
     return json.loads(json.dumps(value, default=plain).replace(str(folder), "<folder>"))
-
-
-def numbers_in(words: Iterable[str]) -> list[str | float]:
-    """Return the words, and floats in place of numbers, because CPUs round the last digit."""
-    number = r"[-+]?\d+\.\d+(?:e[-+]?\d+)?"
-    return [float(word) if re.fullmatch(number, word) else word for word in words]

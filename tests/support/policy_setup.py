@@ -8,7 +8,6 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-import yaml
 from torch import Tensor
 
 from losses.aggregation import token_mean
@@ -26,24 +25,10 @@ from rl.model.shared_prefixes import share_prefixes
 from rl.rollouts.plan import plan, weighted_rows
 from rl.runtime.folder import RunFolder
 from tests.support import tiny_policy as tiny
-from tests.support.composing import composed
+from tests.support.composing import chosen, composed
 
-REPO = Path(__file__).parents[2]
 BUDGETS = {"one": 10_000, "several": 60, "rows": 1}  # tokens of a micro-batch
 RATE = 0.01
-ADAPTED = {  # the modes of policies with an adapter: dtype, how, modules_to_save
-    1: (("float32", "zero0", ()), ("bfloat16", "zero0", ("model.norm",))),
-    2: (
-        ("float32", "zero1", ("model.norm",)),
-        ("bfloat16", "zero2", ()),
-        ("bfloat16", "zero3", ("model.norm",)),
-        ("float32", "zero3 scattered", ()),
-    ),
-}
-
-
-def without_advantage(row: Any) -> Any:
-    return dataclasses.replace(row, advantages=0 * row.advantages)
 
 
 class ObservedSGD(torch.optim.SGD):
@@ -99,7 +84,8 @@ class Setup:
         self.loss = functools.partial(cispo, clip_low=0.0, clip_high=5.0)
         self.objective = Objective(self.loss)
         self.twin = tiny.exact_model(self.sources["float32"])
-        self.batches = [tiny.weighted(self.twin, token_mean, seed) for seed in range(2)]
+        groups = (tiny.groups(self.twin, seed=seed) for seed in range(2))
+        self.batches = [weighted_rows(made, token_mean) for made in groups]
         self.rows = self.batches[0]
 
     def new_folder(self) -> Path:
@@ -150,13 +136,6 @@ class Setup:
         )
         return shares[self.ranks.rank]
 
-    def many_rows(self, count: int) -> list[Any]:
-        """Return rows of many groups, each with an advantage and a completion."""
-        groups = tiny.groups(self.twin, num_groups=count // 2, seed=3)
-        every = weighted_rows(groups, token_mean)
-        rows = [row for row in every if row.num_completion and row.has_advantage]
-        return rows[:count]
-
     def plain(self, weights: dict[str, Tensor], rows: Any) -> tuple[float, dict[str, Tensor]]:
         """Return the value and gradient of the whole batch at these weights, by plain torch."""
         self.twin.load_state_dict(weights, strict=False)
@@ -171,12 +150,6 @@ class Setup:
         found = [value]
         dist.broadcast_object_list(found, src=0)
         return found[0]
-
-    def largest(self, value: Any) -> float:
-        """Return the largest value of all ranks."""
-        found = torch.as_tensor(value, dtype=torch.float64)
-        dist.all_reduce(found, dist.ReduceOp.MAX)
-        return float(found)
 
     def difference(self, one: Tensor, other: Tensor) -> float:
         """Return |one - other| / |other|, over the shares of all ranks."""
@@ -245,7 +218,7 @@ def with_layers(model: Any, mode: str) -> None:
 def deepspeed_config(mode: str) -> dict[str, Any]:
     """Return conf/deepspeed's file of a mode; `scattered` shards even a tiny model."""
     stage, *how = mode.split()
-    config = yaml.safe_load((REPO / f"conf/deepspeed/{stage}.yaml").read_text())
+    config = chosen("deepspeed", stage)
     if "scattered" in how:
         config["zero_optimization"] |= {
             "stage3_param_persistence_threshold": 0,

@@ -24,7 +24,6 @@ class PromptedEndpoint(Answers):
     """
 
     proposals: Sequence[str] = ("```\nWrite the word backwards.\n```",)
-    key: str = ""  # the required key; "": none
     policy_asked: list[tuple[str, str]] = field(default_factory=list)  # system prompt, word
     teacher_asked: list[str] = field(default_factory=list)
 
@@ -33,9 +32,6 @@ class PromptedEndpoint(Answers):
 
     def answer(self, path: str, body: Any, number: int) -> tuple[Any, ...]:
         """Return the status and content of a completion."""
-        expected = f"Bearer {self.key}" if self.key else None
-        if self.headers[number].get("Authorization") != expected:
-            return 401, {}
         if not body:
             return 200, {"data": []}
         answer = completion(said := self._said(body))

@@ -118,7 +118,10 @@ def _serve(calls: Connection, rank: int, world: int, folder: str) -> None:
                 setup = setup or _joined(Path(folder))
                 inspect.unwrap(getattr(import_module(module), name))(setup, **given)
             except BaseException as error:  # noqa: BLE001 the test that runs here may raise anything
-                calls.send("".join(_lines(error)))
+                one = traceback.TracebackException.from_exception(
+                    error, capture_locals=True, compact=True
+                )
+                calls.send("".join(one.format()))
             else:
                 calls.send("")
 
@@ -135,9 +138,3 @@ def _joined(folder: Path) -> Any:
     setup = Setup(folder, Ranks.join(folder / "rendezvous", 60.0))
     gc.freeze()  # DeepSpeed collects garbage at every start: half a second over all imports
     return setup
-
-
-def _lines(error: BaseException) -> Iterable[str]:
-    """Format a failure, with the local variables of the test."""
-    shown = traceback.TracebackException.from_exception(error, capture_locals=True, compact=True)
-    return shown.format()

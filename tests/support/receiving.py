@@ -1,27 +1,92 @@
 """A replica that a push reaches: vLLM's routes behind a socket, with the real readers behind them.
 
-Instead of loading the weights it keeps them, so that a test can compare them.
+Instead of loading the weights it keeps them, so that a test can compare them. For sync=nccl and
+sync=ipc without a GPU gloo replaces NCCL, and a file replaces CUDA IPC; everything else is the real
+code, with buffers on the CPU.
 """
 
 import json
+import mmap
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import timedelta
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from safetensors.torch import load_file
+from torch.distributed import TCPStore
 
 from rl.inference import replica as routed
 from rl.inference.routes import VLLMRoutes
+from rl.learner.collectives import create_store
 from rl.runtime.network import Address
 from rl.weights.adapter import AdapterSender
-from rl.weights.gloo import GlooSender
+from rl.weights.gloo import GlooSender, broadcast, create_group
+from rl.weights.ipc import IpcReader, IpcSender
+from rl.weights.nccl import NcclReader, NcclSender
 from rl.weights.shm import ShmSender
-from rl.weights.transport import Sender, open_reader
+from rl.weights.transport import Reader, Sender, open_reader
 from tests.support.listening import PostHandler, listening
 from tests.support.own_sync import RequestSender
-from tests.support.without_gpu import CpuIpcSender, CpuNcclSender
+
+HOST, TIMEOUT_S = "127.0.0.1", 60.0
+_stores = []  # a store ends with its object
+
+
+class GlooGroup:
+    """The methods of an NcclGroup. The id of a group is the port of its store."""
+
+    def __init__(self, unique_id: bytes, rank: int, size: int, device: torch.device) -> None:
+        assert device.type == "cpu"
+        store = TCPStore(HOST, int(unique_id), None, False, timedelta(seconds=TIMEOUT_S))
+        self._group = create_group(store, rank, size, HOST, TIMEOUT_S)
+
+    @staticmethod
+    def new_id() -> bytes:
+        _stores.append(create_store(HOST, 0, None, timedelta(seconds=TIMEOUT_S)))
+        return str(_stores[-1].port).encode()
+
+    def broadcast(self, buffer: torch.Tensor) -> None:
+        broadcast(self._group, buffer)
+
+    def close(self) -> None:
+        self._group = None
+
+
+class CpuNcclReader(NcclReader):
+    group: ClassVar[type[Any]] = GlooGroup
+    device: ClassVar[str] = "cpu"
+
+
+@dataclass(kw_only=True)
+class CpuNcclSender(NcclSender):
+    reader: ClassVar[type[Reader]] = CpuNcclReader
+    group: ClassVar[type[Any]] = GlooGroup
+    device: ClassVar[str] = "cpu"
+
+
+class CpuIpcReader(IpcReader):
+    def map_memory(self, values: tuple[Any, ...]) -> torch.Tensor:
+        _, path, num_bytes, *_ = values
+        opened = os.open(path, os.O_RDWR)
+        memory = mmap.mmap(opened, num_bytes)
+        os.close(opened)
+        return torch.frombuffer(memory, dtype=torch.uint8)
+
+
+@dataclass(kw_only=True)
+class CpuIpcSender(IpcSender):
+    reader: ClassVar[type[Reader]] = CpuIpcReader
+    device: ClassVar[str] = "cpu"
+
+    def share(self, buffer: torch.Tensor) -> tuple[Any, ...]:
+        opened, num_bytes = buffer.untyped_storage()._share_fd_cpu_()
+        path = f"/proc/{os.getpid()}/fd/{opened}"
+        return (0, path.encode(), num_bytes, 0, b"counter", 0, b"event", True)
+
 
 WHOLE = {
     **{"shm": ShmSender, "gloo": GlooSender, "own": RequestSender},

@@ -6,7 +6,7 @@ r"""Serve the routes of vLLM that a run uses, with scripted answers, on the same
 An answer depends on the prompt, the index among the `n`, the policy version and the sampling
 parameters, never on time or order, so a run with sampler=sync repeats bit for bit. All rollouts of
 a group get the same answers after their first turn, so use advantage=none with several turns. This
-file imports no torch and no module of this repository, so that it serves any version of it.
+file imports no torch and no module of this repository, so that it serves other checkouts, too.
 `+inference.args.faults=<file>` adds faults (engine_faults.py).
 """
 
@@ -16,7 +16,6 @@ import json
 import os
 import re
 import sys
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from random import Random
@@ -43,10 +42,8 @@ class ScriptedVLLM:
     cpu_kv_cache_gib: int | None = None
     args: dict[str, Any]
 
-    def command(self, model: Path, address: Any, policy: Any = None, **older: Any) -> list[str]:
-        """Return the command line. Older versions give the parts of `policy` by keyword."""
-        longest = policy.max_seq_len if policy else older["max_seq_len"]
-        flags = [*("--model", model), *("--max-model-len", longest)]
+    def command(self, model: Path, address: Any, policy: Any) -> list[str]:
+        flags = [*("--model", model), *("--max-model-len", policy.max_seq_len)]
         where = {"uds": address.path} if address.path else {"host": address.host}
         where |= {} if address.path else {"port": address.port}
         flags += [part for name, value in where.items() for part in (f"--{name}", value)]
@@ -131,16 +128,13 @@ class Engine:
     def _save_adapter(self, folder: str = "", **facts: Any) -> None:
         """Write the matrices into the folder from which `load_adapter` reads them once."""
         if folder:
-            source = facts.get("source") or facts["where"]  # older commits name it "where"
             Path(folder).mkdir(mode=0o700)
-            content = Path(source["path"]).read_bytes()
+            content = Path(facts["source"]["path"]).read_bytes()
             (Path(folder) / "adapter_model.safetensors").write_bytes(content)
 
-    def _receive(self, fingerprint: str, **named: dict[str, str]) -> web.Response:
-        (source,) = named.values()  # under whichever name the compared checkouts give it
-        content = Path(source["path"]).read_bytes()
-        self._read = content_fingerprint(content)
-        if fingerprint not in (self._read, older_fingerprint(content)):
+    def _receive(self, fingerprint: str, source: dict[str, str]) -> web.Response:
+        self._read = content_fingerprint(Path(source["path"]).read_bytes())
+        if fingerprint != self._read:
             return _refused(f"the trainer wrote {fingerprint}, vLLM read {self._read}")
         return web.json_response({"message": "Weights updated"})
 
@@ -207,35 +201,15 @@ def fingerprints(folder: Path) -> dict[str, str]:
 
 def content_fingerprint(content: bytes) -> str:
     """Return the fingerprint of the tensors of a safetensors file (rl/weights/fingerprint.py)."""
-    parts = [
-        f"{name}:{shape}:{dtype}:{xxhash.xxh3_64_hexdigest(data)};"
-        for name, shape, dtype, data in _tensors(content)
-    ]
-    return xxhash.xxh3_64_hexdigest("".join(parts).encode())
-
-
-def older_fingerprint(content: bytes) -> str:
-    """Return the fingerprint of versions until 2026-11-25: one xxh3 over all bytes."""
-    digest = xxhash.xxh3_64()
-    for name, shape, dtype, data in _tensors(content):
-        digest.update(f"{name}:{shape}:{dtype};".encode())
-        digest.update(data)
-    return digest.hexdigest()
-
-
-def _tensors(content: bytes) -> Iterator[tuple[str, tuple[int, ...], str, bytes]]:
-    """Yield name, shape, dtype and bytes of each tensor, in the order of the names."""
     start = 8 + int.from_bytes(content[:8], "little")
     tensors = json.loads(content[8:start])
     tensors.pop("__metadata__", None)
+    parts = []
     for name, form in sorted(tensors.items()):
         first, end = form["data_offsets"]
-        yield (
-            name,
-            tuple(form["shape"]),
-            DTYPES[form["dtype"]],
-            content[start + first : start + end],
-        )
+        data = xxhash.xxh3_64_hexdigest(content[start + first : start + end])
+        parts.append(f"{name}:{tuple(form['shape'])}:{DTYPES[form['dtype']]}:{data};")
+    return xxhash.xxh3_64_hexdigest("".join(parts).encode())
 
 
 def _refused(why: str) -> web.Response:

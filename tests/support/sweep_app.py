@@ -3,7 +3,6 @@
     python app.py --multirun "seed=range(3)" crash=error
 
 `crash` names how the run of seed 1 fails. A file `mended` beside the program prevents it.
-While a file `hold` exists, every run waits before its step 5.
 """
 
 import os
@@ -14,7 +13,7 @@ from pathlib import Path
 
 REPO = Path(__file__).parents[2]
 
-PROGRAM = """
+PROGRAM = r"""
 import os
 import signal
 import sys
@@ -45,7 +44,7 @@ def main(job: Job):
     OmegaConf.save(OmegaConf.create(config), run_folder.config)
     cores = "".join(str(core) for core in sorted(os.sched_getaffinity(0)))
     with open("calls.txt", "a") as file:
-        file.write(f"rate={config['rate']} seed={config['seed']} from {first} on {cores}\\\\n")
+        file.write(f"rate={config['rate']} seed={config['seed']} from {first} on {cores}\n")
     print("printed by a job", *job.command[1:])
     # A test finds the process of a job by its open files.
     with stopped_by_signals() as stop, run_folder.metrics.open("a"):
@@ -56,19 +55,14 @@ def main(job: Job):
     return config["rate"]
 
 
-def noise(config):
-    return config["noise"] * (config["seed"] * 5 % 7 - 3) / 3
-
-
 def take_steps(config, metrics, first, broken, stop):
     for step in range(first, config["max_steps"]):
-        while step == 5 and Path("hold").exists() and not stop.asked:
-            time.sleep(0.02)
         if stop.asked:
             return
         if broken and config["crash"] == "error" and step == 2:
-            raise RunFailed("vLLM is gone\\\\nand more")
-        reward = config["rate"] + (config["seed"] if config["noise"] is None else noise(config))
+            raise RunFailed("vLLM is gone\nand more")
+        seed, noise = config["seed"], config["noise"]
+        reward = config["rate"] + (seed if noise is None else noise * (seed * 5 % 7 - 3) / 3)
         metrics.append(step, {"train/reward": reward, "time/step": 6.0})
         time.sleep(config["pause"])
 
@@ -102,7 +96,7 @@ class SweepApp:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        (folder / "app.py").write_text(PROGRAM.replace("\\\\", "\\"))
+        (folder / "app.py").write_text(PROGRAM)
         (folder / "app.yaml").write_text(CONFIG)
 
     def start(self, *arguments: str) -> subprocess.Popen[str]:

@@ -20,11 +20,11 @@ from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
 from envs.episode import Example
 from losses.tokens import TokenLoss, Tokens
-from rl.learner.objective import Batch
+from rl.learner.objective import Batch, Objective
 from rl.model.lora import LoRA
 from rl.model.tiny import TinyModel, TinyMoE
 from rl.records import Credit, Group
-from rl.rollouts.plan import Aggregation, WeightedRow, weighted_rows
+from rl.rollouts.plan import WeightedRow
 from tests.support.rollouts import rollout
 from tests.support.rollouts import row as row_of
 
@@ -95,10 +95,6 @@ def groups(model: PreTrainedModel, *, num_groups: int = 4, seed: int = 0) -> lis
     return made
 
 
-def weighted(model: PreTrainedModel, aggregation: Aggregation, seed: int = 0) -> list[WeightedRow]:
-    return weighted_rows(groups(model, seed=seed), aggregation)
-
-
 @torch.no_grad()
 def _row_logprobs(model: PreTrainedModel, token_ids: Tensor) -> Tensor:
     logits = model(input_ids=token_ids[None], use_cache=False).logits[0, :-1].double()
@@ -136,11 +132,6 @@ def filled(batch: Batch, *, old: bool, dtype: torch.dtype = torch.float64) -> Ba
     )
 
 
-def fixed_old(rows: Sequence[WeightedRow]) -> list[Tensor]:
-    """Return the old logprobs [N] of each row, equal to those of `filled`."""
-    return [fixed(ids, sampled)[0] for ids, sampled in map(completion, rows)]
-
-
 def own(model: PreTrainedModel, rows: Sequence[WeightedRow]) -> list[Tensor]:
     """Return the model's own logprobs [N] of each row."""
     return [
@@ -153,6 +144,21 @@ def completion(row: WeightedRow) -> tuple[Tensor, Tensor]:
     """Token ids [N] and rollout logprobs [N]."""
     mask = torch.tensor(row.completion_mask)
     return torch.tensor(row.token_ids)[mask], torch.tensor(row.rollout_logprobs)[mask].double()
+
+
+class SummedObjective(Objective):
+    """Returns the micro-batch's share of the objective, and the metrics."""
+
+    def __call__(
+        self,
+        batch: Batch,
+        logprobs: Tensor,
+        entropies: Tensor,
+        beta: float = 0.0,
+        candidate_logprobs: Tensor | None = None,
+    ) -> tuple[Tensor, dict[str, Tensor]]:
+        loss, metrics = self.per_token(batch, logprobs, entropies, beta, candidate_logprobs)
+        return batch.weighted_sum(loss), metrics
 
 
 def among(logits: Tensor, kept: Tensor) -> Tensor:

@@ -35,18 +35,6 @@ def copy_run(path: Path, *, steps: int = 3, evaluated: bool = True, record: bool
     return path
 
 
-def add_update(path: Path) -> None:
-    """Add a second update of each batch to the token record, in which pi is larger by 0.5."""
-    for file in path.glob("tokens/*.trainer.rank*"):
-        first = pq.read_table(file)
-        if "pi" in first.column_names:
-            larger = [[x + 0.5 for x in line] for line in first["pi"].to_pylist()]
-            second = first.set_column(first.column_names.index("pi"), "pi", [larger])
-            tables = [first, second.cast(first.schema)]
-            updates = [[0] * len(first) + [1] * len(first)]
-            pq.write_table(pa.concat_tables(tables).append_column("update", updates), file)
-
-
 def add_step(path: Path, step: int, *, is_trained: bool = True) -> None:
     """Repeat a recorded step under another number; the ranks may not have written their files."""
     source = step % NUM_STEPS

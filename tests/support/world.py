@@ -27,16 +27,7 @@ class World:
     """Groups take 0.01 to 100 s, training steps about 1 s; some groups have no score."""
 
     def __init__(
-        self,
-        seed,
-        max_staleness,
-        *,
-        rejects=0.0,
-        step=0,
-        buffer=None,
-        order=None,
-        max_concurrent=1000,
-        **options: Any,
+        self, seed, max_staleness, *, rejects=0.0, step=0, buffer=None, **options: Any
     ) -> None:
         self.seed, self.max_staleness, self.rejects = seed, max_staleness, rejects
         self.started, self.rejected, self.batches = {}, [], {}  # started: index -> version
@@ -46,13 +37,13 @@ class World:
         self.replayed_until = getattr(buffer, "max_staleness", 0)
         self.dispatcher = Dispatcher(
             self.play_group,
-            begun(order or ShuffledOrder(), [Pool(1.0, EXAMPLES)], seed),
+            begun(ShuffledOrder(), [Pool(1.0, EXAMPLES)], seed),
             lambda example, rollouts, version: credit(example, rollouts),
             buffer,
             **{"group_size": GROUP_SIZE, "groups_per_step": GROUPS_PER_STEP, "step": step},
-            **{"max_staleness": max_staleness, "max_concurrent": max_concurrent},
+            max_staleness=max_staleness,
             on_rejected=lambda group: self.rejected.append(group.index),
-            **({"state": DispatcherState()} | options),
+            **({"state": DispatcherState(), "max_concurrent": 1000} | options),
         )
 
     async def play_group(self, index, example, group_size, version):
@@ -68,10 +59,7 @@ class World:
         broken = random.random() < self.rejects
         versions = np.array([-1, began, self.dispatcher.version.number], np.int32)
         rewards = [None if broken else random.random() for _ in range(group_size)]
-        played, fields = (
-            replace(row(-1, 0, 0), token_versions=versions),
-            {"error": "broken" * broken},
-        )
+        played, fields = replace(row(-1, 0, 0), token_versions=versions), {"error": "x" * broken}
         return tuple(rollout(reward, played, fields=fields) for reward in rewards)
 
     async def train(self, first: int, last: int) -> None:

@@ -1,11 +1,13 @@
 """Whole searches by the real GEPA; policy and teacher are one scripted endpoint."""
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pytest
 
+from envs.episode import Episode
+from envs.reverse_text import ReverseText
 from lab.prompts.optimize import optimize_prompt
 from lab.prompts.settings import check_search
 from rl.config.schema import ConfigError
@@ -20,7 +22,6 @@ START, HALF, WHOLE = "Say the word.", "Write short words backwards.", "Write the
 PROPOSALS = tuple(f"So:\n```\n{prompt}\n```" for prompt in ("Shout it.", HALF, WHOLE))
 LOCAL = {"reflection.base_url": "null", "reflection.model": "null"}
 LOCAL |= {"reflection.path": REPO / "models" / "tiny-wiki", "reflection.max_seq_len": 9999}
-FLAKY = "tests.support.flaky_reversal"
 
 
 @pytest.fixture
@@ -29,9 +30,17 @@ def endpoint() -> Iterator[PromptedEndpoint]:
         yield listening
 
 
-def flaky(broken: str = "", empty: str = "[]") -> dict[str, object]:
-    env = {"env._target_": f"{FLAKY}.FlakyReversal", "+env.broken": f"'{broken}'"}
-    return {**env, "+env.empty": empty}
+class Compared(ReverseText):
+    """Compare the rollouts of a group."""
+
+    async def score_group(self, episodes: Sequence[Episode]) -> list[dict[str, float]]:
+        return [{} for _ in episodes]
+
+
+def faulty(broken: str, empty: str = "[]") -> dict[str, object]:
+    """Return overrides of an environment that fails for words that begin with such a letter."""
+    env = {"env._target_": "tests.support.faulty.FaultyReversal", "+env.fault": "raise"}
+    return {**env, "+env.broken": f"'{broken}'", "+env.empty": empty}
 
 
 def search(endpoint: PromptedEndpoint, folder: Path, **more: object) -> Path:
@@ -91,7 +100,7 @@ def test_a_search_finds_the_best_prompt_and_unscored_rollouts_change_no_score(
     """Every file, every printed line, and the questions are stored."""
     monkeypatch.setenv("COLUMNS", "300")
     endpoint.proposals = ("", *PROPOSALS)  # an answer without a prompt costs one round
-    more = {**flaky("aeioubcdf"), "max_calls": 200, "num_val": 20, "perfect_score": 1.0}
+    more = {**faulty("aeioubcdf"), "max_calls": 200, "num_val": 20, "perfect_score": 1.0}
     more["state_columns"] = "[stop_reason,turns,rewards]"
     folder, screen = search(endpoint, tmp_path, **more), capsys.readouterr().out
 
@@ -118,7 +127,7 @@ def test_a_search_finds_the_best_prompt_and_unscored_rollouts_change_no_score(
 
 def test_an_environment_that_scores_nothing_ends_the_search(endpoint, tmp_path):
     with pytest.raises(RunFailed) as caught:
-        search(endpoint, tmp_path, **flaky("abcdefghijklmnopqrstuvwxyz"))
+        search(endpoint, tmp_path, **faulty("abcdefghijklmnopqrstuvwxyz"))
     parts = ("none of the 10 rollouts of a batch has a reward", "the scorer is down")
     for part in (*parts, "best prompt so far:  python o.py", "resume=true"):
         assert part in str(caught.value)
@@ -132,7 +141,7 @@ def test_an_environment_that_scores_nothing_ends_the_search(endpoint, tmp_path):
         ({"reflection.api_key_variable": "sk-123"}, "reflection.api_key_variable does not name "),
         ({"max_calls": 25}, "max_calls=25 is too low for one round: scoring the first prompt"),
         ({"state_columns": "[turn, turns]"}, "state_columns contains turn, which no rollout has"),
-        ({"env._target_": f"{FLAKY}.Compared"}, "reverse-text compares rollouts of a group"),
+        ({"env._target_": f"{__name__}.Compared"}, "reverse-text compares rollouts of a group"),
         ({"reflection.model": "null"}, "reflection: reflection.base_url=http"),
         ({"reflection.path": "x/y"}, "and reflection.path=x/y are both set"),
         (LOCAL, "reflection.max_seq_len=9999, but"),

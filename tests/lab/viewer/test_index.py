@@ -12,6 +12,8 @@ import urllib.request
 from base64 import b64decode
 from pathlib import Path
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from starlette.testclient import TestClient
 
@@ -26,7 +28,19 @@ from rl.runtime.lock import locked
 from tests.support.composing import REPO
 from tests.support.golden import golden
 from tests.support.outcomes import without
-from tests.support.viewed_run import add_step, add_update, copy_run
+from tests.support.viewed_run import add_step, copy_run
+
+
+def add_update(path: Path) -> None:
+    """Add a second update of each batch to the token record, in which pi is larger by 0.5."""
+    for file in path.glob("tokens/*.trainer.rank*"):
+        first = pq.read_table(file)
+        if "pi" in first.column_names:
+            larger = [[x + 0.5 for x in line] for line in first["pi"].to_pylist()]
+            second = first.set_column(first.column_names.index("pi"), "pi", [larger])
+            tables = [first, second.cast(first.schema)]
+            updates = [[0] * len(first) + [1] * len(first)]
+            pq.write_table(pa.concat_tables(tables).append_column("update", updates), file)
 
 
 @pytest.fixture

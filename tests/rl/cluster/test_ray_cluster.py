@@ -14,8 +14,7 @@ from rl.cluster.ray_cluster import RayCluster
 from rl.runtime.child import Reaper
 from rl.runtime.failure import RunFailed
 from rl.runtime.folder import RunFolder
-from tests.support.families import Family, alive, wait_until
-from tests.support.ray_nodes import ray_nodes
+from tests.rl.runtime.test_child import Family, alive, wait_until
 
 ray = pytest.importorskip("ray", reason="Ray is not installed: make cluster")
 DEMAND = Demand(replicas=1, devices_per_replica=2, ranks=2)
@@ -43,8 +42,18 @@ def settings(address: str) -> RayCluster:
 
 @pytest.fixture(scope="module")
 def ray_cluster():
-    with ray_nodes(cores=(2, 2), gpus=2, head_cores=1) as cluster:
+    """Start a real Ray on this machine: a head, and two nodes with two pretended GPUs each."""
+    health = {"period_ms": 200, "failure_threshold": 5, "timeout_ms": 1000}
+    quick = {"_system_config": {f"health_check_{name}": value for name, value in health.items()}}
+    least = {"object_store_memory": 80_000_000}  # bytes; we store no objects there
+    utils, head = pytest.importorskip("ray.cluster_utils"), {**least, **quick, "num_cpus": 1}
+    cluster = utils.Cluster(initialize_head=True, head_node_args=head)
+    try:
+        for address in NODES:
+            cluster.add_node(node_ip_address=address, num_cpus=2, num_gpus=2, **least)
         yield cluster
+    finally:
+        cluster.shutdown()
 
 
 @pytest.fixture(scope="module")

@@ -16,7 +16,7 @@ from rl.learner.critic import CriticSettings, ValueModel
 from rl.learner.deepspeed_engine import gather
 from rl.learner.objective import Batch
 from rl.rollouts.plan import plan_batch
-from tests.support.forked_groups import forked_groups, plain_credit
+from tests.support.forked_groups import forked_groups
 from tests.support.policy_setup import (
     BUDGETS,
     PlainSteps,
@@ -164,6 +164,38 @@ def test_advantages_and_steps_are_those_of_plain_torch_on_the_whole_batch(setup,
         assert stats["train/critic_grad_norm"] == pytest.approx(norm, rel=1e-5)
         own = sum(float(b.value_targets.weights.sum()) for b in credited) if is_last else 0.0
         assert stats["train/odd"] == pytest.approx(setup.ranks.sum(own))
+
+
+def plain_credit(groups, values, penalties, *, gamma, gae_lambda, over):
+    """Return advantage, return, and whether it begins a step, for each token that trains.
+
+    It uses no tables, plans or ranks, but lists, one rollout after the other. `values` and
+    `penalties` return numbers of a row's completion tokens.
+    """
+    pairs = [pair for g in groups for pair in zip(g.rollouts, g.credits, strict=True)]
+    result = {}  # rollout of the batch, position among its completion tokens -> these three
+    for i, (rollout, credit) in enumerate(pairs):
+        if credit.reward is None or not credit.trains:
+            continue
+        value = [v for row in rollout.rows for v in values(row)]
+        turns = [int(t) for row in rollout.rows for t in row.turns if t >= 0]
+        reward = [0.0] * len(turns)
+        for turn, earned in enumerate(credit.turn_rewards):
+            reward[len(turns) - 1 - turns[::-1].index(turn)] += earned
+        lost = [p for row in rollout.rows for p in penalties(row)]
+        reward = [r - p for r, p in zip(reward, lost, strict=True)]
+        steps = list(range(len(turns))) if over == "tokens" else turns
+        firsts = [steps.index(step) for step in sorted(set(steps))]
+        advantage, after, by_step = 0.0, 0.0, {}
+        for first in reversed(firsts):
+            gained = sum(r for r, s in zip(reward, steps, strict=True) if s == steps[first])
+            delta = gained + gamma * after - value[first]
+            advantage = delta + gamma * gae_lambda * advantage
+            after = value[first]
+            by_step[steps[first]] = (advantage, advantage + value[first])
+        for position, step in enumerate(steps):
+            result[i, position] = (*by_step[step], position in firsts)
+    return result
 
 
 def with_metric(*values):

@@ -21,7 +21,7 @@ from rl.rollouts.plan import plan, weighted_rows
 from rl.runtime.failure import RunFailed
 from tests.support import tiny_policy
 from tests.support.composing import CONF, chosen, composed
-from tests.support.summed_objective import SummedObjective as Objective
+from tests.support.tiny_policy import SummedObjective as Objective
 
 torch.set_num_threads(1)
 
@@ -114,7 +114,8 @@ def test_value_and_gradient_are_the_same_for_every_split_and_order(
     composed = how == "composed"
     objective = Objective(shipped(loss), **(COMPOSED if composed else {}))
     rows = weighted_rows(groups, AGGREGATIONS[weights])
-    extras = (everything, tiny_policy.fixed_old(rows)) if composed else (None, None)
+    fixed_old = [tiny_policy.fixed(*tiny_policy.completion(row))[0] for row in rows]  # as `filled`
+    extras = (everything, fixed_old) if composed else (None, None)
     plain = tiny_policy.informed(model, rows, shipped(loss), old=extras[1])
     value, gradient = tiny_policy.reference(model, rows, plain, extras[0], old=extras[1])
     assert tiny_policy.flat(gradient).norm() > 0.01

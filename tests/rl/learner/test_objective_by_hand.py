@@ -20,7 +20,7 @@ from rl.learner.objective import Batch
 from rl.learner.observation import observation
 from rl.learner.preparation import relative_penalties
 from rl.records import MicroBatch
-from tests.support.summed_objective import SummedObjective as Objective
+from tests.support.tiny_policy import SummedObjective as Objective
 from tests.support.tiny_policy import filled
 
 NAN = np.nan

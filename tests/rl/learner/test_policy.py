@@ -15,24 +15,24 @@ from peft import PeftModel
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
+from losses.aggregation import token_mean
 from losses.tokens import TokenLoss
 from rl.learner.logprobs import Rows
 from rl.learner.objective import Batch, Objective
 from rl.learner.optim import Muon
+from rl.rollouts.plan import weighted_rows
 from tests.rl.learner.test_updates import initial
+from tests.support import tiny_policy
 from tests.support.policy_setup import (
-    ADAPTED,
     BUDGETS,
     RATE,
     PlainSteps,
     adapted,
     all_same,
     same,
-    without_advantage,
 )
 from tests.support.ranks import on_ranks, per_world
 from tests.support.tiny_policy import flat, relative_error
-from tests.support.unpickled import Written
 
 # Recomputed and compiled layers occur with some stages only: a compiled case takes 15 s or more.
 SPLIT = ("zero0", "zero1", "zero2", "zero3 scattered", "zero3_offload scattered")
@@ -57,6 +57,19 @@ STEPS = {
     ),
 }
 steps = per_world("dtype, mode", STEPS)
+ADAPTED = {  # the modes of policies with an adapter: dtype, how, modules_to_save
+    1: (("float32", "zero0", ()), ("bfloat16", "zero0", ("model.norm",))),
+    2: (
+        ("float32", "zero1", ("model.norm",)),
+        ("bfloat16", "zero2", ()),
+        ("bfloat16", "zero3", ("model.norm",)),
+        ("float32", "zero3 scattered", ()),
+    ),
+}
+
+
+def without_advantage(row):
+    return replace(row, advantages=0 * row.advantages)
 
 
 def forked_rows(rows):
@@ -122,7 +135,10 @@ def test_a_long_gradient_is_clipped_and_its_length_reported(setup, mode):
 @per_world("mode", {1: ("zero1", "zero3"), 2: ("zero0", "zero2", "zero3")})
 @on_ranks
 def test_no_number_of_bfloat16_micro_batches_loses_a_part_of_the_gradient(setup, mode):
-    optim, rows = PlainSteps(0.0), setup.many_rows(16)
+    optim, groups = PlainSteps(0.0), tiny_policy.groups(setup.twin, num_groups=8, seed=3)
+    rows = [
+        row for row in weighted_rows(groups, token_mean) if row.num_completion and row.has_advantage
+    ][:16]
     policy = setup.policy("bfloat16", mode, optim)
     gradients = []
     for budget, count in ((10**6, setup.ranks.world), (1, 16)):
@@ -271,6 +287,16 @@ def trained_adapter(setup, dtype, mode):
     policy = setup.policy(dtype, mode, setup.adamw())
     policy.update(setup.batch(setup.rows), setup.objective)
     return policy
+
+
+class Written:
+    """An object whose pickle creates a file when it is loaded."""
+
+    def __init__(self, path):
+        self.path = path
+
+    def __reduce__(self):
+        return Path.touch, (self.path,)
 
 
 @per_world("mode", {1: ["zero0", "zero2", "zero3"]})

@@ -7,6 +7,7 @@ import sys
 from contextlib import suppress
 from pathlib import Path
 
+import psutil
 import pytest
 
 from rl.runtime.child import (
@@ -17,8 +18,34 @@ from rl.runtime.child import (
     last_lines,
     python_module,
 )
-from tests.support.families import Family, alive, wait_until
-from tests.support.launching import ROOT
+from tests.support.launching import ROOT, wait_for
+
+# A child that ends when told to, and a grandchild in its group that does not.
+FAMILY = (
+    "(trap '' TERM HUP INT; exec sleep 30) & echo $$ $! > {pids}.new; mv {pids}.new {pids}; wait"
+)
+
+
+def alive(pid: int) -> bool:
+    try:
+        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
+
+
+def wait_until(condition, seconds: float = 5.0) -> bool:
+    return wait_for(condition, seconds, every=0.02)
+
+
+class Family:
+    """`command` starts a child with a stubborn grandchild; calling it gives both process ids."""
+
+    def __init__(self, pids: Path) -> None:
+        self.pids, self.command = pids, ["sh", "-c", FAMILY.format(pids=pids)]
+
+    def __call__(self) -> list[int]:
+        assert wait_until(self.pids.exists)
+        return [int(pid) for pid in self.pids.read_text().split()]
 
 
 @pytest.fixture

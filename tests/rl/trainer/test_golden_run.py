@@ -22,9 +22,9 @@ from rl.terminal.screen import final_summary, step_line
 from rl.trainer.alarms import Alarms
 from rl.trainer.loggers import rollout_rows
 from tests.rl.rollouts.test_golden_batch import MASKED
+from tests.rl.terminal.test_screen import STEP
 from tests.support.composing import composed, learned
 from tests.support.golden import golden
-from tests.support.metrics import STEP
 
 TEXTS = {
     "inference0": "serving", "inference1": "starting vLLM", "rollouts": "batch 12: 3 of 8 rollouts",

@@ -7,6 +7,7 @@ import json
 import math
 import os
 import re
+import struct
 import subprocess
 import sys
 from pathlib import Path
@@ -17,7 +18,8 @@ from rl.runtime.folder import RunFolder
 from rl.runtime.metrics import MetricsFile
 from rl.trainer.loggers import WandbLogger, wandb_id
 from rl.trainer.tensorboard_logger import TensorBoardLogger
-from tests.support.wandb_files import records
+
+BLOCK, HEADER = 32768, 7  # bytes of the blocks and headers of wandb's offline file
 
 WANDB_RUN = """
 import logging, math, sys
@@ -33,6 +35,36 @@ logger.log(0, {"train/reward": 0.5, "train/loss": math.nan})
 logger.log(1, {"train/reward": 0.6, "time/push": 0.1})
 logger.finish()
 """
+
+
+def wandb_records(folder):
+    """Yield the kind and content of every record of the offline runs in a run's folder.
+
+    wandb's offline file has LevelDB's log format.
+    """
+    from wandb.proto import wandb_internal_pb2
+
+    for path in sorted(folder.glob("wandb/offline-run-*/*.wandb")):
+        for data in _chunks(path.read_bytes()):
+            record = wandb_internal_pb2.Record()
+            record.ParseFromString(data)
+            kind = record.WhichOneof("record_type")
+            yield kind, getattr(record, kind)
+
+
+def _chunks(content):
+    position, parts = HEADER, b""  # the file header has the length of a record header
+    while position + HEADER <= len(content):
+        left = BLOCK - position % BLOCK
+        if left < HEADER:  # padding to the end of a block
+            position += left
+            continue
+        _, length, kind = struct.unpack_from("<IHB", content, position)
+        parts += content[position + HEADER : position + HEADER + length]
+        position += HEADER + length
+        if kind in (1, 4):  # a whole record, or its last part
+            yield parts
+            parts = b""
 
 
 def use_wandb(folder, mode, **environment):
@@ -59,7 +91,7 @@ def test_wandb_offline_writes_below_the_run_folder(tmp_path):
     assert any(b"my-run-1" in path.read_bytes() for path in folder.glob("wandb/off*/*.wandb"))
     steps = [
         {item.key or ".".join(item.nested_key): json.loads(item.value_json) for item in record.item}
-        for kind, record in records(folder)
+        for kind, record in wandb_records(folder)
         if kind == "history"
     ]
     assert [step["train/reward"] for step in steps] == [0.5, 0.6]

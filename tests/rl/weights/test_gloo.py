@@ -2,7 +2,7 @@
 
 A replica here is two processes, as under tensor parallelism; the trainer is this one. For sync=nccl
 and sync=ipc they have our engine of the plugin in them, and the functions of CUDA and NCCL are
-replaced (tests/support/without_gpu.py); `pytest -m gpu` has tests with them.
+replaced (tests/support/receiving.py); `pytest -m gpu` has tests with them.
 """
 
 import os
@@ -28,7 +28,6 @@ from rl.weights.ipc import decode
 from rl.weights.transport import open_reader
 from tests.support.receiving import opened
 from tests.support.replicas import replica_at
-from tests.support.without_gpu import engine_worker
 
 torch.set_num_threads(1)
 WEIGHTS = {
@@ -58,6 +57,46 @@ def worker(number: int, calls: Connection) -> None:
                     calls.send(forms(reader.read(call["fingerprint"], **call["source"])))
             except RuntimeError as error:
                 calls.send({"error": str(error)})
+
+
+class Model(torch.nn.Module):
+    """A model whose parameters have the given names, each of a layer of its own."""
+
+    def __init__(self, weights: dict[str, torch.Tensor]) -> None:
+        super().__init__()
+        for name, tensor in weights.items():
+            owner, _, leaf = name.rpartition(".")
+            layer = torch.nn.Module()
+            empty = torch.nn.Parameter(torch.zeros_like(tensor), requires_grad=False)
+            layer.register_parameter(leaf, empty)
+            self.add_module(owner, layer)
+
+    def load_weights(self, weights: list[tuple[str, torch.Tensor]]) -> set[str]:
+        for name, tensor in weights:
+            self.get_parameter(name).copy_(tensor)
+        return {name for name, _ in weights}
+
+
+def engine_worker(number: int, calls: Connection, weights: dict[str, torch.Tensor]) -> None:
+    """Answer the requests of a push with our engine of vLLM, which loads and compares a model."""
+    from rl.weights import vllm_plugin
+
+    for name in ("initialize", "finalize"):  # they need a model of vLLM's
+        setattr(vllm_plugin, f"{name}_layerwise_reload", lambda *_: None)
+    engine: Any = object.__new__(vllm_plugin.WholeWeightsEngine)
+    engine.model, engine.model_config = Model(weights), None
+    engine.parallel_config = SimpleNamespace(tensor_parallel_size=1, rank=number)
+    calls.send("ready")  # after the import, which takes longer than a push may
+    while call := calls.recv():
+        try:
+            if "reader" in call:
+                engine.init_transfer_engine(engine.parse_init_info(call))
+            else:
+                engine.receive_weights(engine.parse_update_info(call))
+                engine.finish_weight_update()
+            calls.send({"held": fingerprint(dict(engine.model.named_parameters()))})
+        except RuntimeError as error:
+            calls.send({"error": str(error)})
 
 
 class Workers:
