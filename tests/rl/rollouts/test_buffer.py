@@ -48,9 +48,8 @@ def test_a_batch_waits_for_a_group_that_would_be_too_old_for_the_next(running, w
     assert (groups is None) == waits
 
 
-@pytest.mark.parametrize("buffer", [FifoBuffer(), difficulty_buffer(min_spread=0.0)])
-def test_a_group_without_a_token_is_rejected(buffer):
-    whole = graded((1.0, 0.0))
+def test_a_group_without_a_token_is_rejected():
+    buffer, whole = difficulty_buffer(), graded((1.0, 0.0))
     empty = tuple(replace(rollout, rows=()) for rollout in whole.rollouts)
     assert not buffer.add(replace(whole, rollouts=empty))
     assert buffer.add(replace(whole, rollouts=(whole.rollouts[0], empty[1])))
@@ -61,17 +60,13 @@ def test_a_group_without_a_token_is_rejected(buffer):
     ("rewards", "why"),
     [
         ((None, None), "unscorable"),
-        ((0.0, 0.1, 0.1), "too_hard"),  # mean 0.067
         ((0.0, 0.0, None), "too_hard"),  # checked before zero spread
         ((0.0, 0.25, None), ""),  # mean 0.125, no longer below
-        ((1.0, 1.0, 1.0), "too_easy"),
         ((0.75, 1.0), ""),  # mean 0.875, not above
         ((0.9, 1.0), "too_easy"),
-        ((0.5, 0.5, 0.5), "zero_spread"),
         ((0.5, 0.625), "zero_spread"),
         ((0.5, 0.75), ""),  # the least spread that is wanted
         ((0.5, None), "zero_spread"),  # one score has no spread
-        ((0.0, 1.0), ""),
     ],
 )
 def test_the_first_reason_rejects_a_group_and_is_counted(rewards, why):
@@ -89,41 +84,19 @@ VARIANCE = {"min_spread": 1e-6, "min_reward_variance": 0.1875}
 @pytest.mark.parametrize(
     ("bounds", "rewards", "shaped", "why"),
     [
-        (SPREAD, (0.0, 1.0), (0.5, 0.5), "zero_spread"),  # no difference is left
         (SPREAD, (0.0, 1.0), (None, 1.0), "zero_spread"),  # one was dropped
-        (SPREAD, (0.0, 1.0), (None, None), "zero_spread"),
         (SPREAD, (0.5, 0.5), (0.5, 0.25), ""),  # they differ by a penalty
         (SPREAD, (1.0, 1.0), (0.0, 0.5), "too_easy"),  # the difficulty is that of plain rewards
         # 0.25: p * (1 - p), and not 0.5, which n - 1 would give
         (VARIANCE, (1.0, 1.0), (0.0, 1.0), ""),
         (VARIANCE, (1.0,) * 4, (0.0, 0.0, 0.0, 1.0), ""),  # 0.1875, the least that is wanted
         (VARIANCE, (1.0,) * 5, (0.0, 0.0, 0.0, 0.0, 1.0), "low_variance"),  # 0.16
-        (VARIANCE, (1.0,) * 5, (0.0, 0.0, 0.0, 1.0, None), ""),  # the unscorable one is left out
-        (VARIANCE, (1.0, 1.0), (0.5, 0.625), "low_variance"),
         (VARIANCE, (1.0, 1.0), (0.5, 0.5), "zero_spread"),  # the first reason
-        (VARIANCE, (1.0, 1.0), (None, None), "zero_spread"),
     ],
 )
 def test_spread_and_variance_are_those_of_the_shaped_rewards(bounds, rewards, shaped, why):
     credits = tuple(Credit(reward, (0.0,)) for reward in shaped)
     buffer = difficulty_buffer(**bounds)
-    assert buffer.why_useless(replace(graded(rewards), credits=credits)) == why
-
-
-@pytest.mark.parametrize(
-    ("rewards", "advantages", "why"),
-    [
-        ((1.0, 1.0), ((0.0, -1.0), (0.0, 1.0)), ""),  # the sums are equal, the turns differ
-        ((1.0, 1.0), ((0.0, 0.0), (0.0, 0.0)), "zero_spread"),
-        ((1.0, 1.0, 1.0), ((0.0,), (0.0, 0.25), (0.0, -0.25)), ""),  # of one turn and of two
-        ((1.0, 0.0), ((0.0, 0.0), (0.0,)), "zero_spread"),  # no other rollout has that turn
-        ((1.0, None), ((0.0, 1.0), (0.0,)), "zero_spread"),  # one score has no spread
-        ((1.0, 0.0), ((0.25, 0.0), (-0.125, 0.0)), "zero_spread"),  # less than is wanted
-    ],
-)
-def test_the_spread_of_turns_is_that_of_their_advantages(rewards, advantages, why):
-    credits = tuple(Credit(r, a) for r, a in zip(rewards, advantages, strict=True))
-    buffer = difficulty_buffer(min_spread=0.5)
     assert buffer.why_useless(replace(graded(rewards), credits=credits)) == why
 
 

@@ -32,8 +32,8 @@ def pools(*sizes: int, weights: tuple[float, ...] | None = None) -> list[Pool]:
     ]
 
 
-def places(order: ExampleOrder, count: int, first: int = 0) -> list[tuple[int, int]]:
-    return [order.next(index) for index in range(first, first + count)]
+def places(order: ExampleOrder, count: int) -> list[tuple[int, int]]:
+    return [order.next(index) for index in range(count)]
 
 
 @pytest.fixture(params=ORDERS)
@@ -54,17 +54,6 @@ def test_pools_are_drawn_by_weight_and_no_example_repeats_before_the_rest_of_its
     assert [drawn[n] for n in range(3)] == pytest.approx([1000, 2000, 5000], abs=130)
 
 
-@pytest.mark.parametrize("cut", [0, 1, 7, 25])
-def test_a_resumed_order_continues_at_the_same_place(make, cut):
-    given = pools(6, 4)
-    whole, before, after = make(given), make(given), make(given)
-    expected = places(whole, 50)
-    assert places(before, cut) == expected[:cut]
-    after.load(json.loads(json.dumps(before.state())))
-    assert places(after, 50 - cut, cut) == expected[cut:]
-    assert after.state() == whole.state()
-
-
 def test_the_error_for_a_missing_place_names_the_sizes_of_the_pools(make):
     order = make(pools(3, 2))
     for place in ((0, 3), (1, 2), (2, 0), (0, -1), (-1, 0)):
@@ -72,7 +61,7 @@ def test_the_error_for_a_missing_place_names_the_sizes_of_the_pools(make):
             order.example(place)
 
 
-@pytest.mark.parametrize("given", [[], pools(0), pools(3, 0)])
+@pytest.mark.parametrize("given", [[], pools(3, 0)])
 def test_an_environment_without_examples_is_refused(make, given):
     with pytest.raises(ValueError, match="no training examples"):
         make(given)
@@ -99,19 +88,13 @@ def test_the_shuffled_order_is_that_of_earlier_versions_and_depends_only_on_seed
 def test_sequential_is_the_order_of_the_data_pass_after_pass():
     order = begun(SequentialOrder(), pools(3), 5)
     assert [position for _, position in places(order, 8)] == [0, 1, 2, 0, 1, 2, 0, 1]
-    mixture = places(begun(SequentialOrder(), pools(2, 3), 5), 40)
-    for pool, size in enumerate((2, 3)):
-        own = [position for n, position in mixture if n == pool]
-        assert own == [i % size for i in range(len(own))]
-        assert len(own) > 10
 
 
 def test_an_order_that_observes_groups_needs_a_state():
     methods = {"observe": lambda *_: None, "state": lambda _: {}}
     with pytest.raises(ValueError, match="Forgetful observes groups, but a resumed run would lose"):
         type("Forgetful", (ExampleOrder,), methods)()
-    whole = type("Whole", (ExampleOrder,), {**methods, "load": lambda *_: None})()
-    assert whole.metrics() == {}
+    type("Whole", (ExampleOrder,), {**methods, "load": lambda *_: None})()
 
 
 LEVELS = ("easy", "normal", "hard")
@@ -121,32 +104,21 @@ def difficulty(given, seed=0, **knobs):
     return begun(DifficultyOrder(**{**KNOBS, **knobs}), given, seed)
 
 
-def level_of(order: DifficultyOrder, place: tuple[int, int]) -> str:
-    """Return the level of an example in the state of a checkpoint."""
-    levels = order.state()["played"][place[0]]
-    return next((level for level in LEVELS if place[1] in levels[level]), "unplayed")
-
-
 @pytest.mark.parametrize(
     ("rewards", "level"),
     [
-        ((1.0, 1.0), "easy"),
         ((0.6, 1.0), "easy"),  # the threshold itself
-        ((0.5, 1.0), "normal"),
-        ((0.0, 1.0), "normal"),
         ((0.0, 0.5), "normal"),  # 0.25
         ((0.0, 0.4), "hard"),  # 0.2, the threshold itself
-        ((0.0, 0.0), "hard"),
         ((1.0, None), "easy"),  # the mean of the scored rollouts
-        ((0.0,), "hard"),  # a group of one
-        ((None, None), "normal"),  # an unscorable group changes nothing
     ],
 )
 def test_the_mean_reward_of_a_group_decides_the_level_of_its_example(rewards, level):
     order = difficulty(pools(5))
     place = order.next(0)
     order.observe(place, graded(rewards))
-    assert level_of(order, place) == level
+    (levels,) = order.state()["played"]
+    assert levels == {name: [place[1]] if name == level else [] for name in LEVELS}
 
 
 def naive(given, seed: int, count: int, **weights: float) -> list[tuple[int, int]]:
@@ -175,38 +147,33 @@ def naive(given, seed: int, count: int, **weights: float) -> list[tuple[int, int
     return places
 
 
-WEIGHTS = [
-    {},
-    {"easy_weight": 1.0, "normal_weight": 5.0, "hard_weight": 3.0},
-    {"easy_weight": 0.0, "hard_weight": 0.0},
-    {"normal_weight": 0.0, "hard_weight": 0.0},
-]
-
-
-@pytest.mark.parametrize("weights", WEIGHTS)
+@pytest.mark.parametrize(
+    "weights",
+    [
+        {},
+        {"easy_weight": 1.0, "normal_weight": 5.0, "hard_weight": 3.0},
+        {"normal_weight": 0.0, "hard_weight": 0.0},
+    ],
+)
 @pytest.mark.parametrize("seed", [0, 4])
 def test_the_order_draws_what_the_naive_model_draws(seed, weights):
     given = pools(12, 5, weights=(2.0, 1.0))
-    assert continued(difficulty(given, seed, **weights), 0, 400) == naive(
-        given, seed, 400, **weights
-    )
+    drawn = continued(difficulty(given, seed, **weights), 0, 400)
+    assert drawn == naive(given, seed, 400, **weights)
 
 
 def test_the_metrics_are_the_shares_of_the_levels_and_the_number_of_played_examples():
     order = difficulty(pools(20), easy_weight=0.5, normal_weight=0.5)
     for place in places(order, 8):
         order.observe(place, graded([1.0]))
-    expected = {"easy": 0.4, "normal": 0.6, "hard": 0.0, "seen": 8.0}
-    assert order.metrics() == expected
-    order.pools[0].examples.append(Example(20, "e0", []))  # no rollout has played the added example
-    assert order.metrics() == expected
+    assert order.metrics() == {"easy": 0.4, "normal": 0.6, "hard": 0.0, "seen": 8.0}
 
 
 def reward_of(place: tuple[int, int], index: int) -> float | None:
     return Random(f"{place}:{index // 7}").choice([None, 0.0, 0.1, 0.2, 0.5, 0.8, 0.9, 1.0])
 
 
-def continued(order: DifficultyOrder, first: int, last: int) -> list[tuple[int, int]]:
+def continued(order: ExampleOrder, first: int, last: int) -> list[tuple[int, int]]:
     """Draw and observe groups."""
     drawn = []
     for index in range(first, last):
@@ -215,10 +182,10 @@ def continued(order: DifficultyOrder, first: int, last: int) -> list[tuple[int, 
     return drawn
 
 
-@pytest.mark.parametrize("cut", [0, 1, 13, 60, 200])
-def test_a_resumed_order_that_observes_groups_continues_as_if_it_had_not_stopped(cut):
+@pytest.mark.parametrize("cut", [0, 13, 200])
+def test_a_resumed_order_continues_as_if_it_had_not_stopped(make, cut):
     given = pools(40, 15, weights=(2.0, 1.0))
-    whole, before, after = (difficulty(given, 4) for _ in range(3))
+    whole, before, after = (make(given, 4) for _ in range(3))
     expected = continued(whole, 0, 300)
     assert continued(before, 0, cut) == expected[:cut]
     after.load(json.loads(json.dumps(before.state())))

@@ -25,8 +25,6 @@ from tests.support.replicas import inference
 from tests.support.rollouts import rollout
 from tests.support.scripted import SAMPLER, ScriptedClient, tiny_renderer
 
-TWO = ("inference.replicas=2", "inference.args.max_num_seqs=8")
-
 
 class Begun(Exception):
     """Raised with the arguments of the service, so that `main` ends before it listens."""
@@ -63,25 +61,19 @@ async def begun(folder, monkeypatch, *overrides):
     return Connecting.settings, caught.value.args[2]
 
 
-@pytest.mark.parametrize(
-    ("overrides", "num_seqs", "max_concurrent", "seed"),
-    [
-        ((), None, 100, None),
-        ((*TWO, "sampler.seeded=true"), 16, 100, 5),  # both replicas together
-        (("strategy=extremes", "strategy.factor=3"), None, 33, None),  # 12 attempts per 4 rollouts
-        (("strategy=branch", "strategy.branches=3"), None, 100, None),  # 1 attempt at first
-    ],
-)
-async def test_the_limits_of_sampling_count_replicas_and_attempts(
-    overrides, num_seqs, max_concurrent, seed, tmp_path, monkeypatch
-):
+async def test_the_limits_of_sampling_count_replicas_and_attempts(tmp_path, monkeypatch):
     limits = ("sampler.max_concurrent=100", "sampler.max_prompt_len=200")
-    setting, dispatcher = await begun(tmp_path, monkeypatch, *limits, *overrides)
-    assert (setting.num_seqs, dispatcher.max_concurrent) == (num_seqs, max_concurrent)
-    assert dispatcher.play_group.__self__.seed == seed
+    two = ("inference.replicas=2", "inference.args.max_num_seqs=8", "sampler.seeded=true")
+    setting, dispatcher = await begun(tmp_path / "two", monkeypatch, *limits, *two)
+    assert (setting.num_seqs, dispatcher.max_concurrent) == (16, 100)  # both replicas together
+    assert dispatcher.play_group.__self__.seed == 5
     assert dispatcher.order.pools[0].examples._limit == 201
     assert dispatcher.stateful.keys() == {"advantage", "env", "strategy"}
     assert [told.__name__ for told in dispatcher.version.listeners] == ["begin_version"]
+    attempts = ("strategy=extremes", "strategy.factor=3")  # 12 per 4 rollouts
+    setting, dispatcher = await begun(tmp_path / "attempts", monkeypatch, *limits, *attempts)
+    assert (setting.num_seqs, dispatcher.max_concurrent) == (None, 33)
+    assert dispatcher.play_group.__self__.seed is None
 
 
 async def test_credits_follow_the_schedules_at_the_version_of_their_group(tmp_path, monkeypatch):
@@ -127,24 +119,21 @@ def serving(folder: RunFolder, *incarnations: int) -> ServingReplicas:
 async def test_metrics_count_since_the_last_batch_and_a_single_replica_has_none(
     tmp_path, monkeypatch
 ):
-    counts = {"inference0": [(10.0, 5.0), (30.0, 20.0)], "inference1": [None, (8.0, 0.0)]}
-    counts["inference2"] = [(0.0, 0.0)] * 2
+    counts = {"inference0": [(10.0, 5.0), (30.0, 20.0)], "inference1": [None, (0.0, 0.0)]}
     monkeypatch.setattr(
         serving_replicas, "prefix_cache_counts", lambda replica: counts[replica.name].pop(0)
     )
-    replicas = serving(RunFolder(tmp_path), 0, 2, 1)
+    replicas = serving(RunFolder(tmp_path), 1, 2)
     for i, route in enumerate(replicas.router.routes):
         route.num_groups, route.num_completions, route.num_tokens = 1, 2 + i, 30 + i
-    whole = {"inference/replicas_alive": 3, "inference/restarts": 3}
-    whole |= {f"inference{i}/groups": 1 for i in range(3)}
-    assert await replicas.metrics() == whole | {
-        **{f"inference{i}/completions": 2 + i for i in range(3)},
-        **{f"inference{i}/tokens": 30 + i for i in range(3)},
-        **{"inference0/prefix_hits": 0.5, "inference2/prefix_hits": 0.0},  # 1 was unreachable
-    }
-    none = {f"inference{i}/{name}": 0 for i in range(3) for name in ("completions", "tokens")}
+    whole = {"inference/replicas_alive": 2, "inference/restarts": 3}
+    whole |= {"inference0/groups": 1, "inference1/groups": 1}
+    first = {"inference0/completions": 2, "inference1/completions": 3}
+    first |= {"inference0/tokens": 30, "inference1/tokens": 31}
+    hits = {"inference0/prefix_hits": 0.5}  # the other one was unreachable
+    assert await replicas.metrics() == whole | first | hits
     hits = {"inference0/prefix_hits": 15 / 20, "inference1/prefix_hits": 0.0}
-    assert await replicas.metrics() == whole | none | hits | {"inference2/prefix_hits": 0.0}
+    assert await replicas.metrics() == whole | dict.fromkeys(first, 0) | hits
     started(RunFolder(tmp_path), "inference", 0)
     replicas = ServingReplicas(RunFolder(tmp_path), inference(1))
     replicas.publish({"inference": 0})
@@ -167,6 +156,7 @@ async def test_a_replica_that_the_supervisor_has_restarted_gets_no_more_requests
         while not first.lost:
             await asyncio.sleep(0.01)
     watching.cancel()
+    replicas.publish({"inference0": 0, "inference1": 1})  # the new process has no pushed weights
     assert [route.replica.name for route in replicas.router.routes] == ["inference1"]
     why = "the supervisor has restarted it"
     assert read_restart_request(folder, "inference0", 0) == why

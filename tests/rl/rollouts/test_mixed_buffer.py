@@ -47,12 +47,16 @@ def ids(groups: list[Group]) -> list[str]:
 
 def test_batches_by_hand():
     """Half of a batch of two is replayed, and a group may be at most three versions old."""
-    mixed = buffer()
-    for index in range(6):
-        mixed.add(group(index, index))
+    mixed, groups = buffer(), [group(index, index) for index in range(6)]
+    for each in groups:
+        mixed.add(each)
     assert mixed.num_new(2) == 1
     assert ids(mixed.draw(0, 2, 1, ())) == ["000000.0"]  # nothing to replay yet
-    assert ids(mixed.draw(1, 2, 1, ())) == ["000001.0", "000000.0@1"]
+    drawn, first = mixed.draw(1, 2, 1, ()), groups[0]
+    assert ids(drawn) == ["000001.0", "000000.0@1"]
+    again = drawn[1]  # with its rewards, advantages and tokens
+    assert (again.version, again.credits, again.rewards) == (0, first.credits, first.rewards)
+    assert all(a.rows is b.rows for a, b in zip(again.rollouts, first.rollouts, strict=True))
     second = ids(mixed.draw(2, 2, 1, ()))
     assert second[0] == "000002.0"
     assert second[1] in ("000000.0@2", "000001.0@2")
@@ -79,30 +83,6 @@ def test_a_batch_that_no_step_trains_changes_nothing_of_what_is_stored():
     assert mixed.state() != before
     mixed.undo_draw()
     assert mixed.state() == before
-    # A demonstration that cannot be made.
-    mixed = buffer(replay_share=0.3, demonstration_share=0.3)
-    mixed.add(group(0, 0))
-    before = mixed.state()
-
-    def demonstrate(seed, example):
-        raise ValueError("the data set has ended")
-
-    mixed.demonstrate = demonstrate
-    with pytest.raises(ValueError, match="has ended"):
-        mixed.draw(0, 3, 0, ())
-    assert mixed.state()["stored"] == before["stored"]
-
-
-def test_a_replayed_group_keeps_rewards_advantages_and_tokens():
-    mixed, first = buffer(), group(0, 0)
-    mixed.add(first)
-    mixed.draw(0, 2, 0, ())
-    mixed.add(group(1, 1))
-    again = mixed.draw(1, 2, 0, ())[1]
-    assert (again.index, again.version, again.credits) == (0, 0, first.credits)
-    assert again.rewards == first.rewards
-    assert all(a.rows is b.rows for a, b in zip(again.rollouts, first.rollouts, strict=True))
-    assert {r.source for r in again.rollouts} == {Source.REPLAY}
 
 
 @pytest.mark.parametrize(
@@ -112,7 +92,6 @@ def test_a_replayed_group_keeps_rewards_advantages_and_tokens():
         ({}, (1.0, 0.0), (0.5, -0.5), {"trains": False}, 0),
         ({}, (1.0, 1.0), (0.0, 0.0), {}, 0),  # no advantage
         ({}, (0.0, 0.0), (0.0, 0.0), {"compared": ()}, 1),  # nothing compared, as with a critic
-        ({}, (None, 1.0), (0.0, 0.5), {}, 1),
         ({"replay_share": 0.0}, (1.0, 0.0), (0.5, -0.5), {}, 0),
     ],
 )
@@ -123,25 +102,17 @@ def test_which_groups_are_stored(options, rewards, advantages, changes, stored):
     assert mixed.metrics()["stored"] == stored
 
 
-@pytest.mark.parametrize(
-    ("replay", "shown", "count", "new"),
-    [
-        (0.0, 0.0, 4, 4),
-        (0.25, 0.25, 4, 2),
-        (0.3, 0.0, 4, 3),
-        (0.01, 0.01, 4, 2),  # at least one each
-        (0.01, 0.0, 1, None),
-        (0.5, 0.5, 4, None),
-        (0.9, 0.0, 4, None),
-    ],
-)
-def test_shares_are_rounded_to_groups_and_leave_some_to_new_rollouts(replay, shown, count, new):
-    mixed = buffer(replay_share=replay, demonstration_share=shown)
-    if new is None:
-        with pytest.raises(ValueError, match=f"leave no new groups in a batch of {count} groups"):
-            mixed.num_new(count)
-    else:
-        assert mixed.num_new(count) == new
+def test_shares_are_rounded_to_groups_and_leave_some_to_new_rollouts():
+    def num_new(replay: float, shown: float, count: int = 4) -> int:
+        return buffer(replay_share=replay, demonstration_share=shown).num_new(count)
+
+    assert num_new(0.0, 0.0) == 4
+    assert num_new(0.25, 0.25) == 2
+    assert num_new(0.01, 0.01) == 2  # at least one each
+    with pytest.raises(ValueError, match="leave no new groups in a batch of 4 groups"):
+        num_new(0.5, 0.5)
+    with pytest.raises(ValueError, match="leave no new groups in a batch of 1 groups"):
+        num_new(0.01, 0.0, count=1)
 
 
 SHOWN_ROW = row(-1, 0, version=-1)
@@ -174,21 +145,7 @@ def test_the_sources_of_a_batch_in_its_credits_lines_plan_and_metrics():
             found.update(zip(micro.source[mask].tolist(), versions, strict=True))
             np.testing.assert_allclose(micro.token_weights[mask], 1 / 6)  # one denominator
     assert found == {(Source.POLICY, 1): 2, (Source.REPLAY, 0): 2, (Source.DEMONSTRATION, -1): 2}
-    # Rewards and lengths are those of new rollouts.
-    metrics = batch_metrics(batch, 1)
-    assert metrics["train/reward"] == 0.75
-    assert metrics["train/tokens"] == 2
-    assert metrics["staleness/mean"] == 0.5  # of tokens with a version
-    assert {name: value for name, value in metrics.items() if name.startswith("source/")} == {
-        **{f"source/{name}/share": 1 / 3 for name in ("policy", "replay", "demonstration")},
-        **{"source/replay/reward": 0.5, "source/replay/staleness": 1.0},
-    }
     assert math.isnan(batch_metrics(batch[2:], 1)["train/reward"])  # only demonstrations
-    alone = batch_metrics(batch[:1], 1)
-    assert alone == {n: v for n, v in metrics.items() if n in alone} | {
-        name: alone[name] for name in alone if name.startswith("staleness/")
-    }
-    assert not any(name.startswith("source/") for name in alone)
 
 
 def test_several_demonstrations_of_a_batch_differ_and_have_the_environments_of_new_groups():
@@ -246,14 +203,13 @@ class Showing(ScriptedEnv):
             yield [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "yo"}]
 
 
-@pytest.mark.parametrize("thinks", [True, False])
-def test_demonstrations_have_the_chat_format_of_the_rollouts(tmp_path, thinks):
+def test_demonstrations_have_the_chat_format_of_the_rollouts(tmp_path):
     model = ("model=hf", "model.path=x", "model.renderer=qwen3", "model.max_tokens=32")
-    options = f"model.renderer_options={{enable_thinking: {str(thinks).lower()}}}"
+    options = "model.renderer_options={enable_thinking: false}"
     config = composed(*model, options, "buffer=demonstrations")
     nodes = {key: config[key] for key in ("model", "buffer")}
     run: Any = SimpleNamespace(**nodes, seed=0, group_size=1, max_seq_len=256)
     folder, env = tiny_model(tmp_path), Showing()
     made = main._buffer(run, SimpleNamespace(initial_model=lambda: folder), env)
     (shown,) = made.demonstrate("0", Example(0, env.name, []))
-    assert (b"\n\n\n\nyo" in bytes(t for t in shown.rows[0].token_ids if t < 256)) is not thinks
+    assert b"\n\n\n\nyo" in bytes(t for t in shown.rows[0].token_ids if t < 256)

@@ -2,12 +2,10 @@
 
 import time
 from contextlib import ExitStack, nullcontext
-from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
 
-from rl.rollouts.serving_replicas import ServingReplicas
 from rl.runtime.endpoint import Endpoint, read_restart_request
 from rl.runtime.failure import RunFailed
 from rl.runtime.folder import RunFolder
@@ -17,7 +15,7 @@ from tests.rl.weights.test_pusher import OnePolicy, Scorer, two_rows
 from tests.support.policy_setup import PlainSteps
 from tests.support.ranks import on_ranks, worlds
 from tests.support.receiving import opened, refuse, replica
-from tests.support.replicas import inference, replica_at
+from tests.support.replicas import inference
 
 STATS = {"train/grad_norm": 1.0, "train/learning_rate": 1e-3}
 SLOW_S = 1.0  # of the first rank, which alone talks to vLLM
@@ -83,76 +81,42 @@ def test_all_ranks_decide_the_same_wherever_the_last_vllm_is_lost(setup):
         assert (found, pusher.differs) == (result, differs), name
 
 
-class OneRank:
-    """One rank with real routes to vLLMs that keep what they receive."""
-
-    def __init__(self, tmp_path):
-        self.folder, self.policy = RunFolder(tmp_path / "run"), OnePolicy(tmp_path / "model")
-        self.folder.path.mkdir()
-        self.policy.ranks = SimpleNamespace(first=True, from_first=lambda word: word)
-        self.policy.logprobs = Scorer(0.0).logprobs
-        pusher = WeightPusher(opened("shm"))
-        receivers = Receivers(self.folder, inference(2), timeout=30.0)
-        self.delivery = Delivery(pusher, receivers, self.policy, self.policy.ranks, self.folder)
-
-    def started(self, vllm):
-        """Report that a vLLM listens; from the second time on, that it was restarted."""
-        known = Endpoint.read(self.folder, vllm.name)
-        incarnation = known.incarnation + 1 if known else 0
-        Endpoint(vllm.address, incarnation).write(self.folder, vllm.name)
-
-    def deliver(self, version):
-        self.policy.step()
-        return self.delivery.deliver(version, two_rows(), dict(STATS), lambda *_: nullcontext())
-
-
-def test_a_replica_that_is_late_is_reported_with_the_whole_limit(tmp_path):
-    folder, node = RunFolder(tmp_path), replace(inference(1), startup_timeout=0.5)
-    receivers = Receivers(folder, node, timeout=30.0)
-    limits = receivers.restart_timeout, Receivers(folder, node, timeout=0.25).restart_timeout
-    assert limits == (0.5, 0.25)
-    receivers._started_replicas = lambda: time.sleep(0.3) or [replica_at(tmp_path / "s")]
-    with pytest.raises(RunFailed, match=r"inference\.startup_timeout=0\.5 s"):
-        receivers.wait()
-
-
-@pytest.fixture
-def rank(tmp_path):
-    return OneRank(tmp_path)
-
-
-@pytest.fixture
-def vllms(tmp_path, rank):
-    with ExitStack() as stack:
-        names = ["inference0", "inference1"]
-        served = [stack.enter_context(replica(tmp_path / f"{name}.sock", name)) for name in names]
-        for one in served:
-            rank.started(one.receiver.replica)
-        rank.delivery.begin(0)
-        yield served
-
-
 @pytest.mark.parametrize("route", ["/pause", "/inference/v1/generate"])
-def test_a_vllm_that_starts_meanwhile_replaces_the_last(route, rank, vllms):
+def test_a_vllm_that_starts_meanwhile_replaces_the_last(route, tmp_path):
     """The supervisor ends no run in which another vLLM answers."""
+    folder, policy = RunFolder(tmp_path / "run"), OnePolicy(tmp_path / "model")
+    folder.path.mkdir()
+    policy.ranks = SimpleNamespace(first=True, from_first=lambda word: word)
+    policy.logprobs = Scorer(0.0).logprobs
+    receivers = Receivers(folder, inference(2), timeout=30.0)
+    assert receivers.restart_timeout == 20.0  # the smaller of both limits
+    delivery = Delivery(WeightPusher(opened("shm")), receivers, policy, policy.ranks, folder)
+
+    def started(vllm, incarnation):
+        """Report that a vLLM listens, after so many restarts."""
+        known = vllm.receiver.replica
+        Endpoint(known.address, incarnation).write(folder, known.name)
+
+    def deliver(version):
+        policy.step()
+        return delivery.deliver(version, two_rows(), dict(STATS), lambda *_: nullcontext())
 
     def fail_as_the_other_one_comes_back():
-        rank.started(vllms[1].receiver.replica)
+        started(other, 1)
         refuse()
 
-    vllms[1].server.faults["/pause"] = refuse
-    assert rank.deliver(1)
-    assert rank.delivery.updated_replicas() == {"inference0": 0}
-    vllms[1].server.faults.clear()
-    vllms[0].server.faults[route] = fail_as_the_other_one_comes_back
-    assert rank.deliver(2)
-    assert rank.delivery.updated_replicas().keys() == {"inference1"}
-    assert vllms[1].server.version == 2
-    assert "refused" in (read_restart_request(rank.folder, "inference0", 0) or "")
-    requests, updated = ServingReplicas(rank.folder, inference(2)), rank.delivery.updated_replicas()
-    for is_restarted in (False, True):
-        requests.publish(updated)
-        (route,) = requests.router.routes
-        assert {route.replica.name: route.replica.incarnation} == updated
-        assert requests.router.is_gone(route.replica, unanswered=False) == is_restarted
-        rank.started(vllms[1].receiver.replica)  # the new process has no pushed weights
+    names = ("inference0", "inference1")
+    with ExitStack() as stack:
+        last, other = (stack.enter_context(replica(tmp_path / name, name)) for name in names)
+        started(last, 0)
+        started(other, 0)
+        delivery.begin(0)
+        other.server.faults["/pause"] = refuse
+        assert deliver(1)
+        assert delivery.updated_replicas() == {"inference0": 0}
+        other.server.faults.clear()
+        last.server.faults[route] = fail_as_the_other_one_comes_back
+        assert deliver(2)
+        assert delivery.updated_replicas() == {"inference1": 1}
+        assert other.server.version == 2
+    assert "refused" in (read_restart_request(folder, "inference0", 0) or "")

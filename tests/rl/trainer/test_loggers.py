@@ -1,9 +1,8 @@
-"""wandb, TensorBoard (read back by its own reader), and the profiler.
+"""wandb and TensorBoard, which is read back by its own reader.
 
 An error of a service is one warning and does not end the run.
 """
 
-import gzip
 import json
 import math
 import os
@@ -12,16 +11,11 @@ import subprocess
 import sys
 from pathlib import Path
 from types import SimpleNamespace
-from unittest.mock import Mock, call
+from unittest.mock import Mock
 
-import pytest
-import torch
-
-from envs.messages import tool_call
 from rl.runtime.folder import RunFolder
 from rl.runtime.metrics import MetricsFile
-from rl.trainer.loggers import Loggers, WandbLogger, wandb_id
-from rl.trainer.profiler import start_profiler
+from rl.trainer.loggers import WandbLogger, wandb_id
 from rl.trainer.tensorboard_logger import TensorBoardLogger
 from tests.support.wandb_files import records
 
@@ -55,23 +49,12 @@ def use_wandb(folder, mode, **environment):
     return [line[len(ours) :] for line in done.stderr.splitlines() if line.startswith(ours)]
 
 
-def rollouts(count):
-    """Return lines of rollouts: the first has no reward, every second one an advantage per turn."""
-    question, reply = {"role": "user", "content": "what?"}, {"role": "tool", "content": "done"}
-    lines = []
-    for i in range(count):
-        answer = tool_call("f", content=f"that {i}")
-        reward, advantage = (i or None), (0.5 if i % 2 else [0.5, 0.25])
-        line = {"messages": [question, answer, reply], "reward": reward, "advantage": advantage}
-        lines.append(json.dumps({"id": f"000000.{i}", **line}) + "\n")
-    return "".join(lines)
-
-
 def test_wandb_offline_writes_below_the_run_folder(tmp_path):
     folder = tmp_path / "run"
     folder.mkdir()
+    line = {"messages": [{"role": "user", "content": "what?"}], "advantage": 0.5}
     for step in (0, 1):
-        RunFolder(folder).rollouts_of(step).write_text(rollouts(10))
+        RunFolder(folder).rollouts_of(step).write_text(json.dumps(line))
     assert use_wandb(folder, "offline") == []
     assert any(b"my-run-1" in path.read_bytes() for path in folder.glob("wandb/off*/*.wandb"))
     steps = [
@@ -83,31 +66,14 @@ def test_wandb_offline_writes_below_the_run_folder(tmp_path):
     assert "train/loss" not in steps[0]  # NaN
     # Only the first of two steps has a table.
     assert ["rollouts.path" in step for step in steps] == [True, False]
-    (table,) = (json.loads(path.read_text()) for path in folder.glob("wandb/off*/files/media/*/*"))
-    rows = [dict(zip(table["columns"], row, strict=True)) for row in table["data"]]
-    assert [row["id"] for row in rows] == ["000000.0", "000000.2", "000000.5", "000000.7"]
-    assert rows[1]["prompt"] == "user: what?"
-    assert rows[1]["answer"] == "assistant: that 2\nf\n\ntool: done"
 
 
-NO_NETWORK = {"WANDB_BASE_URL": "http://127.0.0.1:9", "WANDB_API_KEY": "0" * 40}
-
-
-@pytest.mark.parametrize(
-    ("environment", "said"),
-    [({}, "no key"), (NO_NETWORK, "wandb sync")],
-    ids=["no key", "no network"],
-)
-def test_wandb_that_cannot_connect_writes_files_and_warns_once(tmp_path, environment, said):
-    (warning,) = use_wandb(tmp_path / "run", "online", **environment)
+def test_wandb_that_cannot_connect_writes_files_and_warns_once(tmp_path):
+    no_network = {"WANDB_BASE_URL": "http://127.0.0.1:9", "WANDB_API_KEY": "0" * 40}
+    (warning,) = use_wandb(tmp_path / "run", "online", **no_network)
     assert warning.startswith("wandb is offline (")
-    assert said in warning
+    assert "wandb sync" in warning
     assert list((tmp_path / "run").glob("wandb/offline*/*.wandb"))
-
-
-def test_wandb_disabled_leaves_no_trace(tmp_path):
-    assert use_wandb(tmp_path / "run", "disabled") == []
-    assert list((tmp_path / "run").iterdir()) == []
 
 
 def test_wandb_that_breaks_during_the_run_is_dropped_with_one_warning(caplog):
@@ -165,47 +131,27 @@ def test_a_resumed_wandb_run_has_the_repeated_steps_and_not_the_lost_ones(tmp_pa
     assert new == [(0, 0.1), (1, 0.2), (2, 0.5), (3, 0.6), (4, 0.7)]
 
 
-def test_the_wandb_id_of_a_run_is_legal_its_own_and_always_the_same(tmp_path):
-    (tmp_path / "elsewhere").mkdir()
+def test_the_wandb_id_of_a_run_is_legal_and_its_own(tmp_path):
     first = wandb_id(tmp_path, "a/b c:1")[0]
-    assert first == wandb_id(tmp_path, "a/b c:1")[0]
     assert re.fullmatch(r"a-b-c-1-[0-9a-f]{8}", first)
-    other = wandb_id(tmp_path / "elsewhere", "x" * 300)[0]
-    assert other != wandb_id(tmp_path, "x" * 300)[0]
-    assert len(other) == 64
+    assert len(wandb_id(tmp_path, "x" * 300)[0]) == 64
     for name in ("a-b", "b-c-1"):  # as in copies of the folder
         copy, is_new = wandb_id(tmp_path, name)
         assert (copy.rpartition("-")[0], is_new) == (name, True)
 
 
-def test_several_loggers_each_get_everything(tmp_path):
-    one, other = Mock(), Mock()
-    both = Loggers(loggers={"one": one, "other": other})
-    both.start(tmp_path, "name", {})
-    both.log(3, {"a": 1.0})
-    both.finish()
-    expected = [call.start(tmp_path, "name", {}), call.log(3, {"a": 1.0}), call.finish()]
-    assert one.mock_calls == other.mock_calls == expected
-
-
 def curves(folder):
     """Return (step, value) of each metric, as TensorBoard shows them."""
-    from tensorboard.backend.event_processing import event_accumulator, plugin_event_accumulator
-    from tensorboard.util.tensor_util import make_ndarray
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
     path = str(RunFolder(folder).tensorboard)
-    plain = event_accumulator.EventAccumulator(path).Reload()
+    plain = EventAccumulator(path).Reload()
     found = {
         name: [(event.step, event.value) for event in plain.Scalars(name)]
         for name in plain.Tags()["scalars"]
     }
     (text,) = plain.Tensors("my run/text_summary")[-1].tensor_proto.string_val
     assert text.decode().strip() == "seed: 0"
-    # The pages of TensorBoard use the other reader, which ignores a folder's first start.
-    shown = plugin_event_accumulator.EventAccumulator(path).Reload()
-    for name, events in found.items():
-        values = [(each.step, make_ndarray(each.tensor_proto)) for each in shown.Tensors(name)]
-        assert values == events
     return found
 
 
@@ -218,56 +164,14 @@ def started(folder, *rewards, first=0):
     return logger
 
 
-def test_every_step_is_there_as_soon_as_it_was_logged(tmp_path):
-    logger = started(tmp_path)
-    logger.log(0, {"train/reward": 0.25, "train/loss": math.nan, "eval/reward": None})
-    logger.log(1, {"train/reward": 0.5})
-    assert curves(tmp_path) == {"train/reward": [(0, 0.25), (1, 0.5)]}  # not yet finished
-    logger.finish()
-    logger.log(2, {"train/reward": 0.75})  # nothing, and no error
-    assert curves(tmp_path) == {"train/reward": [(0, 0.25), (1, 0.5)]}
-
-
 def test_a_resumed_run_writes_no_step_twice(tmp_path):
     lost = started(tmp_path, 0, 1, 2, 3, 4)
     RunFolder(tmp_path).checkpoint(3).mkdir(parents=True)  # killed at step 5: 3 and 4 are lost
-    again = started(tmp_path, 30, 40, 50, first=3)
+    again = started(tmp_path, 30, 40, 50, first=3)  # each step is there as soon as it was logged
+    again.log(6, {"train/loss": math.nan, "eval/reward": None})
     expected = [(0, 0), (1, 1), (2, 2), (3, 30), (4, 40), (5, 50)]
     assert curves(tmp_path) == {"train/reward": expected}
     del lost, again  # until then, both files are open
-
-
-def test_a_run_without_a_checkpoint_that_starts_again_writes_no_step_twice(tmp_path):
-    for rewards in ((0, 1, 2), (0, 10, 20)):
-        started(tmp_path, *rewards).finish()
-    assert curves(tmp_path) == {"train/reward": [(0, 0), (1, 10), (2, 20)]}
-
-
-@pytest.mark.parametrize("broken", ["at the start", "later"])
-def test_a_folder_that_cannot_be_written_is_a_warning(tmp_path, caplog, broken):
-    if broken == "at the start":
-        RunFolder(tmp_path).tensorboard.write_text("no folder")
-    logger = started(tmp_path)
-    if broken == "later":
-        logger._writer.close()
-        logger._writer.file_writer = None  # what writes to it raises
-        logger._writer.add_scalar = Mock(side_effect=OSError("No space left on device"))
-    for step in range(3):
-        logger.log(step, {"train/reward": 0.5})
-    logger.finish()
-    assert len(caplog.records) == 1
-    assert "TensorBoardLogger logs nothing more" in caplog.text
-
-
-def test_only_the_first_steps_after_the_skipped_one_are_profiled(tmp_path):
-    run_folder = RunFolder(tmp_path)
-    profiler = start_profiler(run_folder, rank=3, num_steps=1)
-    assert profiler
-    for _ in range(6):
-        torch.ones(2).sum()
-        profiler.step()
-    profiler.stop()
-    trace = json.loads(gzip.decompress((run_folder.profile / "rank3.json.gz").read_bytes()))
-    assert "aten::sum" in (run_folder.profile / "rank3.txt").read_text()
-    steps = {event.get("name") for event in trace["traceEvents"]}
-    assert [n for n in range(7) if f"ProfilerStep#{n}" in steps] == [1]
+    RunFolder(tmp_path).checkpoint(3).rmdir()  # without a checkpoint, the run starts again
+    started(tmp_path, 0, 10).finish()
+    assert curves(tmp_path) == {"train/reward": [(0, 0), (1, 10)]}

@@ -1,6 +1,5 @@
 """The rows of its micro-batches that a rank records."""
 
-import weakref
 from dataclasses import replace
 
 import numpy as np
@@ -84,29 +83,6 @@ def test_a_metric_that_some_micro_batches_lack_is_nan_there(tmp_path):
     values = np.concatenate([each["metric_odd"][each["mask"]] for each in columns])
     assert np.isnan(values).any()
     assert (values == 1).any()
-
-
-def test_results_of_earlier_updates_are_released(tmp_path):
-    groups = forked_groups(num_groups=4)
-    (share,) = shares(groups, groups[:1], 1)
-    step, observed = StepRecord(share), []
-    for update in range(3):
-        for number, micro in enumerate(share.micro_batches):
-            tokens = tokens_of(micro)
-            observed.append((update, weakref.ref(tokens["pi"])))
-            step.observe(update, number, tokens)
-            del tokens
-    kept = [update for update, values in observed if values() is not None]
-    assert set(kept) == {2}
-
-
-def test_a_step_in_which_nothing_counted_leaves_a_file_without_lines(tmp_path):
-    groups, folder = forked_groups(num_groups=1), RunFolder(tmp_path)
-    (share,) = shares(groups, groups, 1)
-    StepRecord(share).write(folder, 0)
-    assert folder.tokens_of(5, "trainer.rank0").exists()
-    TokenRecord(num_groups=None).write(folder, 5, groups)
-    assert not any(row.trained for row in read_rows(folder, 5))
 
 
 @pytest.mark.parametrize(

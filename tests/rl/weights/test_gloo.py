@@ -5,7 +5,6 @@ and sync=ipc they have our engine of the plugin in them, and the functions of CU
 replaced (tests/support/without_gpu.py); `pytest -m gpu` has tests with them.
 """
 
-import ctypes
 import os
 import signal
 from collections.abc import Iterator
@@ -13,7 +12,6 @@ from contextlib import contextmanager, suppress
 from multiprocessing import get_context
 from multiprocessing.connection import Connection
 from pathlib import Path
-from threading import enumerate as enumerate_threads
 from types import SimpleNamespace
 from typing import Any
 
@@ -30,7 +28,7 @@ from rl.weights.ipc import decode
 from rl.weights.transport import open_reader
 from tests.support.receiving import opened
 from tests.support.replicas import replica_at
-from tests.support.without_gpu import GlooGroup, engine_worker
+from tests.support.without_gpu import engine_worker
 
 torch.set_num_threads(1)
 WEIGHTS = {
@@ -146,22 +144,6 @@ def test_all_workers_get_every_byte_and_a_dead_or_hanging_worker_is_an_error_in_
             sender.send(workers, 5)
 
 
-def test_a_push_that_fails_late_keeps_the_group_of_the_restarted_replica(tmp_path):
-    sender, before = opened("gloo", 60.0), set(enumerate_threads())
-    with replica(1) as killed, replica(1) as restarted:
-        sender.connect(killed)
-        sender.pack(WEIGHTS)
-        killed.update = refused
-        with pytest.raises(RunFailed, match="refused"):
-            sender.send(killed, 0)  # while its broadcast waits for a worker that does not read
-        (late,) = set(enumerate_threads()) - before
-        sender.connect(restarted)
-        killed.processes[0].kill()
-        late.join(timeout=60)
-        sender.send(restarted, 1)
-        assert restarted.answers[0].keys() == WEIGHTS.keys()
-
-
 def test_a_vllm_on_another_host_gets_the_address_from_which_this_host_reaches_it(monkeypatch):
     asked = []
     monkeypatch.setattr(gloo, "source_address", lambda *to: asked.append(to) or "127.0.0.2")
@@ -169,10 +151,6 @@ def test_a_vllm_on_another_host_gets_the_address_from_which_this_host_reaches_it
     facts, _ = opened("gloo", 5.0).rendezvous(far, 3)
     assert asked == [("10.0.0.7", 8000)]
     assert facts == {"host": "127.0.0.2", "port": facts["port"], "size": 3, "timeout": 5.0}
-
-
-def refused(_: Any) -> None:
-    raise RunFailed("refused")
 
 
 @pytest.fixture(scope="module")
@@ -197,23 +175,6 @@ def test_two_workers_hold_every_push_bit_by_bit_also_of_the_next_trainer(sync, v
             assert vllm.answers == [{"held": fingerprint(weights)}] * 2
 
 
-@pytest.mark.slow
-@pytest.mark.server
-@pytest.mark.parametrize("sync", ["nccl", "ipc"])
-def test_a_tensor_that_is_held_back_is_refused(sync, vllm):
-    sender = opened(sync, 60.0)
-    sender.pack(WEIGHTS)
-    sender.connect(vllm)
-    sender.pack({name: tensor + 1 for name, tensor in WEIGHTS.items()})
-    sender._packed["odd.weight"].copy_(WEIGHTS["odd.weight"])  # as if the step had not reached it
-    with pytest.raises(RunFailed, match="the fingerprints differ"):
-        sender.send(vllm, 1)
-    sender.pack({name: tensor for name, tensor in WEIGHTS.items() if name != "odd.weight"})
-    sender.connect(vllm)
-    with pytest.raises(RunFailed, match=r"not use the pushed weights in \['odd.weight'\]"):
-        sender.send(vllm, 2)
-
-
 def test_a_request_that_does_not_fit_the_buffer_is_refused():
     sender = opened("nccl")
     others = {"scalar": torch.tensor(2.5), "long": torch.ones(9).double()}
@@ -231,13 +192,8 @@ def test_a_request_that_does_not_fit_the_buffer_is_refused():
         packed.unpack(sender.buffer, **source, fingerprint=mark)
     sender.buffer[last] ^= 1
     missing = {name: form for name, form in header.items() if name != "odd.weight"}
-    for changed, error in (
-        (missing, "the fingerprints differ"),
-        (header | {"odd.weight": odd | {"dtype": "BF16"}}, "the fingerprints differ"),
-        (header | {"odd.weight": odd | {"shape": [1, 3]}}, "the fingerprints differ"),
-        (header | {"odd.weight": odd | {"shape": [4]}}, "invalid for input of size 3"),
-    ):
-        with pytest.raises(RuntimeError, match=error):
+    for changed in (missing, header | {"odd.weight": odd | {"shape": [1, 3]}}):
+        with pytest.raises(RuntimeError, match="the fingerprints differ"):
             packed.unpack(sender.buffer, **(source | {"header": changed}), fingerprint=mark)
 
 
@@ -265,29 +221,6 @@ def test_the_checksum_is_a_sum_of_mixed_words_however_it_is_divided(monkeypatch)
     assert len({int(packed.checksum(one)) for one in (words, swapped, signs, longer)}) == 4
 
 
-def test_a_worker_that_dies_is_an_error_and_the_restarted_vllm_gets_the_next_push():
-    sender = opened("nccl", 10.0)
-    sender.pack(WEIGHTS)
-    with replica(2) as workers:
-        sender.connect(workers)
-        sender.send(workers, 1)
-        assert workers.answers == [forms(WEIGHTS)] * 2
-        os.kill(workers.processes[1].pid, signal.SIGKILL)
-        with pytest.raises(RunFailed, match=r"vLLM refused: .*killed"):
-            sender.send(workers, 2)
-        del workers.calls[1:]  # the other worker alone, as a restarted replica
-        sender.connect(workers)
-        sender.send(workers, 2)
-        assert workers.answers == [forms(WEIGHTS)]
-
-
-class NoLibrary(GlooGroup):
-    """A group on a machine without NCCL, whose library ctypes cannot load."""
-
-    def __init__(self, *_):
-        ctypes.CDLL("libnccl.missing")
-
-
 def test_every_wait_ends_at_the_timeout_and_the_error_names_what_was_awaited():
     sender = opened("nccl", 1.0)
     sender.pack(WEIGHTS)
@@ -305,9 +238,6 @@ def test_every_wait_ends_at_the_timeout_and_the_error_names_what_was_awaited():
         workers.init_transfer = lambda info: None
         with pytest.raises(RunFailed, match=r"sync=nccl .* workers of inference to join the group"):
             sender.connect(workers)
-        sender.group = NoLibrary
-        with pytest.raises(RunFailed, match=r"sync=nccl cannot reach vLLM: libnccl\.missing: can"):
-            sender.connect(workers)
 
 
 def test_only_plain_data_of_the_right_types_is_a_handle():
@@ -318,27 +248,3 @@ def test_only_plain_data_of_the_right_types_is_a_handle():
             decode([*right[:position], value, *right[position + 1 :]])
     with pytest.raises(RuntimeError, match="is not a CUDA memory handle"):
         decode(right[:-1])
-
-
-def test_the_buffer_of_ipc_is_in_no_expandable_segment_unlike_later_memory(monkeypatch):
-    settings: list[str] = []
-    monkeypatch.setattr(torch._C, "_accelerator_setAllocatorSettings", settings.append)
-    monkeypatch.setenv("PYTORCH_ALLOC_CONF", "expandable_segments:True")
-    opened("ipc").pack(WEIGHTS)
-    assert settings == ["expandable_segments:False", "expandable_segments:True"]
-
-
-def test_a_group_that_cannot_be_closed_does_not_hide_the_error_of_the_push():
-    def close():
-        raise RuntimeError("ncclCommAbort returned 2")
-
-    def refuse():
-        raise RunFailed("vLLM refused the push")
-
-    sender = opened("nccl")
-    sender.pack(WEIGHTS)
-    sender._groups["inference"] = SimpleNamespace(close=close, broadcast=lambda buffer: None)
-    vllm = SimpleNamespace(replica=SimpleNamespace(name="inference"), start_update=refuse)
-    with pytest.raises(RunFailed, match="vLLM refused the push"):
-        sender.send(vllm, 1)
-    assert not sender._groups

@@ -40,48 +40,23 @@ def test_a_replica_on_a_port_needs_neither_a_folder_nor_memory_of_the_trainer(sy
         assert not near.server.folder.exists()
 
 
-@pytest.mark.parametrize("every", [1, 2, 3])
-def test_probes_of_every_few_versions_take_the_replicas_in_turns(every, replicas):
-    push = WeightPusher(opened("shm", probe_every=every))
-    push.add([one.receiver for one in replicas[:2]])
-    probed = []
-    for version in range(1, 4 * every + 1):
-        before = [one.server.routes.count("/inference/v1/generate") for one in replicas[:2]]
-        found = push.probe(Scorer(0.0), two_rows(), version)
-        assert bool(found) == (version % every == 0)
-        after = [one.server.routes.count("/inference/v1/generate") for one in replicas[:2]]
-        probed += [one for one in (0, 1) if after[one] > before[one]]
-    assert probed in ([0, 1, 0, 1], [1, 0, 1, 0])
-
-
-FAULTS = {
-    "read something else": ("lie", "0123", "the trainer wrote 0123, vLLM read {packed}"),
-    "refused": ("/update_weights", refuse, "it refuses"),
-    "could not open its reader": ("/init_weight_transfer_engine", refuse, "it refuses"),
-}
-
-
-@pytest.mark.parametrize("fault", FAULTS)
 @pytest.mark.parametrize("sync", SENDERS)
-def test_a_replica_that_fails_is_named_and_the_others_continue(sync, fault, replicas, tmp_path):
+def test_a_replica_that_reads_something_else_is_named_and_the_others_continue(
+    sync, replicas, tmp_path
+):
     policy, push = OnePolicy(tmp_path / "model"), pusher(sync, *replicas)
-    bad, (where, what, reason) = replicas[1], FAULTS[fault]
-    if where == "lie":
-        push.push(policy, 1, must_differ=False)  # an adapter's reader checks its first weights
-        bad.server.lie = what
-    else:
-        bad.server.faults[where] = what
+    push.push(policy, 1, must_differ=False)  # an adapter's reader checks its first weights
+    bad = replicas[1].server
+    bad.lie = "0123"
     push.push(policy, 2, must_differ=False)
     ((name, said),) = push.take_lost().items()
     assert name == "inference1"
-    assert reason.format(packed=push._last) in said
+    assert f"the trainer wrote 0123, vLLM read {push._last}" in said
     assert all(one.holds(sent(policy, sync), 2) for one in (replicas[0], replicas[2]))
-    if where == "lie":  # it keeps the previous version
-        assert bad.server.version == 1
-
-    asked = len(bad.server.routes)
+    assert bad.version == 1  # it keeps the previous version
+    asked = len(bad.routes)
     push.push(policy, 3, must_differ=False)
-    assert len(bad.server.routes) == asked
+    assert len(bad.routes) == asked
     assert push.take_lost() == {}
 
 
@@ -139,24 +114,25 @@ def test_the_run_ends_with_the_last_replica(replicas, tmp_path):
         pusher("shm").push(policy, 3, must_differ=False)
     with pytest.raises(NoReceiver, match=r"^vLLM refused `resume`"):
         pusher("shm", replicas[2]).push(policy, 2, must_differ=False)
-    for one in replicas:
-        one.server.faults["/init_weight_transfer_engine"] = refuse
-    with pytest.raises(NoReceiver, match=r"^no replica is left: inference"):
-        pusher("shm", *replicas).push(policy, 2, must_differ=False)
 
 
-def test_probes_ask_one_replica_after_the_other(replicas, tmp_path):
-    push = pusher("shm", *replicas)
+@pytest.mark.parametrize("every", [1, 2])
+def test_probes_of_every_few_versions_take_the_replicas_in_turns(every, replicas):
+    push = WeightPusher(opened("shm", probe_every=every))
+    push.add([one.receiver for one in replicas])
 
-    def probed(version):
+    def probed(number):
         for one in replicas:
             one.server.routes.clear()
-        assert push.probe(Scorer(0.0), two_rows(), version)["mismatch/max_abs"] == 0
+        for version in range((number - 1) * every + 1, number * every):
+            assert push.probe(Scorer(0.0), two_rows(), version) == {}
+        found = push.probe(Scorer(0.0), two_rows(), number * every)
+        assert found["mismatch/max_abs"] == 0
         return [i for i, one in enumerate(replicas) if one.server.routes]
 
-    assert [probed(version) for version in (3, 4, 5, 6)] == [[0], [1], [2], [0]]
+    assert [probed(number) for number in (3, 4, 5, 6)] == [[0], [1], [2], [0]]
     replicas[1].server.faults["/inference/v1/generate"] = refuse
     assert probed(7) == [1, 2]  # two are left, and 7 is odd
     assert push.take_lost().keys() == {"inference1"}
     with pytest.raises(RunFailed, match="compute different logprobs with the weights"):
-        push.probe(Scorer(0.5), two_rows(), 8)
+        push.probe(Scorer(0.5), two_rows(), 8 * every)
