@@ -92,6 +92,7 @@ def test_a_replica_that_refuses_connections_is_gone_and_a_slow_one_is_not(error,
     router, one = Router(), Replica("inference", address)
     assert router.is_gone(one, unanswered=True) == is_gone
     assert not router.is_gone(one, unanswered=False)
+    assert Router(restarted=lambda replica: replica is one).is_gone(one, unanswered=False)
 
 
 def test_the_last_replica_is_never_lost_and_a_lost_one_comes_back_as_another_incarnation():

@@ -124,6 +124,7 @@ def test_the_mean_time_of_an_activity_is_over_all_steps():
     # Without time/step, the means of the stages (1 and 2) count for each of the two steps.
     assert total_seconds([{"time/wait": 1.0}, {"time/wait": 1.0, "time/update": 4.0}]) == 6.0
     assert steps_done([{"step": 3, "time": 1.0}]) == 4  # a step without metrics
+    assert steps_done([{"step": 3, "time": 1.0, "eval/reward": 0.5}]) == 3  # no step
 
 
 ROW = {"step": 3, "errors": 0.0, "eval/reward": 0.9, "eval/pass@1": None, "train/loss": math.nan}
