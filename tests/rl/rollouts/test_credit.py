@@ -422,7 +422,9 @@ def test_a_batch_names_the_reward_of_each_role_and_compares_only_within_a_role()
     flat = whole_group([A(1.0), B(0.0), A(1.0), B(0.0)])
     assert compared_columns(flat) == [[1.0, 1.0], [0.0, 0.0]]
     bounds = dict.fromkeys(("min_reward_variance", "min_reward", "max_reward"))
-    assert DifficultyBuffer(min_spread=0.1, **bounds).why_useless(flat) == "zero_spread"
+    buffer = DifficultyBuffer(min_spread=0.1, **bounds)
+    assert buffer.why_useless(flat) == "zero_spread"
+    assert buffer.why_useless(whole_group([A(1.0), B(0.0), A(1.0), B(1.0)])) == ""  # of b alone
     assert batch_metrics([flat], 0)["rollout/zero_spread"] == 1.0
     varied = whole_group([A(1.0), A(0.0), B(1.0)])
     assert batch_metrics([varied], 0)["rollout/zero_spread"] == 0.0
