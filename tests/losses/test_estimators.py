@@ -70,6 +70,7 @@ PLAIN = [  # value, return, old value; loss = (V - R)^2 / 2, gradient V - R
 CLIPPED = [  # the value may move 0.5 from the old one
     (0.25, 1.0, 0.0, 0.28125, -0.75, 0),  # within: 0.75^2 / 2
     (1.0, 2.0, 0.0, 1.125, 0.0, 1),  # beyond, towards the return: (0.5 - 2)^2 / 2 is the larger
+    (-1.0, -2.0, 0.0, 1.125, 0.0, 1),  # likewise below
     (-1.0, 1.0, 0.0, 2.0, -2.0, 1),  # beyond, away from the return: (-1 - 1)^2 / 2 is the larger
     (1.0, 0.5, 0.0, 0.125, 0.5, 1),  # beyond the return as well: the bounded one is on it
     (0.5, 1.0, 0.0, 0.125, -0.5, 0),  # moved by exactly 0.5

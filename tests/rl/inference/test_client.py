@@ -263,6 +263,7 @@ def test_only_a_replica_that_refuses_connections_is_gone():
         assert not Router().is_gone(Replica("slow", address), unanswered=True)
     assert Router().is_gone(replica(0), unanswered=True)
     assert not Router().is_gone(replica(0), unanswered=False)
+    assert Router(restarted=lambda _: True).is_gone(replica(0), unanswered=False)
 
 
 SLOW = Hang(seconds=60, times=99)

@@ -243,6 +243,8 @@ def test_a_loaded_critic_skips_bad_batches_and_takes_the_same_next_step(
 ):
     setup = critics(setup)
     critic, folder = setup.critic(dtype, mode, setup.adamw(), adapter=adapter), setup.new_folder()
+    # Its sums and master copies are then float32, as test_policy.py shows of the same engine.
+    assert critic._engine.bfloat16_enabled() == (dtype == "bfloat16")
     for groups in setup.groups:
         critic.update(0, setup.credited(critic, groups), 1)
     middle = setup.weights(critic)

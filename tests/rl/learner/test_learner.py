@@ -6,10 +6,14 @@ from functools import partial
 import pytest
 import torch
 
+from rl.dry_call.learn import run_with_facts
 from rl.learner.collectives import gather_bytes
+from rl.learner.learner import load_for_training
 from rl.runtime.folder import RunFolder
+from tests.support.composing import composed
 from tests.support.policy_setup import all_same
 from tests.support.ranks import on_ranks, worlds
+from tests.support.tiny_policy import model_folder
 
 FAST = ("optim.learning_rate=0.1", "optim.warmup_steps=0")
 
@@ -20,9 +24,11 @@ def test_an_adaptive_beta_and_a_moving_reference_survive_a_checkpoint(setup):
     run_folder = setup.run_folder()
     start = partial(setup.learner, run_folder, "updates_per_batch=2", "optim.learning_rate=1e-4")
     steered = ("loss=ppo_clip_kl", "reference.refresh_every=2", "reference.refresh_mix=0.5")
-    half = start(*steered, "model.head_dtype=bfloat16")
+    fall = "entropy_bonus={_target_: rl.schedule.linear, start: 0.0, end: -1.0, steps: 2}"
+    half = start(*steered, "model.head_dtype=bfloat16", fall)
     modules = half.policy.engine.module, half._reference._module
     assert [module._head_dtype for module in modules] == [torch.bfloat16] * 2
+    assert modules[0]._entropy_gradient  # although the largest bonus is 0
     one = start(*steered)
 
     def compared():
@@ -44,6 +50,21 @@ def test_an_adaptive_beta_and_a_moving_reference_survive_a_checkpoint(setup):
     assert 0 < expected["train/kl_divergence"] < 0.04
     betas = [each["train/kl_beta"] for each in (*stats, found)]
     assert betas == pytest.approx([0.05, 0.05 * 0.98, 0.05 * 0.98**2], rel=1e-12)
+
+
+def test_an_adapter_names_its_base_on_the_hub_or_else_the_folder_that_the_run_began_with(tmp_path):
+    run, folder = run_with_facts(composed("adapter=lora")), model_folder(tmp_path / "model")
+    for path, revision, init_from, expected in (
+        (None, None, None, str(folder)),
+        ("a/hub-name", None, None, "a/hub-name"),
+        ("a/hub-name", "v2", None, str(folder)),  # `evaluate.py` and peft load the newest commit
+        (str(tmp_path), None, None, str(folder)),
+        ("a/hub-name", None, "another-run", str(folder)),
+    ):
+        node = {**run.model, "path": path, "revision": revision}
+        given = replace(run, init_from=init_from, model=type(run.model).of(node))
+        model = load_for_training(given, folder, compiled=False)
+        assert model.peft_config["default"].base_model_name_or_path == expected
 
 
 @worlds

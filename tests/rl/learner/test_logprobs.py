@@ -246,3 +246,7 @@ def test_with_sets_value_and_gradient_are_those_of_masked_logits(folder, chunk, 
     has_set = kept[:, 0] >= 0
     assert ((logprobs - ignored)[has_set] > 1).all()
     torch.testing.assert_close(logprobs[~has_set], ignored[~has_set], rtol=0, atol=0)
+    # A reference may have fewer logits than the policy, whose padding ids vLLM may keep.
+    unknown = torch.full((len(kept), 1), module.head.out_features)
+    same = module(token_ids, mask, temperature, kept=torch.cat([kept, unknown], -1))[0]
+    torch.testing.assert_close(same, logprobs)

@@ -51,6 +51,15 @@ def test_two_words_by_hand():
     torch.testing.assert_close(of_weight, torch.stack([slope, -slope]).reshape(2, 1))
 
 
+def test_the_kl_from_uniform_of_a_bfloat16_head_is_exact_for_its_logits():
+    """The logits are rounded to bfloat16; all later numbers are float32."""
+    (hidden, weight, bias), targets = inputs(torch.bfloat16, 300)
+    kl = head(hidden, weight, bias, targets, 7, kl=True)[2]
+    logits = torch.nn.functional.linear(hidden, weight, bias).detach().double() / 0.7
+    expected = -logits.log_softmax(-1).mean(-1) - torch.tensor(V).log().double()
+    torch.testing.assert_close(kl.double(), expected, rtol=1e-5, atol=1e-6)
+
+
 def test_in_bfloat16_no_chunk_is_rounded_away_from_the_gradient_of_the_weight():
     """300 tokens a chunk each, against one chunk: in bfloat16 their sum would be 1 % off."""
     (hidden, weight, bias), targets = inputs(torch.bfloat16, 300)

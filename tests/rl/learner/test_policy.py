@@ -320,6 +320,7 @@ def test_a_checkpoint_with_code_or_without_a_trained_weight_is_refused(setup, mo
     (path,) = (folder / "deepspeed").glob("*model_states.pt")
     state = torch.load(path, weights_only=False)
     assert all("lora_" in name for name in state["module"])  # nothing that is not trained
+    assert not state.get("frozen_param_fragments")
     name = next(iter(state["module"]))
     del state["module"][name]
     torch.save(state, path)

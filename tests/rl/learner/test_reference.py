@@ -15,6 +15,7 @@ from rl.learner.logprobs import Rows
 from rl.learner.preparation import Preparation
 from rl.learner.ranks import Ranks
 from rl.learner.reference import endpoint as endpoint_file
+from rl.learner.reference import local as local_file
 from rl.learner.reference.endpoint import Endpoint
 from rl.learner.reference.local import FrozenModel, InitialPolicy
 from rl.learner.reference.per_env import PerEnvironment
@@ -62,6 +63,14 @@ def frozen(folder):
 
 def started(reference, folder, **changes):
     return reference.start(setting(folder, reads_candidates=True, **changes))
+
+
+def test_a_hub_model_is_that_of_the_revision_in_its_own_dtype(folder, monkeypatch):
+    asked = []
+    monkeypatch.setattr(local_file, "local_folder", lambda *given: asked.append(given) or folder)
+    model = FrozenModel(path="a/b", revision="v2", dtype="bfloat16", **SHARED)
+    assert model.start(setting(folder))._module.model.dtype == torch.bfloat16
+    assert asked == [("a/b", "v2", "reference")]
 
 
 def test_a_teacher_scores_the_completion_tokens_and_the_likeliest_ones_and_never_changes(folder):

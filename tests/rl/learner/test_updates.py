@@ -256,8 +256,14 @@ def test_a_step_with_sets_is_that_of_plain_torch_in_every_split(setup, mode):
         before, batch = setup.everywhere(policy), setup.batch(rows, split)
         for b in prepare(batch, 0.0)[0]:  # old and reference logprobs have the sets, too
             torch.testing.assert_close(b.old_logprobs, policy.with_scores(b).logprobs)
-            (among,) = reference.score([Rows(b.token_ids, b.mask, b.envs, kept=b.kept)])
+            rows_of_b = Rows(b.token_ids, b.mask, b.envs, kept=b.kept)
+            among, whole = reference.score([rows_of_b, replace(rows_of_b, kept=None)])
             torch.testing.assert_close(b.ref_logprobs, among.logprobs)
+            full = policy.score(replace(b, kept=None))
+            if b.kept is not None:
+                has_set = b.kept[:, 0] >= 0
+                assert (b.old_logprobs > full)[has_set].all()
+                assert (b.ref_logprobs > whole.logprobs)[has_set].all()
         value, gradient = setup.plain(before, rows)
         stats = policy.update(batch, setup.objective)
         assert tiny.relative_error(step_of(before, setup.everywhere(policy)), gradient) < 1e-4

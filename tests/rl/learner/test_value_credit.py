@@ -71,6 +71,16 @@ def test_advantages_match_the_table_and_returns_are_those_plus_the_first_value(o
     assert empty.advantages.shape == empty.returns.shape == empty.states.shape == (2, 0)
 
 
+@pytest.mark.parametrize("over", ["tokens", "turns"])
+def test_a_rollout_that_does_not_count_stays_out_of_everything(over):
+    alone = credited(over, 1.0, 1.0, exists=[EXISTS[0], [0] * 5], whiten=True)
+    known = credited(over, 1.0, 1.0).advantages[0]
+    expected = (known - known.mean()) / known.std(correction=0)
+    torch.testing.assert_close(alone.advantages[0], expected, rtol=1e-12, atol=1e-12)
+    assert not alone.advantages[1].any()
+    assert not alone.states[1].any()
+
+
 def test_advantages_without_spread_are_no_lesson_and_those_of_a_broken_critic_no_number():
     level = credited("tokens", 1.0, 0.0, exists=[[0] * 5, [1, 0, 0, 0, 0]], whiten=True)
     assert not level.advantages.any()

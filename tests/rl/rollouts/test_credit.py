@@ -15,7 +15,7 @@ import pytest
 import torch
 
 from envs.episode import StopReason
-from losses.advantages import group_mean, group_zscore, turn_group_mean
+from losses.advantages import group_mean, group_zscore, none, turn_group_mean
 from losses.aggregation import constant_length, prompt_mean, sequence_mean, token_mean, turn_mean
 from rl.learner.objective import Batch
 from rl.records import Credit, Group, TrainingRow
@@ -117,6 +117,21 @@ def test_a_penalty_keeps_its_size_beside_normalised_rewards(size):
     expected = [-1 / ROOT3 + lost, -1 / ROOT3 + lost, 2 / ROOT3 - 2 * lost]
     limited = advantages(rollouts, cut=partial(soft, weight=size), **each)
     assert limited == pytest.approx(expected, abs=1e-12)
+    # Where nothing is compared, each rollout loses its own penalty.
+    alone = advantages(rollouts, none, compares=False, length_penalty=size, **each)
+    assert alone == pytest.approx([-size, -2 * size, 3 - 6 * size], abs=1e-12)
+
+
+def test_a_reward_that_is_not_finite_counts_as_0_if_truncation_scores_the_rollout():
+    cut_off = rollout(math.nan, stop=CUT[0], a=math.nan)
+    rollouts = [rollout(1.0, a=1.0), cut_off, rollout(4.0, a=4.0)]
+    each = {"weights": {"a": 1.0}, "normalise_each": True}
+
+    def scored(rollout):
+        return Credit(0.0 if rollout.stop_reason in CUT else rollout.reward)
+
+    found = advantages(rollouts, group_mean, cut=scored, **each)
+    assert found == pytest.approx([1 - 5 / 3, 0 - 5 / 3, 4 - 5 / 3])
 
 
 @pytest.mark.parametrize("needs_score", [True, False])
@@ -407,7 +422,9 @@ def test_a_batch_names_the_reward_of_each_role_and_compares_only_within_a_role()
     flat = whole_group([A(1.0), B(0.0), A(1.0), B(0.0)])
     assert compared_columns(flat) == [[1.0, 1.0], [0.0, 0.0]]
     bounds = dict.fromkeys(("min_reward_variance", "min_reward", "max_reward"))
-    assert DifficultyBuffer(min_spread=0.1, **bounds).why_useless(flat) == "zero_spread"
+    buffer = DifficultyBuffer(min_spread=0.1, **bounds)
+    assert buffer.why_useless(flat) == "zero_spread"
+    assert buffer.why_useless(whole_group([A(1.0), B(0.0), A(1.0), B(1.0)])) == ""  # of b alone
     assert batch_metrics([flat], 0)["rollout/zero_spread"] == 1.0
     varied = whole_group([A(1.0), A(0.0), B(1.0)])
     assert batch_metrics([varied], 0)["rollout/zero_spread"] == 0.0

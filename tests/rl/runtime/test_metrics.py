@@ -112,6 +112,7 @@ def test_the_training_reward_is_over_the_last_ten_steps_and_times_are_over_all()
     # Without time/step, the means of the stages (1 and 2) count for each of the two steps.
     assert total_seconds([{"time/wait": 1.0}, {"time/wait": 1.0, "time/update": 4.0}]) == 6.0
     assert steps_done([{"step": 3, "time": 1.0}]) == 4  # a step without metrics
+    assert steps_done([{"step": 3, "time": 1.0, "eval/reward": 0.5}]) == 3  # no step
 
 
 ROW = {"step": 3, "errors": 0.0, "eval/reward": 0.9, "eval/pass@1": None, "train/loss": math.nan}

@@ -44,11 +44,14 @@ def test_no_alarm_without_a_problem(row, caplog):
     assert warnings(caplog, {"rollout/zero_spread": 1.0}, loss_reads=("ref_logprobs",)) == []
 
 
-def test_a_problem_at_its_limit_is_named_once(caplog):
-    row = {"rollout/truncated": 0.5, "rollout/untrained": 0.5}
-    masked, length = warnings(caplog, {}, row, row)  # steps without a metric are not averaged
-    assert masked.endswith("(docs/troubleshooting.md, masked)")
-    assert length.endswith("(docs/troubleshooting.md, length)")
+def test_each_problem_beyond_its_limit_is_named_once(caplog):
+    row = {"rollout/truncated": 0.5, "rollout/untrained": 0.5, "rollout/zero_spread": 0.91}
+    row |= {"train/reward": 0.24, "train/entropy": 0.01}
+    said = warnings(caplog, {}, row, row)
+    pages = [message.partition("docs/troubleshooting.md, ")[2] for message in said]
+    # The first rows have no untrained rollouts, and their steps are not averaged.
+    assert pages == ["masked)", "no spread)", "instability)", "entropy)", "length)"]
+    assert "the mean reward fell from 0.50 to 0.24" in said[2]
 
 
 @pytest.mark.parametrize(
