@@ -226,7 +226,8 @@ def test_a_loaded_policy_and_one_that_skipped_bad_batches_take_the_same_next_ste
     # Adam has no past at its first step, so the update is as long as the rate of that step.
     rounding = 1e-4 if dtype == "float32" else 0.05
     moved = float((flat(middle) - flat(start)).abs().median())
-    assert moved == pytest.approx(RATE / 2, rel=rounding) or "muon" in mode
+    if "muon" not in mode:
+        assert moved == pytest.approx(RATE / 2, rel=rounding)
     policy.save(folder)
     policy.update(second, setup.objective)
     end = setup.everywhere(policy)

@@ -151,7 +151,8 @@ def test_a_rollout_without_a_score_trains_only_if_the_loss_reads_no_advantages(n
 @pytest.mark.parametrize("true", ["by_turn", "by_token", "compares"])
 def test_the_credits_of_a_run_have_the_facts_of_its_advantage_and_loss(true):
     nodes = {"truncation": "keep", "reward": "default", "advantage": "group_mean"}
-    facts = learned(**{f"advantage_{true}": True}, loss_reads=["advantages"] * (true == "by_turn"))
+    reads = ["advantages"] if true == "by_turn" else []
+    facts = learned(**{f"advantage_{true}": True}, loss_reads=reads)
     run = SimpleNamespace(**{key: chosen(key, name) for key, name in nodes.items()}, learned=facts)
     made = GroupCredit.of(run, lambda example: {})
     found = (made.per_turn, made.per_token, made.compares, made.needs_score)
