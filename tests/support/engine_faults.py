@@ -86,10 +86,10 @@ class CutShort(Fault):
 
 
 class Exit(Fault):
-    """End the process."""
+    """End the process with status 3."""
 
     async def __call__(self, answer: Answer, request: web.Request) -> web.StreamResponse:
-        os._exit(1)
+        os._exit(3)
 
 
 class TwoVersions(Fault):

@@ -98,7 +98,7 @@ def test_vllm_serves_while_the_block_runs_and_failed_requests_are_reported(tmp_p
 
 @pytest.mark.parametrize("is_caught", [False, True])  # a failed request costs its rollout only
 def test_the_end_of_vllm_is_reported_and_not_the_error_of_the_block(is_caught, tmp_path):
-    fault = {"fault": "Exit", "path": "/update_weight_version", "status": 3}
+    fault = {"fault": "Exit", "path": "/update_weight_version"}
     ended = pytest.raises(RunFailed, match=r"ended with status 3\. The end of .*inference\.log")
     with ended, served(tmp_path, fault) as vllm:
         with suppress(*[RunFailed] * is_caught):

@@ -261,6 +261,8 @@ def test_a_step_with_sets_is_that_of_plain_torch_in_every_split(setup, mode):
             torch.testing.assert_close(b.ref_logprobs, among.logprobs)
             full = policy.score(replace(b, kept=None))
             if b.kept is not None:
+                assert b.old_logprobs is not None
+                assert b.ref_logprobs is not None
                 has_set = b.kept[:, 0] >= 0
                 assert (b.old_logprobs > full)[has_set].all()
                 assert (b.ref_logprobs > whole.logprobs)[has_set].all()
