@@ -3,7 +3,6 @@
 import socket
 import threading
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 
 import msgspec
 import numpy as np
@@ -73,7 +72,7 @@ def folder(tmp_path_factory) -> RunFolder:
 @pytest.fixture
 def serve(folder) -> Iterator:
     """Return a function that lets behave(connection) answer one rank in a thread."""
-    with socket.socket(socket.AF_UNIX) as listener, ThreadPoolExecutor() as threads:
+    with socket.socket(socket.AF_UNIX) as listener:
         listener.bind(str(folder.private.rollouts_socket))
         listener.listen()
 
@@ -83,7 +82,8 @@ def serve(folder) -> Iterator:
                 with connection:
                     behave(connection)
 
-            threads.submit(accept)
+            # A daemon, so that a test that fails does not wait for it.
+            threading.Thread(target=accept, daemon=True).start()
             link = RolloutsLink(folder, rank=1)
             link.connect(1.0)
             return link

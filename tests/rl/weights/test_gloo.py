@@ -287,3 +287,11 @@ def test_only_plain_data_of_the_right_types_is_a_handle():
             decode([*right[:position], value, *right[position + 1 :]])
     with pytest.raises(RuntimeError, match="is not a CUDA memory handle"):
         decode(right[:-1])
+
+
+def test_the_buffer_of_ipc_is_in_no_expandable_segment_unlike_later_memory(monkeypatch):
+    settings: list[str] = []
+    monkeypatch.setattr(torch._C, "_accelerator_setAllocatorSettings", settings.append)
+    monkeypatch.setenv("PYTORCH_ALLOC_CONF", "expandable_segments:True")
+    opened("ipc").pack(WEIGHTS)
+    assert settings == ["expandable_segments:False", "expandable_segments:True"]
