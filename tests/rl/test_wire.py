@@ -72,6 +72,7 @@ def folder(tmp_path_factory) -> RunFolder:
 @pytest.fixture
 def serve(folder) -> Iterator:
     """Return a function that lets behave(connection) answer one rank in a thread."""
+    threads = []
     with socket.socket(socket.AF_UNIX) as listener:
         listener.bind(str(folder.private.rollouts_socket))
         listener.listen()
@@ -82,13 +83,15 @@ def serve(folder) -> Iterator:
                 with connection:
                     behave(connection)
 
-            # A daemon, so that a test that fails does not wait for it.
-            threading.Thread(target=accept, daemon=True).start()
+            threads.append(threading.Thread(target=accept, daemon=True))
+            threads[-1].start()
             link = RolloutsLink(folder, rank=1)
             link.connect(1.0)
             return link
 
         yield start
+    for thread in threads:
+        thread.join(2)  # no longer, so that a failed test ends
 
 
 def receive(connection: socket.socket) -> Call:
