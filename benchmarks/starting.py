@@ -33,7 +33,8 @@ def seconds(checkout: Path, overrides: list[str], work: Path, name: str) -> floa
     metrics, began = work / name / "metrics.jsonl", time.time()
     run = [*command, f"output_dir={work}"]
     done = subprocess.run(run, cwd=work, env=environment, capture_output=True, timeout=LIMIT_S)
-    took = (metrics.stat().st_mtime if metrics.exists() else time.time()) - began
+    logged = metrics.exists() and metrics.stat().st_size
+    took = (metrics.stat().st_mtime if logged else time.time()) - began
     if ("max_steps=1" in overrides) == bool(done.returncode):
         raise RuntimeError(f"{' '.join(command)} ended unexpectedly: {done.stderr.decode()}")
     return took

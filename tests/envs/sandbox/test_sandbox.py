@@ -150,7 +150,7 @@ def test_no_sandbox_outlives_a_killed_parent():
 
 
 def python(code):
-    """Return what a new interpreter prints that can import this checkout."""
+    """Run code in a new interpreter that can import this checkout; return what it prints."""
     boot = f"import sys; sys.path.append({PROJECT!r})\n"
     python = [sys.executable, "-ISc", boot + code]
     return subprocess.run(python, capture_output=True, text=True, check=True).stdout

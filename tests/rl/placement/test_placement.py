@@ -137,7 +137,7 @@ def test_a_cpu_gets_its_own_flags_and_a_gpu_the_defaults_of_vllm():
     assert on_cpu.inference.args == {"enforce_eager": True, "max_num_seqs": 256}
     assert on_gpus.inference.args == {}
     assert (on_cpu.trainer.ranks, on_gpus.trainer.ranks) == (1, 2)
-    # On a CPU, seeded prompts are not split, unless the user says so.
+    # With sampler.seeded=true on a CPU, vLLM does not split prompts, unless the user enables it.
     pieces, seeded = {"no_enable_chunked_prefill": True}, "sampler.seeded=true"
     assert pieces.items() <= placed_on(CPU, seeded).inference.args.items()
     assert placed_on(GPUS, seeded).inference.args == {}
