@@ -17,6 +17,7 @@ from pathlib import Path
 import msgspec
 import numpy as np
 
+from envs.user_code import ROOT
 from lab.report.arms import Arm
 from lab.report.command import show
 from lab.report.comparison import Comparison, NothingToCompare, compare
@@ -24,9 +25,8 @@ from lab.report.evaluations import Evaluation, Question
 from lab.report.run import Curve, Run
 from lab.report.sources import read_sources
 from lab.report.statistics import WORSE
-from rl.runtime.commit import REPO
 
-STORED_AT = REPO / "baselines" / "default.json"
+STORED_AT = ROOT / "baselines" / "default.json"
 TODAY, STORED = "today", "stored"
 CURVE = ("steps", "seconds", "tokens", "rewards")  # keys of a stored curve
 ALL_EVALUATIONS = 10**6

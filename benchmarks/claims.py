@@ -14,10 +14,10 @@ from pathlib import Path
 
 import yaml
 
+from envs.user_code import ROOT
 from lab.report.statistics import OPEN
-from rl.runtime.commit import REPO
 
-CLAIMS, RESULTS = REPO / "claims", Path("outputs") / "claims"
+CLAIMS, RESULTS = ROOT / "claims", Path("outputs") / "claims"
 HOLDS, FAILS, UNDECIDED = "holds here", "does not hold at this size", "open"
 
 
@@ -51,7 +51,7 @@ def main(words: list[str]) -> int:
     if unknown := set(names) - {*every}:
         print(f"{', '.join(sorted(unknown))}: choose from {', '.join(every)}")
         return 2
-    command = [sys.executable, str(REPO / "train.py"), "--config-dir", str(CLAIMS)]
+    command = [sys.executable, str(ROOT / "train.py"), "--config-dir", str(CLAIMS)]
     for name in names or every:
         subprocess.run([*command, "--config-name", name, *overrides], check=False)
     print("\n".join(line(name, RESULTS / name) for name in every))

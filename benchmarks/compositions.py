@@ -24,14 +24,14 @@ import torch
 
 from benchmarks._choices import Compositions, table
 from benchmarks._covering import Assignment
+from envs.user_code import ROOT
 from rl.config.build import build
 from rl.model.loading import load_model
-from rl.runtime.commit import REPO
 from tests.support.composing import composed
 from tests.support.equal_runs import Run
 
-STEPS, AT_ONCE, FOLDER = 3, 2, REPO / "outputs" / "compositions"
-TRANSCRIPTS = REPO / "tests/support/viewed/rollouts/step_000000.jsonl"
+STEPS, AT_ONCE, FOLDER = 3, 2, ROOT / "outputs" / "compositions"
+TRANSCRIPTS = ROOT / "tests/support/viewed/rollouts/step_000000.jsonl"
 SMALL = [
     *(f"max_steps={STEPS}", "batch_size=16", "optim.warmup_steps=0", "env.num_train=300"),
     "env.reward_weights.similarity=1",  # so that the scripted answers earn different rewards
@@ -46,7 +46,7 @@ def train(teacher: Path, name: str, choices: Sequence[str]) -> str:
     paths = [
         f"{key.partition('=')[0]}.path={path}" for key, path in given.items() if key in choices
     ]
-    run = Run(REPO, name, [*SMALL, *choices, *paths], FOLDER)
+    run = Run(ROOT, name, [*SMALL, *choices, *paths], FOLDER)
     if run.folder.exists() and not problem_of(run.metrics):
         return ""  # an earlier start trained it
     shutil.rmtree(run.folder, ignore_errors=True)

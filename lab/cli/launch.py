@@ -11,6 +11,7 @@ import traceback
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import wraps
+from importlib.machinery import PathFinder
 from pathlib import Path
 from typing import Any, NoReturn, cast
 
@@ -27,7 +28,7 @@ from lab.sweeps.job import run_job
 from rl.config.endpoints import with_endpoints
 from rl.config.positions import positions_of
 from rl.config.schema import ConfigError
-from rl.config.shipped import CONF, SHIPPED
+from rl.config.shipped import CONF, ROOT, SHIPPED
 from rl.runtime.devices import fast_dtype
 from rl.runtime.failure import OutOfTime, RunFailed
 from rl.runtime.lock import FolderUnusable
@@ -37,10 +38,7 @@ from rl.runtime.text import printable
 
 
 def _at_most_positions(length: int, *, _parent_: DictConfig) -> int:
-    """Return `length`, or the model's maximum number of positions if that is lower.
-
-    `_parent_` is the node `model`. The maximum is known only if `model.path` is a folder.
-    """
+    """Return `length`, or the number of positions of the node `model` if it is known and lower."""
     path = None if OmegaConf.is_missing(_parent_, "path") else _parent_["path"]
     return min(length, positions_of(path) or length)
 
@@ -53,7 +51,6 @@ OmegaConf.register_new_resolver("explained_keys", explained_keys, replace=True)
 OmegaConf.register_new_resolver("at_most_positions", _at_most_positions, replace=True)
 
 _SEARCH_PATH = "hydra.searchpath="
-_NOT_OF_A_RUN = ("card", "claim")  # keys of report cards and claims, which runs do not have
 FAILED, BAD_CONFIG, INTERRUPTED = 1, 2, EXIT_UNSAVED
 # Overrides of Hydra's own keys that only a sweep uses begin with one of these prefixes.
 _SWEEP_KEYS = ("hydra.mode=", "hydra.sweep", "hydra/sweeper=", "hydra.launcher.", "hydra/launcher=")
@@ -93,8 +90,8 @@ def as_plain_dict(config: DictConfig) -> dict[str, Any]:
         where, why = getattr(error, "full_key", None), str(error).splitlines()[0]
         raise ConfigError([f"{where}: {why}" if where else why]) from None
     assert isinstance(plain, dict)
-    kept = {str(key): value for key, value in plain.items() if key not in _NOT_OF_A_RUN}
-    return with_endpoints(kept)
+    # Runs do not have the keys of report cards and claims.
+    return with_endpoints({str(k): x for k, x in plain.items() if k not in ("card", "claim")})
 
 
 def as_hydra_task(function: Callable[[Job], float | None]) -> Callable[[DictConfig], float | None]:
@@ -217,6 +214,17 @@ def add_conf_folder(arguments: list[str]) -> list[str]:
     return [*arguments, f"{_SEARCH_PATH}[file://{own.resolve()}]"]
 
 
+def _share_code_with_children() -> None:
+    """Put ROOT into PYTHONPATH if child processes would import another copy of this project."""
+    # Python puts the script's folder first in the sys.path of this process, but not of children.
+    finders = [finder for finder in sys.meta_path if finder is not PathFinder]
+    specs = [PathFinder.find_spec("rl", sys.path[1:]), *(f.find_spec("rl", None) for f in finders)]
+    found = next(filter(None, specs), None)
+    if found is None or Path(str(found.origin)).parents[1].resolve() != ROOT.resolve():
+        before = os.environ.get("PYTHONPATH")
+        os.environ["PYTHONPATH"] = os.pathsep.join([str(ROOT), *([before] if before else [])])
+
+
 def run_program(
     function: Callable[[Job], float | None], primary: str = "train", added: Sequence[str] = ()
 ) -> None:
@@ -228,6 +236,7 @@ def launch(main: Callable[[], object], primary: str = "train", added: Sequence[s
     """Call a function decorated with @hydra.main, and print Hydra's errors in a few lines."""
     wants_traceback = os.environ.get("HYDRA_FULL_ERROR") == "1"
     os.environ["HYDRA_FULL_ERROR"] = "1"  # makes Hydra raise its errors instead of printing them
+    _share_code_with_children()
     sys.path.append(os.getcwd())  # makes modules of the current folder importable
     sys.argv[1:] = add_conf_folder(put_options_first(sys.argv[1:]))
     try:

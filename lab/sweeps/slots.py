@@ -42,8 +42,8 @@ def slots_of(launcher: Mapping[str, Any], cores: Sequence[int], gpus: Sequence[s
     per_core, per_gpu = launcher.get("cpus_per_task") or 0, launcher.get("gpus_per_node") or 0
     for key, each, found in (("cpus_per_task", per_core, cores), ("gpus_per_node", per_gpu, gpus)):
         if each > len(found):
-            problem = f"hydra.launcher.{key}={each}, but this machine has only {len(found)}"
-            raise ConfigError([f"{problem}: lower {key}"])
+            has = f"this machine has only {len(found)} {'GPUs' if found is gpus else 'cores'}"
+            raise ConfigError([f"hydra.launcher.{key}={each}, but {has}: lower {key}"])
     limits = [len(found) // n for n, found in ((per_core, cores), (per_gpu, gpus)) if n]
     default = len(gpus) or max(len(cores) // _CORES_PER_JOB, 1)
     wanted = max(num_jobs, 0) or min(limits, default=default)

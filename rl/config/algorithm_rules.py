@@ -91,16 +91,12 @@ def correction_problems(config: Config, learned: Learned) -> Iterator[str]:
             f"{config['sampler']['_target_']} returns text that no policy sampled: use "
             "correction=none"
         )
-    elif updates == 1:
+    elif learned.loss_corrects or updates == 1:
+        corrects = loss if learned.loss_corrects else "with updates_per_batch=1 the loss"
         yield (
-            "with updates_per_batch=1 the loss itself corrects for the difference between trainer "
-            f"and vLLM, and {correction} would correct a second time: use correction=none, or "
-            "updates_per_batch=2"
-        )
-    elif learned.loss_corrects:
-        yield (
-            f"{loss} itself corrects for the difference between trainer and vLLM, and {correction} "
-            "would correct a second time: use correction=none"
+            f"{corrects} itself corrects for the difference between trainer and vLLM, and "
+            f"{correction} would correct a second time: use correction=none"
+            f"{'' if learned.loss_corrects else ', or updates_per_batch=2'}"
         )
 
 

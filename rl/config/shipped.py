@@ -1,7 +1,7 @@
 """Find the folder that contains conf/, sweeps/, models/, train.py and the other entry points."""
 
-from rl.runtime.commit import REPO
+from envs.user_code import ROOT
 
 # The wheel has these files in the package offbyone (setup.py), and a checkout at its root.
-SHIPPED = REPO if (REPO / "conf" / "train.yaml").exists() else REPO / "offbyone" / "files"
+SHIPPED = ROOT if (ROOT / "conf" / "train.yaml").exists() else ROOT / "offbyone" / "files"
 CONF = SHIPPED / "conf"

@@ -3,10 +3,10 @@
 import subprocess
 from pathlib import Path
 
-REPO = Path(__file__).parents[2]
+from envs.user_code import ROOT
 
 
-def commit_of(folder: Path = REPO) -> str:
+def commit_of(folder: Path = ROOT) -> str:
     """Return a folder's git commit, plus "+uncommitted" if files have changed; "" if unknown."""
     head = _git(folder, "rev-parse", "HEAD")
     return f"{head}+uncommitted" if head and _git(folder, "status", "--porcelain") else head

@@ -1,17 +1,13 @@
 """Addresses of a run's processes, and the address of this host on a network interface."""
 
-import fcntl
 import os
 import socket
-import struct
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Self
 from urllib.parse import urlsplit
 
 from rl.runtime.failure import RunFailed
-
-_SIOCGIFADDR = 0x8915  # number of Linux's ioctl request for an interface's IPv4 address
 
 # This environment variable holds the address where the rollouts process accepts remote ranks.
 LISTEN_VARIABLE = "OFFBYONE_ADDRESS"
@@ -74,15 +70,15 @@ def bind_collectives(interface: str | None) -> None:
 
 def own_address(interface: str) -> str:
     """Return this host's IPv4 address on an interface. Raise RunFailed if there is none."""
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
-        try:
-            answer = fcntl.ioctl(probe, _SIOCGIFADDR, struct.pack("256s", interface.encode()[:15]))
-        except OSError as error:
-            names = ", ".join(name for _, name in socket.if_nameindex())
-            raise RunFailed(
-                f"cluster.interface={interface} has no IPv4 address: use one of {names}"
-            ) from error
-    return socket.inet_ntoa(answer[20:24])
+    import psutil  # not at the top, because only runs on several hosts need it
+
+    known = psutil.net_if_addrs()
+    found = [a.address for a in known.get(interface, []) if a.family == socket.AF_INET]
+    if not found:
+        raise RunFailed(
+            f"cluster.interface={interface} has no IPv4 address: use one of {', '.join(known)}"
+        )
+    return found[0]
 
 
 def free_port(address: str) -> int:

@@ -1,5 +1,7 @@
 """What a user sees of a command: help, new folders, the few lines of an error, the status."""
 
+import os
+import subprocess
 import sys
 
 import hydra
@@ -10,6 +12,7 @@ from hydra import initialize_config_dir
 from lab.cli import console
 from lab.cli.hydra_errors import explain_hydra_error
 from lab.cli.launch import (
+    _share_code_with_children,
     _start_and_print_errors,
     add_conf_folder,
     command_of,
@@ -21,7 +24,7 @@ from rl.runtime.failure import OutOfTime, RunFailed
 from rl.runtime.stop_request import Stopped
 from rl.runtime.sweep_folder import SweepFolder
 from tests.support.composing import CONF, composed
-from tests.support.launching import train
+from tests.support.launching import ROOT, train
 
 OWN = ["--config-dir", str(CONF.parent / "examples" / "my-lab" / "conf"), "loss=focal"]
 
@@ -269,3 +272,18 @@ def test_the_folder_conf_of_the_current_folder_is_found(tmp_path, monkeypatch):
     assert add_conf_folder(own) == own
     monkeypatch.chdir(SHIPPED)
     assert add_conf_folder(["loss=mine"]) == ["loss=mine"]
+
+
+@pytest.mark.parametrize("has_other", [True, False])
+def test_child_processes_import_the_code_of_the_started_script(has_other, tmp_path, monkeypatch):
+    if has_other:  # another copy of this project, which the Python environment installs
+        (tmp_path / "rl").mkdir()
+        (tmp_path / "rl" / "__init__.py").touch()
+        monkeypatch.setattr(sys, "path", [str(ROOT), str(tmp_path), *sys.path])
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    _share_code_with_children()
+    command = [sys.executable, "-P", "-c", "import rl; print(rl.__file__)"]
+    found = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=True)
+    assert found.stdout.strip() == str(ROOT / "rl" / "__init__.py")
+    assert os.environ["PYTHONPATH"].split(os.pathsep)[-1] == str(tmp_path)
+    assert (os.environ["PYTHONPATH"] == str(tmp_path)) != has_other
