@@ -81,16 +81,16 @@ class Dataset:
             path = getattr(self, "eval_path", self.path) if split == EVAL else self.path
             if not len(rows):
                 raise ValueError(f"{path} has no rows: add rows or choose another path")
-            for column in filter(None, (self.prompt, self.answer)):
-                for number, value in enumerate(_column(rows, column)):
+            for key, column in (("prompt", self.prompt), ("answer", self.answer)):
+                for number, value in enumerate(_column(rows, column) if column else ()):
                     if value is None:
+                        instead = " or null" if key == "answer" else ""
                         raise ValueError(
                             f"{path}: row {number + 1} has no value in the column {column!r} (it "
                             f"has {', '.join(map(repr, rows[number])) or 'none'}): add it, remove "
-                            "the row, set dataset.prompt and dataset.answer to existing columns, "
-                            "or dataset.answer=null"
+                            f"the row, or set dataset.{key} to an existing column{instead}"
                         )
-                    if column == self.prompt and isinstance(value, list):
+                    if key == "prompt" and isinstance(value, list):
                         check_messages(value, f"{path}, row {number + 1}")
 
     def example(self, row: Mapping[str, Any], number: int, env: str) -> Example:
