@@ -1,8 +1,8 @@
 """Pushes through a process group: what arrives, what is refused, and which waits end.
 
 A replica here is two processes, as under tensor parallelism; the trainer is this one. For sync=nccl
-and sync=ipc they have our engine of the plugin in them, and the functions of CUDA and NCCL are
-replaced (tests/support/receiving.py); `pytest -m gpu` has tests with them.
+and sync=ipc the functions of CUDA and NCCL are replaced (tests/support/receiving.py); `pytest -m
+gpu` has tests with them.
 """
 
 import os
@@ -59,54 +59,14 @@ def worker(number: int, calls: Connection) -> None:
                 calls.send({"error": str(error)})
 
 
-class Model(torch.nn.Module):
-    """A model whose parameters have the given names, each of a layer of its own."""
-
-    def __init__(self, weights: dict[str, torch.Tensor]) -> None:
-        super().__init__()
-        for name, tensor in weights.items():
-            owner, _, leaf = name.rpartition(".")
-            layer = torch.nn.Module()
-            empty = torch.nn.Parameter(torch.zeros_like(tensor), requires_grad=False)
-            layer.register_parameter(leaf, empty)
-            self.add_module(owner, layer)
-
-    def load_weights(self, weights: list[tuple[str, torch.Tensor]]) -> set[str]:
-        for name, tensor in weights:
-            self.get_parameter(name).copy_(tensor)
-        return {name for name, _ in weights}
-
-
-def engine_worker(number: int, calls: Connection, weights: dict[str, torch.Tensor]) -> None:
-    """Answer the requests of a push with our engine of vLLM, which loads and compares a model."""
-    from rl.weights import vllm_plugin
-
-    for name in ("initialize", "finalize"):  # they need a model of vLLM's
-        setattr(vllm_plugin, f"{name}_layerwise_reload", lambda *_: None)
-    engine: Any = object.__new__(vllm_plugin.WholeWeightsEngine)
-    engine.model, engine.model_config = Model(weights), None
-    engine.parallel_config = SimpleNamespace(tensor_parallel_size=1, rank=number)
-    calls.send("ready")  # after the import, which takes longer than a push may
-    while call := calls.recv():
-        try:
-            if "reader" in call:
-                engine.init_transfer_engine(engine.parse_init_info(call))
-            else:
-                engine.receive_weights(engine.parse_update_info(call))
-                engine.finish_weight_update()
-            calls.send({"held": fingerprint(dict(engine.model.named_parameters()))})
-        except RuntimeError as error:
-            calls.send({"error": str(error)})
-
-
 class Workers:
     """The processes of one replica, and the routes of vLLM that would reach them."""
 
-    def __init__(self, number: int, run: Any = worker, *more: Any) -> None:
+    def __init__(self, number: int, run: Any = worker) -> None:
         spawn, pairs = get_context("spawn"), [get_context("spawn").Pipe() for _ in range(number)]
         self.calls = [ours for ours, _ in pairs]
         self.processes = [
-            spawn.Process(target=run, args=(i, theirs, *more), daemon=True)
+            spawn.Process(target=run, args=(i, theirs), daemon=True)
             for i, (_, theirs) in enumerate(pairs)
         ]
         for process, (_, theirs) in zip(self.processes, pairs, strict=True):
@@ -140,8 +100,8 @@ class Workers:
 
 
 @contextmanager
-def replica(number: int, run: Any = worker, *more: Any) -> Iterator[Any]:
-    workers = Workers(number, run, *more)
+def replica(number: int, run: Any = worker) -> Iterator[Any]:
+    workers = Workers(number, run)
     yield workers
     for process in workers.processes:
         process.kill()
@@ -192,26 +152,19 @@ def test_a_vllm_on_another_host_gets_the_address_from_which_this_host_reaches_it
     assert facts == {"host": "127.0.0.2", "port": facts["port"], "size": 3, "timeout": 5.0}
 
 
-@pytest.fixture(scope="module")
-def vllm():
-    with replica(2, engine_worker, WEIGHTS) as workers:
-        assert [one.recv() for one in workers.calls] == ["ready", "ready"]
-        yield workers
-
-
-@pytest.mark.slow
-@pytest.mark.server
 @pytest.mark.parametrize("sync", ["nccl", "ipc"])
-def test_two_workers_hold_every_push_bit_by_bit_also_of_the_next_trainer(sync, vllm):
-    for scale in (1, 3):  # two trainers
-        sender = opened(sync, 60.0)
-        for step in range(2):
-            weights = {name: tensor * (scale + step) for name, tensor in WEIGHTS.items()}
-            sender.pack(weights)
-            if step == 0:
-                sender.connect(vllm)
-            sender.send(vllm, step)
-            assert vllm.answers == [{"held": fingerprint(weights)}] * 2
+def test_two_workers_read_every_push_also_of_the_next_trainer(sync):
+    with replica(2) as workers:
+        for scale in (1, 3):  # two trainers
+            sender = opened(sync, 60.0)
+            for step in range(2):
+                weights = {name: tensor * (scale + step) for name, tensor in WEIGHTS.items()}
+                sender.pack(weights)
+                if step == 0:
+                    sender.connect(workers)
+                sender.send(workers, step)
+                # Each has compared the fingerprint of what it read with that of the trainer.
+                assert workers.answers == [forms(weights)] * 2
 
 
 def test_a_request_that_does_not_fit_the_buffer_is_refused():
