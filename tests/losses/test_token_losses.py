@@ -1,30 +1,39 @@
 """Token losses against numbers worked by hand, one row for each branch of the formula.
 
-Probabilities are powers of 1/2, so ratios are exact and log probabilities multiples of ln 2.
+Probabilities are powers of 1/2, so ratios are exact and log probabilities multiples of ln 2. The
+last tests are of losses over candidates, and of all losses with their shipped options.
 """
 
 import math
 from dataclasses import replace
 from functools import partial
+from itertools import product
 
 import pytest
 import torch
 
 from losses.by_source import by_source
+from losses.candidates import MIN_REST
 from losses.cispo import cispo
 from losses.cross_entropy import cross_entropy
 from losses.decoupled_ppo import decoupled_ppo
 from losses.distill import distill
 from losses.dppo import dppo
+from losses.forward_kl_topk import forward_kl_topk
 from losses.groups import Source
 from losses.gspo import gspo
+from losses.jsd_topk import jsd_topk
 from losses.m2po import M2PO
 from losses.masked_is import masked_is
 from losses.ppo_clip import ppo_clip
 from losses.reinforce import reinforce
+from losses.reverse_kl_topk import reverse_kl_topk
 from losses.sapo import sapo
 from losses.tokens import Tokens, log_ratio, ratio_to
 from losses.top_entropy import is_highest, top_entropy
+from rl.config.build import component
+from tests.support.composing import CONF, chosen
+from tests.support.golden import golden
 
 torch.set_num_threads(1)
 
@@ -329,3 +338,166 @@ def test_a_clamped_ratio_is_bounded_has_no_gradient_and_is_counted():
     old = replace(tokens, old_logprobs=vector([-1.0, -1.0, -22.0, -1.0]).requires_grad_())
     assert not old.anchor.requires_grad
     assert old.ratio_clamped.tolist() == [0.0, 1.0, 1.0, 0.0]
+
+
+L, LOG_3_4 = LN2, math.log(3 / 4)
+CUT = math.log(MIN_REST)
+DIVERGENCES = {
+    "forward": forward_kl_topk,
+    "reverse": reverse_kl_topk,
+    "between": partial(jsd_topk, mix=0.5),
+    "mostly forward": partial(jsd_topk, mix=0.1),
+}
+
+# Rows of p, q, loss, d loss / d log p for two candidates. The rest is 1 minus their sum.
+APART = (0.25, 0.25), (0.5, 0.25)  # rests: 1/2 and 1/4
+EQUAL = (0.5, 0.125), (0.5, 0.125)
+NO_REST = (0.5, 0.5), (0.5, 0.25)  # the policy's
+NO_REF_REST = (0.5, 0.25), (0.5, 0.5)
+NEITHER = (0.25, 0.75), (0.5, 0.5)
+
+FORWARD = [
+    # 1/2 L + 0 + 1/4 (-L);  -q + 1/4 p / (1/2)
+    (*APART, L / 4, (-3 / 8, -1 / 8)),
+    (*EQUAL, 0.0, (0.0, 0.0)),
+    # 0 + 1/4 (-2L + L) + 1/4 (-2L - CUT);  the rest is a constant: -q
+    (*NO_REST, -3 * L / 4 - CUT / 4, (-1 / 2, -1 / 4)),
+    # 0 + 1/2 (-L + 2L) + 1e-6 (CUT + 2L);  -q + 1e-6 p / (1/4)
+    (*NO_REF_REST, L / 2 + MIN_REST * (CUT + 2 * L), (2e-6 - 1 / 2, 1e-6 - 1 / 2)),
+    # 1/2 (-L + 2L) + 1/2 (-L - log(3/4)), the rests are equal constants
+    (*NEITHER, L / 2 + (-L - LOG_3_4) / 2, (-1 / 2, -1 / 2)),
+]
+REVERSE = [
+    # 1/4 (-L) + 0 + 1/2 L;  p (log p/q - L)
+    (*APART, L / 4, (-L / 2, -L / 4)),
+    (*EQUAL, 0.0, (0.0, 0.0)),
+    # 0 + 1/2 (-L + 2L) + 1e-6 (CUT + 2L);  the rest is a constant: p (log p/q + 1)
+    (*NO_REST, L / 2 + MIN_REST * (CUT + 2 * L), (1 / 2, (L + 1) / 2)),
+    # 0 + 1/4 (-2L + L) + 1/4 (-2L - CUT);  p (log p/q - (-2L - CUT))
+    (*NO_REF_REST, -3 * L / 4 - CUT / 4, ((2 * L + CUT) / 2, (L + CUT) / 4)),
+    (*NEITHER, 3 / 4 * LOG_3_4 + L / 2, ((1 - L) / 4, 3 / 4 * (LOG_3_4 + L + 1))),
+]
+
+
+def logs(p, q):
+    return tuple(torch.tensor(x, dtype=torch.float64).log() for x in (p, q))
+
+
+def given(log_p, log_q):
+    """Tokens of which only the candidates matter: all else is NaN."""
+    nan = torch.full((len(log_p),), math.nan, dtype=torch.float64)
+    candidates = {"candidate_logprobs": log_p, "ref_candidate_logprobs": log_q}
+    return Tokens.by_hand(nan, nan, nan, **candidates)
+
+
+def differentiated(loss, log_p, log_q):
+    """Return the result of a loss and its gradient in log p; log q must have none."""
+    leaves = log_p.requires_grad_(), log_q.requires_grad_()
+    out = loss(given(*leaves))
+    gradient, none = torch.autograd.grad(out.loss.sum(), leaves, allow_unused=True)
+    assert none is None  # a teacher learns nothing
+    return out, gradient
+
+
+@pytest.mark.parametrize(
+    ("loss", "rows", "metric"),
+    [(forward_kl_topk, FORWARD, "forward_kl"), (reverse_kl_topk, REVERSE, "reverse_kl")],
+    ids=["forward", "reverse"],
+)
+def test_value_and_gradient_are_those_worked_by_hand(loss, rows, metric):
+    p, q, values, gradients = zip(*rows, strict=True)
+    out, gradient = differentiated(loss, *logs(p, q))
+    exact(out.loss, torch.tensor(values, dtype=torch.float64))
+    exact(gradient, torch.tensor(gradients, dtype=torch.float64))
+    exact(out.metrics[metric], out.loss.detach())
+    assert not any(values.requires_grad for values in out.metrics.values())
+    # The probabilities of the rests of APART and of NO_REST.
+    expected = {"ref_rest": (1 / 4, 1 / 4), "rest": (1 / 2, MIN_REST)}
+    (rest,) = expected.keys() & out.metrics.keys()
+    exact(out.metrics[rest][[0, 2]], torch.tensor(expected[rest], dtype=torch.float64))
+
+
+def test_the_divergence_between_them_is_that_worked_by_hand():
+    """mix 1/2: p, q, rest = (1/4, 1/4 | 1/2), (1/2, 1/4 | 1/4), m = (3/8, 1/4 | 3/8); then mix 1/4.
+
+    mix KL(q || m) + (1 - mix) KL(p || m), and (1 - mix) p (log p/m - log p0/m0) as the gradient.
+    """
+    for mix, m in ((0.5, (3 / 8, 1 / 4, 3 / 8)), (0.25, (5 / 16, 1 / 4, 7 / 16))):
+        p, q = (1 / 4, 1 / 4, 1 / 2), (1 / 2, 1 / 4, 1 / 4)
+        value = sum(
+            mix * b * math.log(b / c) + (1 - mix) * a * math.log(a / c)
+            for a, b, c in zip(p, q, m, strict=True)
+        )
+        slope = [(1 - mix) * p[i] * (math.log(p[i] / m[i]) - math.log(p[2] / m[2])) for i in (0, 1)]
+        out, gradient = differentiated(partial(jsd_topk, mix=mix), *logs([p[:2]], [q[:2]]))
+        exact(out.loss, torch.tensor([value], dtype=torch.float64))
+        exact(gradient, torch.tensor([slope], dtype=torch.float64))
+        exact(out.metrics["jsd"], out.loss.detach())
+
+
+def random_batch():
+    """The teacher's 4 likeliest of two random distributions over 12 tokens, at 200 places."""
+    random = torch.Generator().manual_seed(0)
+    logits = torch.randn(2, 200, 12, generator=random, dtype=torch.float64) * 2
+    log_p, log_q = logits.log_softmax(-1)
+    log_q, ids = log_q.topk(4)
+    return given(log_p.gather(-1, ids), log_q)
+
+
+@pytest.mark.parametrize("loss", DIVERGENCES.values(), ids=DIVERGENCES)
+def test_a_divergence_is_never_negative_zero_where_both_agree_and_finite_in_float32(loss):
+    tokens = random_batch()
+    assert loss(tokens).loss.min() > 0
+    agreed = given(tokens.ref_candidate_logprobs, tokens.ref_candidate_logprobs)
+    assert loss(agreed).loss.abs().max() < 1e-15
+    empty = torch.empty(0, 3, dtype=torch.float64)
+    assert loss(given(empty, empty)).loss.shape == (0,)
+    log_p = torch.tensor([[0.0, -120.0], [-1e-9, -60.0], [-0.7, -120.0]])
+    log_q = torch.tensor([[-1e-9, -80.0], [-0.7, -0.7], [-0.7, -110.0]])  # the last: 0 in both
+    out, gradient = differentiated(loss, log_p, log_q)
+    assert out.loss.isfinite().all()
+    assert gradient.isfinite().all()
+
+
+# log(pi / mu) of the tokens: within, at and beyond every clip, both clamps included.
+GAPS = (0.0, 2e-4, -2e-4, 3.5e-4, 0.1, -0.15, 0.25, -0.3, 0.5, 1.0, -1.2, 2.5, -3.0, 22.0, -21.0)
+
+
+def made_tokens(*, old: bool) -> Tokens:
+    """Return each gap with three advantages, in 8 sequences; a ninth sequence has no token."""
+    gaps, advantages = map(torch.tensor, zip(*product(GAPS, (1.5, -0.75, 0.0)), strict=True))
+    number = torch.arange(len(gaps))
+    wave = torch.sin(number.double()).float()
+    # The first four sequences have one gap each, the others mix gaps.
+    ids, mu = torch.where(number < 12, number // 3, 4 + number % 4), -1.1 + wave
+    shares = torch.stack([0.5 + 0.2 * wave, 0.2 - 0.1 * wave, 0.1 + 0 * wave], -1).log()
+    return Tokens.by_hand(
+        (mu + gaps).requires_grad_(), mu, advantages, sequence_ids=ids, num_sequences=9,
+        staleness=number % 4, entropies=(number * 7 % 11) / 4, positions=number, turns=number // 9,
+        rollout_ids=ids, group_ids=ids // 2, source=number % 3,
+        old_logprobs=mu + 0.8 * gaps.clamp(-1, 1) + 0.1 * wave * (number > 5) if old else None,
+        ref_logprobs=mu + gaps.clamp(-2, 2) - 0.4 * wave,
+        candidate_logprobs=(shares - 0.3 * wave[:, None] ** 2).requires_grad_(),
+        ref_candidate_logprobs=shares,
+    )  # fmt: skip
+
+
+def test_each_loss_with_its_shipped_options():
+    """Loss, gradients and metrics of each token, without and with logprobs of an old policy."""
+    found, seen = {}, {}
+    for name, old in product(
+        (path.stem for path in sorted(CONF.glob("loss/*.yaml"))), (False, True)
+    ):
+        node, tokens = chosen("loss", name), made_tokens(old=old)
+        if (first := seen.setdefault(str(node), name)) != name:  # only its other groups differ
+            found[name] = f"as {first}"
+            continue
+        loss = component(node)
+        if hasattr(loss, "statistics"):
+            loss = partial(loss, statistics=loss.statistics(tokens))
+        result, leaves = loss(tokens), [tokens.logprobs, tokens.candidate_logprobs]
+        grads = torch.autograd.grad(result.loss.sum(), leaves, materialize_grads=True)
+        values = {"loss": result.loss, "grad": grads[0], "candidates": grads[1].sum(-1)}
+        values |= result.metrics | {"clamped": result.ratio_clamped}
+        found[f"{name}, old={old}"] = {k: v for k, v in values.items() if v is not None and v.any()}
+    golden("losses/losses", found)

@@ -1,27 +1,35 @@
-"""Losses on recorded batches repeat the gradients of the run, and others are computed by hand."""
+"""Losses on recorded batches repeat the gradients of the run, and others are computed by hand.
+
+The last tests are of step=true, which takes the optimizer step of a loss.
+"""
 
 import json
 import re
 from dataclasses import replace
+from types import SimpleNamespace
 
-import pyarrow
 import pytest
 import torch
 from pyarrow import parquet
 
 from lab.losses.arms import _recompute_advantages, arms_of
 from lab.losses.command import difference, main
-from lab.losses.recorded import (
-    recorded_batches,
-    recorded_tokens,
-    source_of,
-)
+from lab.losses.recorded import recorded_batches, recorded_tokens, source_of
+from lab.losses.step import _rank_batch, take_steps
 from lab.python_api import load_run
+from losses.aggregation import token_mean
 from losses.groups import Source
+from rl.config.build import build
+from rl.config.schema import Run
+from rl.learner.learner import Learner
+from rl.learner.objective import Batch
+from rl.rollouts.plan import plan_batch, weighted_rows
 from rl.runtime.metrics import MetricsFile
 from rl.runtime.token_files import read_rows
 from tests.support.composing import REPO
+from tests.support.forked_groups import forked_groups
 from tests.support.golden import golden
+from tests.support.ranks import on_ranks
 from tests.support.recorded_run import STEP, UPDATES, record_run
 
 ALL = sorted(path.stem for path in (REPO / "conf" / "loss").glob("*.yaml"))
@@ -110,25 +118,12 @@ def test_a_difference_by_hand():
     assert shares == ["25.0 %"] * 4
 
 
-def test_a_gradient_that_is_not_finite_is_named_and_not_compared(tmp_path, capsys):
-    folder = record_run(tmp_path)
-    path = folder.tokens_of(STEP, "trainer.rank0")
-    table = parquet.read_table(path).to_pylist()
-    table[0]["advantage"] = [float("nan") for _ in table[0]["advantage"]]
-    parquet.write_table(pyarrow.Table.from_pylist(table, parquet.read_schema(path)), path)
-    assert main([str(tmp_path), "advantage=group_zscore"]) == 0
-    screen = capsys.readouterr().out
-    assert "differ by up to NaN or infinity, because some" in " ".join(screen.split())
-    assert re.search(r"^as recorded +nan +not finite( +-){5}", screen, re.M)
-
-
 @pytest.mark.parametrize(
     ("words", "said"),
     [
         (["env=wiki-search"], "env cannot be compared: choose from loss, correction"),
         (["loss=cspo"], "did you mean cispo?"),
         (["loss=gspo", "steps=1..4"], "steps=1..4: choose from the recorded steps 5 to 5"),
-        (["loss=gspo", "step=5"], "step=5: write step=true or false, or steps=40..60"),
         (["loss=[gspo"], "loss=[gspo cannot be read: write key=value"),
     ],
 )
@@ -136,16 +131,6 @@ def test_a_mistake_is_one_sentence(words, said, tmp_path, capsys):
     record_run(tmp_path)
     assert main([str(tmp_path), *words]) == 2
     assert said in capsys.readouterr().err
-
-
-def test_a_folder_that_is_no_run_or_one_of_an_older_version_is_refused(tmp_path, capsys):
-    assert main([str(tmp_path), "loss=gspo"]) == 2
-    assert "is not the folder of a run" in capsys.readouterr().err
-    folder = record_run(tmp_path)
-    before, _, after = folder.config.read_text().partition("strategy:\n")
-    folder.config.write_text(before + after.partition("\n")[2])
-    assert main([str(tmp_path), "loss=gspo"]) == 2
-    assert "is a run of an older version" in capsys.readouterr().err
 
 
 def test_only_a_whole_batch_has_another_aggregation_or_an_optimizer_step(tmp_path):
@@ -244,3 +229,82 @@ def test_a_comparison_of_several_losses(tmp_path, capsys):
             sums = [value, gradient.sum().item(), gradient.abs().max().item()]
             found[f"{arm.name}, update {batch.update}"] = [*sums, arm.changed_keys, arm.ignored]
     golden("losses/arms", found)
+
+
+FAST = ("model.dtype=float32", "optim.learning_rate=0.01", "optim.warmup_steps=0")
+
+
+def answers(learner, batch):
+    """Return log pi of each rollout."""
+    sums = torch.zeros(18)
+    for micro in batch.micro_batches:
+        tokens = Batch.of(micro, torch.device("cpu"), STEP)
+        sums.index_add_(0, tokens.rollout_ids, learner.policy.score(tokens))
+    return sums
+
+
+@pytest.mark.parametrize("world", [1])
+@on_ranks
+def test_the_step_of_a_loss_is_that_of_a_run_with_it(setup):
+    folder = record_run(setup.new_folder(), *FAST)
+    record_run(folder.path, *FAST, step=STEP + 1)  # the same answers, held out here
+    path = folder.rollouts_of(STEP + 1)
+    lines = [json.loads(line) for line in path.read_text().splitlines()]
+    for line in lines:  # the recorded advantages are 0 or above
+        if line["id"].endswith(".1"):
+            line["advantage"] = -1.0
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    folder.set_model(setup.sources["float32"])
+    run = Run.load(folder.config)
+    learner, checkpoint = Learner(run, folder, setup.ranks), folder.checkpoint(STEP)
+    checkpoint.mkdir(parents=True)
+    learner.save(checkpoint)
+    groups = forked_groups(num_groups=6)
+    all_train = [[replace(one, trains=True) for one in group.credits] for group in groups]
+    trains = [replace(g, credits=tuple(c)) for g, c in zip(groups, all_train, strict=True)]
+    options = {"step": STEP, "ranks": 1, "tokens_per_micro_batch": 99, "metrics": {}}
+    batch, everything = (
+        plan_batch(some, build(run.aggregation), **options)[0] for some in (groups, trains)
+    )
+    before = answers(learner, everything)
+    learner.update(batch)
+    change = answers(learner, everything) - before
+    worse = torch.arange(len(change)) % 3 == 1
+    better = torch.tensor([c.advantages[0] > 0 for group in groups for c in group.credits]) & ~worse
+    arms = arms_of(folder, ["loss=gspo"], has_model=True)
+    own, other = take_steps(folder, arms, checkpoint)
+    expected = (change[better].mean(), change[worse].mean(), change.abs().mean())
+    for found, value in zip(own[1:], expected, strict=True):
+        assert abs(float(found) - float(value)) < 2e-4
+    assert abs(float(own[3])) > 0.01
+    assert other[0] == "loss=gspo"
+    assert other[1:] != own[1:]
+
+
+@pytest.mark.parametrize("whole", [True, False])
+def test_a_loss_that_compares_rollouts_gets_each_group_whole(whole, tmp_path, monkeypatch):
+    monkeypatch.syspath_prepend(tmp_path)
+    name = f"step_whole_{whole}".lower()
+    (tmp_path / f"{name}.py").write_text(f"whole_groups = {whole}\ndef mine(tokens): ...\n")
+    rows = weighted_rows(forked_groups(num_groups=6), token_mean)
+    run, learner = SimpleNamespace(loss={"_target_": f"{name}.mine"}), SimpleNamespace()
+    learner.shares_prefixes = False
+    batch = _rank_batch(run, learner, rows, STEP)  # advantages of 0 are apart, except in a group
+    places = [{*micro.group_ids.tolist()} for micro in batch.micro_batches]
+    assert (sum(map(len, places)) == len(set().union(*places))) is whole
+
+
+@pytest.mark.parametrize(
+    ("choice", "step"),
+    [
+        pytest.param("", STEP + 1, id="no next step"),
+        *((one, STEP) for one in ("sampler.top_k=20", "kl=k1", "loss=ppo")),
+        ("deepspeed=zero1 trainer.ranks=2", STEP),
+    ],
+)
+def test_a_run_without_a_usable_checkpoint_or_record_is_refused(choice, step, tmp_path, capsys):
+    folder = record_run(tmp_path, *choice.split())
+    record_run(tmp_path, *choice.split(), step=STEP + 1)
+    folder.checkpoint(step).mkdir(parents=True)  # nothing was recorded after STEP + 1
+    assert main([str(tmp_path), "step=true"]) == 2
+    assert "step=true needs a run with" in capsys.readouterr().err

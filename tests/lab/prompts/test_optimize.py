@@ -1,14 +1,24 @@
-"""Whole searches by the real GEPA; policy and teacher are one scripted endpoint."""
+"""Whole searches by the real GEPA; policy and teacher are one scripted endpoint.
+
+The last tests are of which prompt becomes a candidate, and which is the best.
+"""
 
 import json
+import math
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
+from gepa.proposer.base import CandidateProposal, SubsampleEvaluation
 
-from envs.episode import Episode
+from envs.episode import Episode, Example
 from envs.reverse_text import ReverseText
+from lab.prompts import outputs
+from lab.prompts.describe import Attempt
 from lab.prompts.optimize import optimize_prompt
+from lab.prompts.outputs import Candidate
+from lab.prompts.search import COMPONENT, Search
 from lab.prompts.settings import check_search
 from rl.config.schema import ConfigError
 from rl.runtime.failure import RunFailed
@@ -71,20 +81,6 @@ def test_every_experiment_of_its_own_composes(experiment, tmp_path):
     assert found.max_calls > 3 * found.num_val
 
 
-def test_the_teacher_reads_the_prompt_the_question_the_answer_and_the_reward(endpoint, tmp_path):
-    limits = {"reflection.temperature": 0.25, "reflection.max_tokens": 99, "reflection.timeout": 50}
-    search(endpoint, tmp_path, num_rounds=1, state_columns="[stop_reason]", **limits)
-
-    (question,) = endpoint.teacher_asked
-    (asked,) = [body for body in endpoint.bodies if body and body["model"] == "teacher"]
-    assert (asked["temperature"], asked["max_tokens"]) == (0.25, 99)
-    word = endpoint.policy_asked[10][1]  # the first after the validation examples
-    assert START in question
-    for part in (f"reverse: {word}", word, word[::-1], "## reward\n0.0", "## stop_reason\nstop"):
-        assert part in question
-    assert "similarity" not in question
-
-
 @pytest.mark.parametrize("max_calls", [26, 42, 43])
 def test_no_search_exceeds_its_budget(max_calls, endpoint, tmp_path):
     folder = search(endpoint, tmp_path, max_calls=max_calls)
@@ -102,6 +98,7 @@ def test_a_search_finds_the_best_prompt_and_unscored_rollouts_change_no_score(
     endpoint.proposals = ("", *PROPOSALS)  # an answer without a prompt costs one round
     more = {**faulty("aeioubcdf"), "max_calls": 200, "num_val": 20, "perfect_score": 1.0}
     more["state_columns"] = "[stop_reason,turns,rewards]"
+    more |= {"reflection.temperature": 0.25, "reflection.max_tokens": 99}
     folder, screen = search(endpoint, tmp_path, **more), capsys.readouterr().out
 
     results = read(folder / "results.jsonl")
@@ -112,6 +109,9 @@ def test_a_search_finds_the_best_prompt_and_unscored_rollouts_change_no_score(
     assert 0 < len(unscored) < 20
     assert all([i for i, s in enumerate(own) if s is None] == unscored for own in scores)
     assert metadata(folder)["num_calls"] == len(read(folder / "rollouts.jsonl")) <= 200
+
+    asked = [body for body in endpoint.bodies if body and body["model"] == "teacher"]
+    assert {(body["temperature"], body["max_tokens"]) for body in asked} == {(0.25, 99)}
 
     changing = ("time", "generation_time", "seconds")
     rollouts = [
@@ -137,13 +137,9 @@ def test_an_environment_that_scores_nothing_ends_the_search(endpoint, tmp_path):
     ("more", "said"),
     [
         ({"env.system_prompt": "null"}, "the environment 'reverse-text' has no system prompt"),
-        ({"max_calls": 0}, "max_calls=0, but it must be >= 1"),
-        ({"reflection.api_key_variable": "sk-123"}, "reflection.api_key_variable does not name "),
         ({"max_calls": 25}, "max_calls=25 is too low for one round: scoring the first prompt"),
         ({"state_columns": "[turn, turns]"}, "state_columns contains turn, which no rollout has"),
         ({"env._target_": f"{__name__}.Compared"}, "reverse-text compares rollouts of a group"),
-        ({"reflection.model": "null"}, "reflection: reflection.base_url=http"),
-        ({"reflection.path": "x/y"}, "and reflection.path=x/y are both set"),
         (LOCAL, "reflection.max_seq_len=9999, but"),
         ({"reflection.template": "x"}, "reflection.template lacks <curr_param> and <side_info>"),
     ],
@@ -195,3 +191,70 @@ def test_a_resumed_search_begins_with_the_best_prompt_and_the_calls_left(endpoin
     assert len((folder / "rollouts.jsonl").open().readlines()) == metadata(folder)["num_calls"]
     with pytest.raises(ConfigError, match="were played before, scoring the first prompt takes 10"):
         search(endpoint, tmp_path, max_calls=80, num_rounds=9, resume="true")
+
+
+EXAMPLE = Example(0, "e", [])
+
+
+def searching() -> Search:
+    return Search(None, None, None, None, None, None, None)
+
+
+def evaluated(rewards: list[float | None]) -> SubsampleEvaluation:
+    attempts = [Attempt(EXAMPLE, [], {"reward": reward}) for reward in rewards]
+    return SubsampleEvaluation(scores=[0.5] * len(rewards), outputs=attempts)
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "accepted"),
+    [
+        ([0.0, 1.0], [1.0, 1.0], True),
+        ([0.0, 1.0], [1.0, 0.0], False),  # no more than before
+        ([1.0, 0.0, 0.0], [None, 0.0, 1.0], True),  # of the two that both scored
+        ([None, 0.0], [1.0, 0.0], False),  # the parent may have been as good there
+        ([None, 1.0], [1.0, None], False),  # nothing to compare
+    ],
+)
+def test_a_prompt_is_compared_with_its_parent_on_examples_that_both_scored(before, after, accepted):
+    evaluations = {"eval_before": evaluated(before), "eval_after": evaluated(after)}
+    proposal = CandidateProposal({COMPONENT: "new"}, [0], **evaluations)
+    known = SimpleNamespace(program_candidates=[{COMPONENT: "old"}])
+    assert searching().should_accept(proposal, known) is accepted
+    known.program_candidates.append({COMPONENT: "new"})
+    assert not searching().should_accept(proposal, known)
+
+
+def test_a_prompt_whose_hard_examples_fail_does_not_reach_the_perfect_score():
+    search = searching()
+    search.candidates = [Candidate("p", [], 0, scores) for scores in ([1.0, 0.0], [1.0, None])]
+    search.settings = SimpleNamespace(perfect_score=1.0, num_rounds=1)
+    assert search._is_over(SimpleNamespace(i=0))
+    assert search.ended_by == "num_rounds=1"
+    search.candidates.append(Candidate("p", [], 0, [1.0, 1.0]))
+    assert search._is_over(SimpleNamespace(i=0))
+    assert search.ended_by == "the validation reached perfect_score=1"
+
+
+def candidates(*scores):
+    made = outputs.Candidate
+    return [made(f"prompt {i}", [0] * (i > 0), 10 * i, own) for i, own in enumerate(scores)]
+
+
+def test_the_gain_is_the_mean_difference_of_what_both_scored_with_its_standard_error():
+    found = candidates([0.0, 0.5, None], [1.0, 1.0, 0.0])
+    mean, error = outputs.gain(found)
+    assert mean == pytest.approx((1.0 + 0.5) / 2)
+    # The differences 1 and 0.5 have the variance 0.125; of their mean, half of it.
+    assert error == pytest.approx(math.sqrt(0.125 / 2))
+    assert [one.mean for one in found] == [0.25, pytest.approx(2 / 3)]
+    assert math.isnan(outputs.gain(candidates([0.0], [1.0]))[1])
+    assert outputs.gain(candidates([0.5, 0.5])) == (0.0, 0.0)
+
+
+def test_a_prompt_that_is_no_better_replaces_none_and_gains_nothing_from_rollouts_that_fail():
+    assert outputs.index_of_best(candidates([0.5, 0.5], [1.0, 0.0])) == 0
+    assert outputs.index_of_best(candidates([0.5, 0.5], [1.0, 0.5], [0.5, 1.0])) == 1
+    found = candidates([1.0, 1.0, 0.0, None], [1.0, None, None, 1.0], [1.0, 0.5, 1.0, 0.0])
+    assert outputs.compared_means(found) == pytest.approx([2 / 3, 2 / 3, 2.5 / 3])
+    assert outputs.index_of_best(found) == 2
+    assert outputs.index_of_best(found[:2]) == 0

@@ -222,25 +222,6 @@ def test_a_new_group_goes_to_the_one_with_the_fewest_groups_then_requests():
         assert RequestGroup(router).choose_route() is router.routes[chosen]
 
 
-def test_groups_of_a_lost_replica_choose_again_among_the_others():
-    lost = []
-    router = Router(lambda one, why: lost.append((one.name, why)))
-    router.serve(map(replica, range(3)))
-    groups = [RequestGroup(router) for _ in range(6)]
-    first = groups[0].choose_route()
-    for group in groups:
-        group.choose_route()
-    assert router.lose(first, "it ended")
-    assert router.lose(first, "another request failed, too")
-    assert lost == [("inference0", "it ended")]
-    again = [int(g.choose_route().replica.name[-1]) for g in groups]
-    assert again == [1, 1, 2, 2, 1, 2]
-    assert sorted(route.num_groups for route in router.routes) == [3, 3]
-    for group in groups:
-        group.release_route()
-    assert [route.num_groups for route in router.routes] == [0, 0]
-
-
 def test_only_replicas_with_the_newest_weights_get_requests_and_the_last_is_never_lost():
     router = Router.with_replicas(replica(0), replica(1))
     before = router.routes[0]
@@ -280,26 +261,24 @@ async def two_replicas(folder: Path, *faults: Fault) -> AsyncIterator[Any]:
         yield first, client, router, lost
 
 
-async def test_unanswered_requests_of_a_dead_replica_move_to_another(tmp_path):
-    async with two_replicas(tmp_path, SLOW) as (first, client, _, lost):
+@pytest.mark.parametrize("is_dead", [True, False])
+async def test_open_and_waiting_requests_move_away_from_a_lost_replica(
+    is_dead, tmp_path, monkeypatch
+):
+    monkeypatch.setattr(module, "file_limit", lambda: 8)  # two connections each
+    async with two_replicas(tmp_path, SLOW) as (first, client, router, lost):
         groups = asyncio.gather(*(a_group(client, 3) for _ in range(4)))
         await asyncio.sleep(0.2)
-        await first.die()
+        assert [client._session(route).connector.limit for route in router.routes] == [2, 2]
+        if is_dead:
+            await first.die()
+        else:
+            router.lose(router.routes[0], "")
         answers = await groups
         expected = await a_group(client, 1)
     assert all(answer == expected[0] for group in answers for answer in group)
     assert lost == ["inference0"]
     assert (first.tally.num_retried, first.tally.num_failed_in_a_row) == (0, 0)
-
-
-async def test_open_and_waiting_requests_move_away_from_a_lost_replica(tmp_path, monkeypatch):
-    monkeypatch.setattr(module, "file_limit", lambda: 8)  # two connections each
-    async with two_replicas(tmp_path, SLOW) as (_, client, router, _):
-        group = asyncio.create_task(a_group(client, 10))
-        await asyncio.sleep(0.2)
-        assert [client._session(route).connector.limit for route in router.routes] == [2, 2]
-        router.lose(router.routes[0], "")
-        assert len(await group) == 10
 
 
 async def test_a_cancelled_request_does_not_move(tmp_path):

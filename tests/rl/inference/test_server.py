@@ -18,19 +18,13 @@ from aiohttp import web
 from rl.cluster.host import Demand
 from rl.cluster.local import LocalCluster
 from rl.config.schema import Run
-from rl.inference import server as module
 from rl.inference.client import VLLMClient
 from rl.inference.external import ExternalServers, why_unusable
 from rl.inference.key_guard import GUARD, KEY_FILE, KeyGuard
 from rl.inference.replica import Replica, started_replicas
 from rl.inference.request_body import _PIECE_BYTES, JSONBody
 from rl.inference.router import Router
-from rl.inference.routes import (
-    VLLMRoutes,
-    is_healthy,
-    prefix_cache_counts,
-    wait_until_healthy,
-)
+from rl.inference.routes import VLLMRoutes, is_healthy, prefix_cache_counts, wait_until_healthy
 from rl.inference.serve_external import required_key, server_command
 from rl.inference.server import (
     AdapterLimits,
@@ -115,36 +109,6 @@ def test_a_start_that_fails_or_takes_too_long_is_reported_with_its_log(tmp_path)
     late = r"did not start within inference\.startup_timeout=0\.1 s: .* in logs/inference\.log"
     with pytest.raises(RunFailed, match=late):
         wait_until_healthy(replica_at(tmp_path / "vllm.sock"), 0.1)
-
-
-def environment(folder: Path, place=None, *, max_seq_len=256, dtype="float32", **knobs):
-    RunFolder(folder).set_model(tiny_model(folder))
-    server = VLLMServer(**{**ONE, "args": {}, **knobs})
-    policy = replace(POLICY, max_seq_len=max_seq_len, dtype=dtype)
-    replica = only_replica(RunFolder(folder))
-    return vllm_command(server, RunFolder(folder), replica, policy, place)[1]
-
-
-def test_threads_follow_the_place_and_not_the_machine_that_starts_it(tmp_path, monkeypatch):
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
-    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
-    assert "OMP_NUM_THREADS" not in environment(tmp_path, {"CUDA_VISIBLE_DEVICES": "0"})
-    monkeypatch.setattr(module, "visible_cpus", lambda: {0, 1, 2, 3, 4, 5})
-    monkeypatch.setattr(module, "core_of", lambda cpu: cpu // 2)
-    assert environment(tmp_path)["OMP_NUM_THREADS"] == "2"  # each core but one gets a thread
-    monkeypatch.setenv("OMP_NUM_THREADS", "7")  # vLLM inherits it
-    monkeypatch.setenv("VLLM_PLUGINS", "offbyone,theirs")
-    assert "OMP_NUM_THREADS" not in environment(tmp_path)
-    assert environment(tmp_path)["VLLM_PLUGINS"] == "offbyone,theirs"
-
-
-def test_the_cache_on_a_cpu_holds_a_row_by_default(tmp_path):
-    for dtype, num_bytes in (("float32", 4), ("bfloat16", 2)):
-        # Key and value of one layer with one head of width 8.
-        in_a_gib = (1 << 30) // (2 * 8 * num_bytes)
-        for num_tokens, gib in ((256, "1"), (2 * in_a_gib, "2"), (2 * in_a_gib + 1, "3")):
-            size = {"cpu_kv_cache_gib": None, "dtype": dtype, "max_seq_len": num_tokens}
-            assert environment(tmp_path, **size)["VLLM_CPU_KVCACHE_SPACE"] == gib
 
 
 def test_each_replica_and_each_restart_of_it_samples_with_its_own_seed(tmp_path):

@@ -1,4 +1,7 @@
-"""The critic: its module, and its steps under DeepSpeed compared with plain torch."""
+"""The critic: its module, and its steps under DeepSpeed compared with plain torch.
+
+The first tests are of advantages and returns of tokens and of turns, worked by hand.
+"""
 
 import functools
 import math
@@ -12,9 +15,11 @@ import torch
 from losses.aggregation import token_mean
 from losses.gae import gae
 from losses.squared_error import squared_error
-from rl.learner.critic import CriticSettings, ValueModel
+from rl.learner import value_credit
+from rl.learner.critic import CriticSettings, ValueModel, _metrics
 from rl.learner.deepspeed_engine import gather
 from rl.learner.objective import Batch
+from rl.learner.value_credit import ValueCredit, _whiten, rewards_at_tokens
 from rl.rollouts.plan import plan_batch
 from tests.support.forked_groups import forked_groups
 from tests.support.policy_setup import (
@@ -27,6 +32,82 @@ from tests.support.policy_setup import (
 )
 from tests.support.ranks import on_ranks, per_world
 from tests.support.tiny_policy import ADAPTER, exact_model, flat, relative_error
+
+# Two turns of 2 and 3 tokens that earn 1 and 2; one turn of 2 tokens that earns 4.
+TURNS = [[0, 0, 1, 1, 1], [0, 0, 0, 0, 0]]
+EXISTS = [[1, 1, 1, 1, 1], [1, 1, 0, 0, 0]]
+VALUES = [[0.5, 1.0, 1.0, 0.0, 2.0], [1.0, 3.0, 0.0, 0.0, 0.0]]
+EARNED = [[1.0, 2.0], [4.0, 0.0]]
+
+
+def table(rows):
+    return torch.tensor(rows, dtype=torch.float64)
+
+
+def credited(over, gamma, gae_lambda, exists=EXISTS, whiten=False, values=VALUES, turns=TURNS):
+    exists, turns = torch.as_tensor(exists).bool(), torch.as_tensor(turns).double()
+    return value_credit.credit(
+        torch.as_tensor(values, dtype=torch.float64),
+        turns,
+        exists,
+        rewards_at_tokens(table(EARNED), turns, exists),
+        estimator=partial(gae, gamma=gamma, gae_lambda=gae_lambda),
+        over=over,
+        whiten=whiten,
+    )
+
+
+@pytest.mark.parametrize(
+    ("turns", "earned", "expected"),
+    [
+        ([0, 0, 2], [1, 2, 3], [0, 3, 3]),  # the second has no token: its reward joins the first's
+        ([1, 1, 1], [1, 2, 0], [1, 0, 2]),  # the first has none: the first token of all
+        ([0, 0, 1], [1, 2, 4], [0, 1, 6]),  # the last has none: the last token
+    ],
+)
+def test_a_turn_without_tokens_loses_no_reward(turns, earned, expected):
+    found = rewards_at_tokens(table([earned]), table([turns]), torch.ones(1, 3, dtype=torch.bool))
+    torch.testing.assert_close(found, table([expected]), rtol=0, atol=0)
+
+
+HAND = [
+    # r + V' / 2 - V: 0.5 - 0.5, 1.5 - 1, 0 - 1, 1 - 0, 2 - 2; and 1.5 - 1, 4 - 3;
+    # from the back, a quarter of the one after added
+    ("tokens", [[0.078125, 0.3125, -0.75, 1.0, 0.0], [0.75, 1.0, 0.0, 0.0, 0.0]]),
+    # A turn is one step, however long; values 0.5 and 1 at the turns' first tokens:
+    # 1 + 0.5 * 1 - 0.5, and 0.25 * 1 added; 2 - 1; and 4 - 1
+    ("turns", [[1.25, 1.25, 1.0, 1.0, 1.0], [3.0, 3.0, 0.0, 0.0, 0.0]]),
+]
+FIRSTS = {"tokens": EXISTS, "turns": [[1, 0, 1, 0, 0], [1, 0, 0, 0, 0]]}
+
+
+@pytest.mark.parametrize(("over", "advantages"), HAND)
+def test_advantages_match_the_table_and_returns_are_those_plus_the_first_value(over, advantages):
+    found = credited(over, 0.5, 0.5)
+    torch.testing.assert_close(found.advantages, table(advantages), rtol=1e-12, atol=1e-12)
+    assert found.states.tolist() == table(FIRSTS[over]).bool().tolist()
+    sums = found.advantages + table(VALUES)
+    torch.testing.assert_close(found.returns[found.states], sums[found.states])
+    # Without any token there are tables of nothing.
+    none = torch.zeros(2, 0, dtype=torch.float64)
+    empty = credited(over, 0.5, 0.5, exists=none, whiten=True, values=none, turns=none)
+    assert empty.advantages.shape == empty.returns.shape == empty.states.shape == (2, 0)
+
+
+def test_advantages_without_spread_are_no_lesson_and_those_of_a_broken_critic_no_number():
+    level = credited("tokens", 1.0, 0.0, exists=[[0] * 5, [1, 0, 0, 0, 0]], whiten=True)
+    assert not level.advantages.any()
+    small = _whiten(table([[0.0, 6e-6]]), torch.ones(1, 2).bool())  # above rounding errors
+    torch.testing.assert_close(small, table([[-1.0, 1.0]]))
+    broken = credited("tokens", 1.0, 1.0, values=[[torch.nan] * 5] * 2, whiten=True)
+    assert broken.advantages[table(EXISTS).bool()].isnan().all()
+
+
+def test_returns_without_differences_have_no_explained_variance():
+    ones = table([[1.0, 1.0]])
+    metrics = _metrics(0 * ones, ValueCredit(ones, ones, ones.bool()))
+    assert np.isnan(metrics["train/explained_variance"])
+
 
 GAMMA, GAE_LAMBDA, RATE = 0.9, 0.8, 0.01
 CASES = (("tokens", "one", False), ("turns", "several", True), ("tokens", "rows", False))
@@ -271,7 +352,7 @@ def test_a_loaded_critic_skips_bad_batches_and_takes_the_same_next_step(
 @pytest.mark.parametrize("world", [1])
 @on_ranks
 def test_a_learner_with_a_critic_skips_with_it_and_resumes_it(setup):
-    """test_golden_steps.py has the critic's head start."""
+    """test_learner.py has the critic's head start."""
     setup = critics(setup)
     run_folder, (batch, _) = setup.run_folder(), setup.shares(setup.groups[0], "several")
     ppo = ("loss=ppo", "critic.head_start=1", "kl=k1", "updates_per_batch=2", "max_steps=3")

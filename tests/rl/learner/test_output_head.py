@@ -1,12 +1,19 @@
-"""The output head alone (test_logprobs.py: in a model); N tokens, H hidden, V words."""
+"""The output head alone (test_logprobs.py: in a model), layers with float32 gradients, optimizers.
 
+N tokens, H hidden, V words. The learning rate of every step is worked by hand.
+"""
+
+import copy
 from functools import partial
 
 import pytest
 import torch
+from torch import nn
 
 from rl.learner import output_head
+from rl.learner.optim import AdamW, Muon
 from rl.learner.output_head import OutputHead
+from rl.learner.weight_gradients import use_float32_gradients
 
 torch.set_num_threads(1)
 
@@ -109,3 +116,110 @@ def test_a_compiled_head_computes_the_same_and_without_tokens_nothing(monkeypatc
     torch.testing.assert_close(found[0], found[1])
     assert bool(found[0][4].any()) == (n > 0)  # the gradient of the weight
     output_head._maybe_compiled.cache_clear()
+
+
+TOKENS = torch.tensor([[1, 2, 3, 3], [4, 3, 2, 10]])
+
+
+def test_in_float32_they_are_the_layers_they_were():
+    plain = nn.Sequential(
+        nn.Embedding(11, 6, padding_idx=2), nn.Linear(6, 4), nn.Linear(4, 3, False)
+    )
+    changed, slopes = copy.deepcopy(plain), torch.randn(2, 4, 3)
+    use_float32_gradients(changed)
+    assert list(changed.state_dict()) == list(plain.state_dict())
+    torch.testing.assert_close(changed(TOKENS), plain(TOKENS), rtol=0, atol=0)
+    for model in (changed, plain):
+        (model(TOKENS) * slopes).sum().backward()
+    found, expected = ([p.grad for p in model.parameters()] for model in (changed, plain))
+    torch.testing.assert_close(found, expected)
+
+
+def test_in_bfloat16_all_weights_get_the_sum_of_their_gradients_before_it_is_rounded():
+    model = nn.Sequential(nn.Embedding(3, 2), nn.Linear(2, 2)).bfloat16()
+    use_float32_gradients(model)
+    for parameter in model.parameters():
+        parameter.grad_dtype = torch.float32
+    words, matrix = model.get_parameter("0.weight"), model.get_parameter("1.weight")
+    words.data[1] = torch.tensor([2.0, 3.0]).bfloat16()
+    matrix.data = torch.eye(2).bfloat16()
+    # Each small number is lost beside 1, and bfloat16 cannot represent the sum.
+    slopes = torch.tensor([1.0, *[2**-9] * 65]).bfloat16()[:, None]
+    (model(torch.ones(1, 66, dtype=torch.long)) * slopes).sum().backward()
+    gradients = [parameter.grad for parameter in model.parameters()]
+    assert {gradient.dtype for gradient in gradients} == {torch.float32}
+    of_embedding, of_weight, of_bias = (gradient.tolist() for gradient in gradients)
+    total = 1 + 65 * 2**-9
+    assert of_embedding == [[0.0, 0.0], [total, total], [0.0, 0.0]]
+    assert of_weight == [[2 * total, 3 * total]] * 2
+    assert of_bias == [total, total]
+
+
+KNOBS = {
+    "learning_rate": 8.0, "beta1": 0.9, "beta2": 0.99, "eps": 1e-8, "weight_decay": 0.0,
+    "schedule": "constant", "warmup_steps": 0, "min_ratio": 0.25,
+}  # fmt: skip
+MUON_KNOBS = {"momentum": 0.95, "nesterov": True, "ns_steps": 5, "adamw_ratio": 1.0}
+
+
+def adamw(**changes):
+    return AdamW(**{**KNOBS, **changes})
+
+
+def muon(**changes):
+    return Muon(**{**KNOBS, **MUON_KNOBS, **changes})
+
+
+# cosine over 4 intervals: (1 + cos(k pi / 4)) / 2 = 1, 0.853553, 0.5, 0.146447, 0
+TABLES = [
+    ("constant", 4, [2, 4, 6, 8, 8, 8, 8]),
+    ("linear", 2, [4, 8, 8, 6.5, 5, 3.5, 2]),
+    ("cosine", 0, [8, 7.121320, 5, 2.878680, 2]),
+    ("linear", 0, [8]),
+    ("cosine", 3, [8 / 3, 16 / 3, 8]),
+]
+
+
+@pytest.mark.parametrize(("schedule", "warmup_steps", "rates"), TABLES)
+def test_the_rate_of_every_step(schedule, warmup_steps, rates):
+    optim = adamw(schedule=schedule, warmup_steps=warmup_steps)
+    assert [optim.rate(k, len(rates)) for k in range(len(rates))] == pytest.approx(rates, rel=1e-6)
+    assert adamw(schedule="cosine").rate(500, 100) == pytest.approx(2)  # beyond the last step
+
+
+def test_weight_decay_leaves_vectors_alone_and_frozen_weights_out():
+    module, frozen = nn.Linear(2, 2), nn.Linear(2, 2).requires_grad_(False)
+    given = [*module.parameters(), *frozen.parameters()]
+    optimizer = adamw(weight_decay=0.5, learning_rate=0.125, beta1=0.5, eps=1e-3).optimizer(given)
+    decays = {id(p): g["weight_decay"] for g in optimizer.param_groups for p in g["params"]}
+    assert decays == {id(module.weight): 0.5, id(module.bias): 0.0}
+    assert isinstance(optimizer, torch.optim.AdamW)
+    for group in optimizer.param_groups:
+        assert (group["lr"], group["betas"], group["eps"]) == (0.125, (0.5, 0.99), 1e-3)
+
+
+@pytest.mark.parametrize("tied", [False, True])
+def test_muon_gets_the_hidden_matrices_and_adamw_everything_else_that_trains(tied):
+    words, hidden, frozen = (nn.Parameter(torch.zeros(4, 6)) for _ in range(3))
+    head = words if tied else nn.Parameter(torch.zeros(4, 6))
+    norm, experts = nn.Parameter(torch.zeros(4)), nn.Parameter(torch.zeros(2, 4, 3))
+    frozen.requires_grad_(False)
+    others = [words, norm, experts] + [head] * (not tied)
+    optimizer = muon().optimizer([frozen, hidden, *others], [words, head])
+    parts = {id(p): g["part"] for g in optimizer.param_groups for p in g["params"]}
+    assert parts == {id(hidden): "muon", **dict.fromkeys(map(id, others), "adamw")}
+
+
+def test_a_first_update_by_muon_is_orthogonal_and_as_long_as_adamws():
+    """All singular values of the gradient are the same, so one number tells what becomes of it."""
+    module = nn.Linear(4, 4, bias=False)
+    before = module.weight.detach().clone()
+    knobs = {"learning_rate": 0.5, "ns_steps": 1}
+    optimizer = muon(**knobs).optimizer([module.weight])  # and no weight for AdamW
+    module.weight.grad = 3 * torch.eye(4)
+    optimizer.step()
+    # Scaled to length 1 the identity has singular values of 1/2, which one iteration makes
+    # 3.4445 / 2 - 4.7750 / 8 + 2.0315 / 32 = 1.188859. The factor of the shape is 0.2 * sqrt(4).
+    length = 0.5 * 0.4 * 1.188859
+    moved = before - module.weight.detach()
+    torch.testing.assert_close(moved, length * torch.eye(4), rtol=0.01, atol=1e-6)

@@ -1,6 +1,5 @@
 """What DeepSpeed makes of a batch, compared with plain torch; the last tests are of adapters."""
 
-import copy
 import functools
 import math
 import re
@@ -12,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 from peft import PeftModel
-from safetensors.torch import load_file, save_file
+from safetensors.torch import save_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from losses.aggregation import token_mean
@@ -23,14 +22,7 @@ from rl.learner.optim import Muon
 from rl.rollouts.plan import weighted_rows
 from tests.rl.learner.test_updates import initial
 from tests.support import tiny_policy
-from tests.support.policy_setup import (
-    BUDGETS,
-    RATE,
-    PlainSteps,
-    adapted,
-    all_same,
-    same,
-)
+from tests.support.policy_setup import BUDGETS, RATE, PlainSteps, adapted, all_same, same
 from tests.support.ranks import on_ranks, per_world
 from tests.support.tiny_policy import flat, relative_error
 
@@ -180,27 +172,6 @@ def test_an_exported_model_loads_in_transformers_with_the_same_logits(setup, dty
     assert str(found.dtype) == f"torch.{dtype}"
     assert not any(report.values())
     assert AutoTokenizer.from_pretrained(folder).decode([104, 105]) == "hi"
-
-
-@per_world("mode", {1: ("zero0", "zero3"), 2: ("zero3 scattered",)})
-@on_ranks
-def test_an_integer_buffer_is_saved_and_exported(setup, mode):
-    def model(*settings):
-        made = setup.model(*settings)
-        made.register_buffer("count", torch.tensor([7]))
-        return made
-
-    counting, folder = copy.copy(setup), setup.new_folder()
-    counting.model = model
-    policy = counting.policy("bfloat16", mode, setup.adamw())
-    policy.update(setup.batch(setup.rows), setup.objective)
-    policy.save(folder)
-    policy.engine.module.model.count.zero_()
-    policy.load(folder)
-    policy.export(folder / "hf", setup.sources["bfloat16"])
-    if weights := policy.weights():
-        assert load_file(folder / "hf" / "model.safetensors")["count"].tolist() == [7]
-        assert (weights["count"].dtype, weights["count"].tolist()) == (torch.int64, [7])
 
 
 MUON = (("float32", "zero0 muon"), ("bfloat16", "zero0 muon"))

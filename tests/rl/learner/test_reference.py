@@ -24,7 +24,7 @@ from rl.model.tokenizer import Tokenizer
 from rl.records import RankBatch
 from rl.runtime.failure import RunFailed
 from rl.runtime.folder import UnusableFile
-from tests.rl.learner.test_objective_by_hand import ROWS
+from tests.rl.learner.test_objective import ROWS
 from tests.support import tiny_policy
 from tests.support.answers import Answers
 
@@ -291,9 +291,6 @@ def test_in_bfloat16_too_a_reference_follows_by_the_mix_and_survives_a_checkpoin
         loaded.load(tmp_path)
 
 
-OTHER_SHAPE = "did not send the prompt_logprobs of each token, .* vLLM server"
-
-
 @pytest.mark.parametrize(
     ("status", "body", "said"),
     [
@@ -305,8 +302,11 @@ OTHER_SHAPE = "did not send the prompt_logprobs of each token, .* vLLM server"
             "start the server with --max-logprobs 32",
         ),
         (200, {"choices": [{}]}, "returns no prompt_logprobs: use a vLLM server"),
-        (200, {}, OTHER_SHAPE),
-        (200, {"choices": [{"prompt_logprobs": [None] * 9}]}, OTHER_SHAPE),
+        (
+            200,
+            {"choices": [{"prompt_logprobs": [None] * 9}]},
+            "did not send the prompt_logprobs of each token, .* vLLM server",
+        ),
     ],
 )
 def test_an_answer_without_scores_ends_the_run_with_one_message(serve, folder, status, body, said):

@@ -79,7 +79,7 @@ def test_missing_weights_and_more_positions_than_the_model_has_are_refused(folde
         model(folder).prepare(tmp_path)
 
 
-def test_a_hub_that_hangs_is_asked_once_and_named_with_the_ways_out(tmp_path, monkeypatch):
+def test_a_hub_that_hangs_is_named_with_the_ways_out(tmp_path, monkeypatch):
     with socket.create_server(("127.0.0.1", 0)) as silent:
         endpoint = f"http://127.0.0.1:{silent.getsockname()[1]}"
         cache = {"ENDPOINT": endpoint, "HF_HUB_ETAG_TIMEOUT": 0.2, "HF_HUB_CACHE": tmp_path}
@@ -87,18 +87,7 @@ def test_a_hub_that_hangs_is_asked_once_and_named_with_the_ways_out(tmp_path, mo
             monkeypatch.setattr(f"huggingface_hub.constants.{name}", value)
         with pytest.raises(ValueError, match=f"{endpoint} does not answer: timed out") as caught:
             model("some/model").prepare(tmp_path)
-        silent.accept()[0].close()
-        silent.setblocking(False)
-        with pytest.raises(BlockingIOError):
-            silent.accept()
     assert "set model.path=<local folder>, set HF_HOME to a cache" in str(caught.value)
-
-
-def test_only_the_files_that_are_used_are_fetched():
-    files = ["config.json", "model-1-of-2.safetensors", "chat_template.jinja", "tokenizer.model"]
-    others = ["pytorch_model.bin", "original/model.safetensors", "onnx/config.json", "README.md"]
-    kept = filter_repo_objects([*files, *others], allow_patterns=ALLOW, ignore_patterns=IGNORE)
-    assert list(kept) == files
 
 
 def test_the_hub_is_asked_for_a_revision_and_for_no_other_files(folder, monkeypatch):
@@ -114,6 +103,10 @@ def test_the_hub_is_asked_for_a_revision_and_for_no_other_files(folder, monkeypa
     online = options | {"allow_patterns": ALLOW, "local_files_only": False}
     offline = options | {"allow_patterns": ["config.json"], "local_files_only": True}
     assert asked == [("some/model", online), ("some/model", offline)]
+    files = ["config.json", "model-1-of-2.safetensors", "chat_template.jinja", "tokenizer.model"]
+    others = ["pytorch_model.bin", "original/model.safetensors", "onnx/config.json", "README.md"]
+    kept = filter_repo_objects([*files, *others], allow_patterns=ALLOW, ignore_patterns=IGNORE)
+    assert list(kept) == files
 
 
 def test_a_refusal_by_the_hub_says_what_to_do(tmp_path, monkeypatch):
@@ -126,7 +119,7 @@ def test_a_refusal_by_the_hub_says_what_to_do(tmp_path, monkeypatch):
         model("some/m", revision="v2").prepare(tmp_path)
 
 
-def test_links_out_of_the_folder_are_not_copied(folder, tmp_path):
+def test_of_links_only_those_inside_the_folder_or_the_hubs_cache_are_followed(folder, tmp_path):
     (tmp_path / "secret.json").write_text("key")
     (folder / "leak.json").symlink_to(tmp_path / "secret.json")
     (folder / "vocab.json").symlink_to(folder / "tokenizer.json")
@@ -141,13 +134,10 @@ def test_links_out_of_the_folder_are_not_copied(folder, tmp_path):
     assert names == [*kept[:3], "tokenizer.json", "tokenizer.model", "vocab.json"]
     assert (copy / "generation_config.json").read_text() == "ours"
     assert not (copy / "vocab.json").is_symlink()
-
-
-def test_only_the_links_of_the_hubs_cache_are_followed(tmp_path):
     for repo, copied in (("models--org--name", ["tokenizer.json"]), ("mine", [])):
         snapshot, copy = tmp_path / repo / "snapshots" / "abc", tmp_path / "copies" / repo
-        for folder in (snapshot, copy, tmp_path / repo / "blobs"):
-            folder.mkdir(parents=True)
+        for made in (snapshot, copy, tmp_path / repo / "blobs"):
+            made.mkdir(parents=True)
         (tmp_path / repo / "blobs" / "123").write_text("{}")
         (snapshot / "tokenizer.json").symlink_to("../../blobs/123")
         copy_tokenizer(snapshot, copy)

@@ -52,35 +52,6 @@ def padded(rows):
     return token_ids, mask
 
 
-@pytest.mark.parametrize(
-    ("rows", "token_ids", "positions", "num_leaves", "before"),
-    [
-        # The last token of a row predicts nothing, so these two rows are equal.
-        ([([5, 6, 7], [2]), ([5, 6, 8], [2])], [5, 6], [0, 1], 1, [1, 1]),
-        # The second row is the beginning of the first.
-        ([([5, 6, 7, 9], [3]), ([5, 6, 7], [2])], [5, 6, 7], [0, 1, 2], 1, [2, 1]),
-        # Rows in another order than their tokens, of which three share the first token.
-        (
-            [([9, 1, 1], [1, 2]), ([3, 1, 1], [2]), ([9, 2, 1], [2]), ([9, 1, 4], [2])],
-            [3, 1, 9, 1, 2],
-            [0, 1, 0, 1, 1],
-            3,
-            [2, 3, 1, 4, 3],
-        ),
-        # A reply stands between two turns, and nothing after the last scored token counts.
-        ([([5, 6, 7, 8, 9], [1, 3])], [5, 6, 7], [0, 1, 2], 1, [0, 2]),
-        ([([0, 0], [])], [0], [0], 1, []),
-        ([([5, 6], []), ([5, 7, 8], [2])], [5, 7], [0, 1], 1, [1]),
-    ],
-)
-def test_each_distinct_beginning_is_packed_once(rows, token_ids, positions, num_leaves, before):
-    packed = pack(*padded(rows))
-    assert packed.token_ids.tolist() == token_ids
-    assert packed.positions.tolist() == positions
-    assert sum(len(index) for index, _ in packed.leaves) == num_leaves
-    assert packed.before.tolist() == before
-
-
 some_rows = st.lists(
     st.lists(st.integers(0, 2), min_size=2, max_size=12).flatmap(
         lambda ids: st.tuples(st.just(ids), st.sets(st.integers(1, len(ids) - 1)))
@@ -97,6 +68,10 @@ def test_every_token_stands_in_a_leaf_behind_the_tokens_of_its_row(rows, length)
     packed = pack(*padded(rows))
     needed = [ids[: max(scored, default=1)] for ids, scored in rows]
     assert len(packed.token_ids) == len({tuple(r[: i + 1]) for r in needed for i in range(len(r))})
+    if not length:  # a row that is the beginning of another has no leaf of its own
+        shorter = {tuple(row[:i]) for row in needed for i in range(len(row))}
+        ends = {tuple(row) for row in needed} - shorter
+        assert sum(len(index) for index, _ in packed.leaves) == len(ends)
     # What the attention sees at each place of the outputs: the tokens up to it in its leaf.
     seen = [
         row[: column + 1]
@@ -112,18 +87,6 @@ def test_every_token_stands_in_a_leaf_behind_the_tokens_of_its_row(rows, length)
             assert packed.token_ids[behind].tolist() == ids[:place]
             assert packed.positions[behind].tolist() == list(range(place))
     assert next(read, None) is None
-
-
-def test_leaves_of_similar_length_are_in_one_block_and_long_beginnings_in_their_own():
-    similar = [(np.full(n, n), [n - 1]) for n in (101, 11, 90, 81, 9, 70)]
-    common = [([group] * 300 + [1 + i] * (9 + i), [305 + i]) for group in (8, 9) for i in range(3)]
-    common.append(([5] * 400, [399]))
-    for rows, expected in (
-        (similar, [((3, 100), 0), ((1, 69), 0), ((2, 10), 0)]),
-        (common, [((1, 399), 0), *[((1, 300), 0), ((3, 307), 300)] * 2]),
-    ):
-        blocks = [(index.shape, first) for index, first in pack(*padded(rows)).leaves]
-        assert blocks == expected
 
 
 def forked(vocab, seed=0, count=14, length=0):
@@ -217,9 +180,7 @@ def test_every_family_of_models_computes_what_plain_rows_compute(family, how, le
     (expected, _), wanted = value_and_gradient(plain, *inputs, entropies=True)
     (found, _), gradient = value_and_gradient(shared, *inputs, entropies=True)
     torch.testing.assert_close(found, expected, rtol=0, atol=2e-5)
-    norm = sum(g.square().sum() for g in wanted.values()).sqrt()
-    gap = sum((gradient[n] - g).square().sum() for n, g in wanted.items()).sqrt()
-    assert gap < 1e-5 * norm
+    assert tiny_policy.relative_error(gradient, wanted) < 1e-5
 
 
 @pytest.mark.parametrize("length", [0, 520])  # 520: the kernel of bfloat16
@@ -235,13 +196,12 @@ def test_bfloat16_is_as_far_from_float32_arithmetic_as_plain_rows(tmp_path, leng
         return module
 
     exact = PolicyModule(copy.deepcopy(model).float(), chunk=100)
-    wanted = value_and_gradient(exact, *inputs, entropies=True)
+    expected, wanted = value_and_gradient(exact, *inputs, entropies=True)
     far = []
     for module in both_ways(model, make):
         outputs, gradient = value_and_gradient(module, *inputs, entropies=True)
-        squares = sum((gradient[n] - g).square().sum() for n, g in wanted[1].items())
-        norm = sum(g.square().sum() for g in wanted[1].values())
-        far.append(((outputs[0] - wanted[0][0]).abs().mean(), (squares / norm).sqrt()))
+        error = (outputs[0] - expected[0]).abs().mean()
+        far.append((error, tiny_policy.relative_error(gradient, wanted)))
     (plain_value, plain_gradient), (value, gradient) = far
     assert value < 1.2 * plain_value
     assert gradient < 1.2 * plain_gradient
@@ -262,17 +222,13 @@ NEXT = transformers.Qwen3NextConfig(
         (transformers.GPT2Config(**GPT2 | {"attn_pdrop": 0.1}), "dropout"),
         (transformers.LlamaConfig(**SIZES, attention_dropout=0.1), "dropout"),
         (
-            transformers.MixtralConfig(**SIZES, num_local_experts=2, router_jitter_noise=0.1),
-            "adds noise",
-        ),
-        (
             transformers.BloomConfig(
                 vocab_size=50, hidden_size=32, n_layer=2, n_head=4, hidden_dropout=0.0
             ),
             "attention cannot be replaced",
         ),
     ],
-    ids=["linear attention", "dropout", "attention dropout", "jitter", "own attention"],
+    ids=["linear attention", "dropout", "attention dropout", "own attention"],
 )
 def test_a_model_that_cannot_share_exactly_computes_plain_rows_and_says_why(caplog, config, reason):
     torch.manual_seed(0)

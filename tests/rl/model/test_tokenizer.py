@@ -8,7 +8,7 @@ import torch
 import yaml
 from safetensors.torch import load_file
 from tokenizers.processors import TemplateProcessing
-from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, GenerationConfig
+from transformers import AutoTokenizer
 
 from rl.model.loading import load_model, write_model
 from rl.model.tiny import TinyModel, TinyMoE, byte_tokenizer
@@ -37,11 +37,7 @@ def test_the_prompt_ends_with_the_role_and_a_think_block_only_if_an_option_says_
             for options in (None, {"enable_thinking": False})
         )
     )
-    assert thinks == (
-        "<|im_start|>system\nBe brief.<|im_end|>\n<|im_start|>user\nGröße?<|im_end|>\n"
-        "<|im_start|>assistant\n9<|im_end|>\n<|im_start|>user\nwhy 🙂<|im_end|>\n"
-        "<|im_start|>assistant\n"
-    )
+    assert thinks.endswith("<|im_start|>user\nwhy 🙂<|im_end|>\n<|im_start|>assistant\n")
     assert does_not.endswith("<|im_start|>assistant\n<think>\n\n</think>\n\n")
     effort = {"reasoning_effort": "low"}
     with pytest.raises(ValueError, match="qwen3, which has the options enable_thinking, "):
@@ -155,35 +151,12 @@ TOOL_CALL = {"type": "function", "function": {"name": "add", "arguments": {"a": 
 TOOL = {"name": "add", "description": "Adds.", "parameters": {"type": "object"}}
 
 
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory):
-    return TinyModel(**KNOBS).prepare(tmp_path_factory.mktemp("tiny") / "deep" / "model")
-
-
-@pytest.fixture(scope="module")
-def auto_tokenizer(folder):
-    return AutoTokenizer.from_pretrained(folder)
-
-
-def test_transformers_builds_a_small_qwen3_from_it(folder):
-    config = AutoConfig.from_pretrained(folder)
-    model = AutoModelForCausalLM.from_config(config)
-    assert type(model).__name__ == "Qwen3ForCausalLM"
-    assert sum(parameter.numel() for parameter in model.parameters()) == 828_800
-    assert str(model.dtype) == "torch.bfloat16"
-    assert model.get_input_embeddings().weight is model.get_output_embeddings().weight
-    assert (config.vocab_size, config.max_position_embeddings) == (320, 2048)
-    assert config.rope_parameters["rope_theta"] == 100.0
-    assert (config.initializer_range, config.rms_norm_eps) == (0.08, 1e-6)
-    assert GenerationConfig.from_pretrained(folder).eos_token_id == [258, 256]
-
-
 @pytest.mark.parametrize(
-    "text",
-    [" a  b\n\n", "ünïcødé e\u0301 漢字 🙂\u200b", "<|im_start|>x<|im_end|><think>", "\x00"],
+    "text", [" a  b\n\n", "ünïcødé e\u0301 漢字 🙂\u200b", "<|im_start|>x<|im_end|><think>", "\x00"]
 )
-def test_transformers_tokenizes_as_we_do(folder, auto_tokenizer, text):
-    ours = Tokenizer(folder)
+def test_transformers_tokenizes_as_we_do(text, tmp_path):
+    folder = tiny(tmp_path)
+    ours, auto_tokenizer = Tokenizer(folder), AutoTokenizer.from_pretrained(folder)
     assert ours.encode(text) == auto_tokenizer.encode(text, add_special_tokens=False)
     assert ours.decode(ours.encode(text)) == auto_tokenizer.decode(ours.encode(text)) == text
     assert ours.decode([0x80, 97]) == auto_tokenizer.decode([0x80, 97])
@@ -193,7 +166,8 @@ def test_transformers_tokenizes_as_we_do(folder, auto_tokenizer, text):
     assert ours.convert_tokens_to_ids([zero_byte, "a", "no such token"]) == [0, 97, None]
 
 
-def test_the_chat_template_says_what_the_renderer_says(folder, auto_tokenizer):
+def test_the_chat_template_says_what_the_renderer_says(tmp_path):
+    folder = TinyModel(**KNOBS).prepare(tmp_path / "deep" / "model")
     called = [{"role": "tool", "content": "3"}, {"role": "tool", "content": "4"}]
     messages = [
         *({"role": "system", "content": "S"}, {"role": "user", "content": "1 + 2 ☃"}),
@@ -205,7 +179,8 @@ def test_the_chat_template_says_what_the_renderer_says(folder, auto_tokenizer):
     for end in (2, 7, 10):
         options = {"tools": [TOOL], "add_generation_prompt": True}
         ours = load_renderer(folder, "qwen3").render_ids(messages[:end], **options)
-        text = auto_tokenizer.apply_chat_template(messages[:end], tokenize=False, **options)
+        theirs = AutoTokenizer.from_pretrained(folder)
+        text = theirs.apply_chat_template(messages[:end], tokenize=False, **options)
         assert Tokenizer(folder).decode(ours) == text
 
 
@@ -220,9 +195,6 @@ def test_a_prepared_folder_is_kept_an_empty_one_filled_and_a_foreign_one_refused
         with pytest.raises(ValueError, match=r"config\.json differs"):
             TinyModel(**{**KNOBS, "hidden_size": size}).prepare(folder)
     assert {path.name: path.stat().st_mtime_ns for path in folder.iterdir()} == before
-    longer = TinyModel(**{**KNOBS, "max_seq_len": 5000}).prepare(tmp_path / "longer")
-    configs = [json.loads((each / "config.json").read_text()) for each in (folder, longer)]
-    assert [config["max_position_embeddings"] for config in configs] == [2048, 5000]
 
 
 def test_a_users_tokenizer_needs_the_tokens_of_the_chat_format(tmp_path):

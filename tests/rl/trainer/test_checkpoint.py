@@ -98,19 +98,11 @@ def test_every_file_is_on_the_disk_before_the_checkpoint_gets_its_name(tmp_path,
     (aside / "hf").mkdir(parents=True)
     for name in ("state.json", "hf/model.safetensors"):
         (aside / name).write_text("x")
-    events = []
-    fsync, rename = os.fsync, Path.rename
-
-    def noted_fsync(descriptor):
-        events.append(os.readlink(f"/proc/self/fd/{descriptor}"))
-        fsync(descriptor)
-
-    def noted_rename(path, target):
-        events.append("renamed")
-        return rename(path, target)
-
-    monkeypatch.setattr(os, "fsync", noted_fsync)
-    monkeypatch.setattr(Path, "rename", noted_rename)
+    events, rename = [], Path.rename
+    named = lambda file: events.append(os.readlink(f"/proc/self/fd/{file}"))  # noqa: E731
+    monkeypatch.setattr(os, "fsync", named)
+    renamed = lambda *paths: events.append("renamed") or rename(*paths)  # noqa: E731
+    monkeypatch.setattr(Path, "rename", renamed)
     flush_and_rename(aside, final)
 
     before, after = events[: events.index("renamed")], events[events.index("renamed") + 1 :]

@@ -1,12 +1,17 @@
-"""The trainer's loop with a fake learner and pusher, on a real socket."""
+"""The trainer's loop with a fake learner and pusher, on a real socket.
+
+The last tests are of the delivery of a version that no vLLM takes: every rank decides the same, and
+no step is lost.
+"""
 
 import math
 import os
 import signal
 import socket
 import threading
+import time
 from collections.abc import Callable
-from contextlib import nullcontext
+from contextlib import ExitStack, nullcontext
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
@@ -18,18 +23,22 @@ import pytest
 from rl.config.build import build
 from rl.config.schema import Run
 from rl.records import MicroBatch, RankBatch, columns_of
-from rl.runtime.endpoint import WAIT_VARIABLE
+from rl.runtime.endpoint import Endpoint, read_restart_request
 from rl.runtime.failure import RunFailed
 from rl.runtime.folder import RunFolder
-from rl.runtime.metrics import MetricsFile, read_metrics, steps_done
+from rl.runtime.metrics import MetricsFile, read_metrics
 from rl.runtime.status import STOPPED, Status, read_statuses, training_is_done
 from rl.runtime.stop_request import pass_on_signals
 from rl.trainer import loop
 from rl.trainer.delivery import Delivery, Receivers
 from rl.trainer.nonfinite import NonFiniteSteps
-from rl.weights.pusher import NoReceiver
+from rl.weights.pusher import NoReceiver, WeightPusher
 from rl.wire import HEADER, Answer, Call, NoMoreBatches, pack, unpack
+from tests.rl.weights.test_pusher import OnePolicy, Scorer, two_rows
 from tests.support.composing import composed
+from tests.support.policy_setup import PlainSteps
+from tests.support.ranks import on_ranks, worlds
+from tests.support.receiving import opened, refuse, replica
 from tests.support.replicas import inference
 
 NUMBERS = ("rollout_ids", "group_ids", "first_positions", "row_numbers")
@@ -260,11 +269,7 @@ def test_a_run_that_misses_its_last_evaluation_has_saved_and_is_not_done(rehears
 
 @pytest.mark.parametrize(
     ("condition", "num_steps"),
-    [
-        ("eval/reward >= 0.6", 3),
-        ("eval/reward > 0.95", 4),
-        ("train/skipped > 0", 4),
-    ],
+    [("eval/reward >= 0.6", 3), ("eval/reward > 0.95", 4), ("train/skipped > 0", 4)],
 )
 def test_stop_when_ends_the_run_as_soon_as_it_is_fulfilled(condition, num_steps, rehearsal, folder):
     run = rehearsal(max_steps=4, evaluation={**EVALUATION, "every": 1}, stop_when=condition)
@@ -277,37 +282,6 @@ def test_stop_when_ends_the_run_as_soon_as_it_is_fulfilled(condition, num_steps,
     assert run.saved == [num_steps]
     doing = read_statuses(folder)["trainer.rank0"].doing
     assert doing == ("done" if num_steps == 4 else f"done: stop_when={condition} is fulfilled")
-
-
-def test_a_metric_of_stop_when_that_no_line_has_is_one_warning(rehearsal, folder, caplog):
-    run = rehearsal(max_steps=3, stop_when="train/skiped > 0")
-    run.train()
-    missing = "stop_when: there is no metric train/skiped yet: did you mean train/skipped?"
-    assert caplog.messages.count(missing) == 1
-    assert steps_done(run.rows) == 3
-
-
-def test_a_rank_that_shares_its_gpu_waits_for_vllm_before_it_uses_memory(folder, monkeypatch):
-    names = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", WAIT_VARIABLE: "1"}
-    interfaces = dict.fromkeys(("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"), "")  # are set
-    for name, value in {**names, **interfaces, "DS_ACCELERATOR": "cpu"}.items():
-        monkeypatch.setenv(name, value)
-
-    def join(rendezvous, timeout):
-        raise RunFailed(f"no other rank at {rendezvous} in {timeout:g} s")
-
-    monkeypatch.setattr(loop.Ranks, "join", join)
-    given = ("inference.startup_timeout=0.01", "trainer.wait_timeout=70")
-    Run.of(composed(*given)).save(folder.config)
-    with pytest.raises(RunFailed, match="not every vLLM has started"):
-        loop.TrainingRun(folder)
-    monkeypatch.delenv(WAIT_VARIABLE)
-    hosts = ("cluster=ray", "cluster.interface=lo")
-    for more, meeting in (((), folder.private.rendezvous), (hosts, None)):
-        Run.of(composed(*given, *more)).save(folder.config)
-        # A request times out before a collective does.
-        with pytest.raises(RunFailed, match=f"no other rank at {meeting} in 140 s"):
-            loop.TrainingRun(folder)
 
 
 PHASES = ("add", "update", "push", "probe", "_publish", "_log", "_save")
@@ -378,3 +352,107 @@ def test_no_line_is_lost_between_a_step_and_its_checkpoint(rehearsal, monkeypatc
     assert [line["step"] for line in run.rows] == [0, 1]
     # The time is that of the checkpoint of the step before.
     assert ["time/checkpoint" in line for line in run.rows] == [False, True]
+
+
+SLOW_S = 1.0  # of the first rank, which alone talks to vLLM
+CASES = {  # pushes and probes, x loses the last vLLM; new_replicas; stop asked; result; must_differ
+    "live": (".", ".", 0, False, True, [True]),
+    "stop after push": ("x", "", 0, True, False, [True]),
+    "stop after probe": (".", "x", 0, True, False, [True]),
+    "again after push": ("x.", ".", 2, False, True, [True, False]),
+    "again after probe": ("..", "x.", 2, False, True, [True, False]),
+    "fail": ("x", "", 0, False, "vLLM is out of reach", [True]),
+}
+
+
+class Faulty:
+    """Collect as a pusher does; lose the last vLLM on the first rank where a case says so."""
+
+    def __init__(self, first, pushes, probes):
+        self.first, self.pushes, self.probes = first, list(pushes), list(probes)
+        self.differs = []
+
+    def add(self, receivers):
+        pass
+
+    def take_lost(self):
+        return {}
+
+    def push(self, policy, version, *, must_differ):
+        policy.weights()
+        self.differs.append(must_differ)
+        self.end(self.pushes.pop(0))
+
+    def probe(self, policy, batch, version):
+        policy.logprobs(batch.token_ids[:1])
+        self.end(self.probes.pop(0))
+        return {"mismatch/mean_abs": 0.0} if self.first else {}
+
+    def end(self, case):
+        if self.first and case == "x":
+            time.sleep(SLOW_S)
+            raise NoReceiver("vLLM is out of reach")
+
+
+@worlds
+@on_ranks
+def test_all_ranks_decide_the_same_wherever_the_last_vllm_is_lost(setup):
+    policy = setup.policy("float32", "zero3", PlainSteps())
+    batch = setup.batch(setup.rows).micro_batches[0]
+    for name, (pushes, probes, new_replicas, stop, result, differs) in CASES.items():
+        pusher, left = Faulty(setup.ranks.first, pushes, probes), [new_replicas]
+
+        def arrive(pusher=pusher, left=left):
+            left[0] -= 1
+            return [object()] if left[0] >= 0 and pusher.differs else []
+
+        asked = SimpleNamespace(exists=lambda stop=stop: stop)
+        replicas = SimpleNamespace(new_replicas=arrive, updated={}, restart_timeout=0.3)
+        run_folder = SimpleNamespace(stop_request=asked)
+        one = Delivery(pusher, replicas, policy, setup.ranks, run_folder)
+        try:
+            found = one.deliver(1, batch, dict(STATS), lambda name, doing: nullcontext())
+        except RunFailed as error:
+            found = str(error)
+        assert (found, pusher.differs) == (result, differs), name
+
+
+@pytest.mark.parametrize("route", ["/pause", "/inference/v1/generate"])
+def test_a_vllm_that_starts_meanwhile_replaces_the_last(route, tmp_path):
+    """The supervisor ends no run in which another vLLM answers."""
+    folder, policy = RunFolder(tmp_path / "run"), OnePolicy(tmp_path / "model")
+    folder.path.mkdir()
+    policy.ranks = SimpleNamespace(first=True, from_first=lambda word: word)
+    policy.logprobs = Scorer(0.0).logprobs
+    receivers = Receivers(folder, inference(2), timeout=30.0)
+    assert receivers.restart_timeout == 20.0  # the smaller of both limits
+    delivery = Delivery(WeightPusher(opened("shm")), receivers, policy, policy.ranks, folder)
+
+    def started(vllm, incarnation):
+        """Report that a vLLM listens, after so many restarts."""
+        known = vllm.receiver.replica
+        Endpoint(known.address, incarnation).write(folder, known.name)
+
+    def deliver(version):
+        policy.step()
+        return delivery.deliver(version, two_rows(), dict(STATS), lambda *_: nullcontext())
+
+    def fail_as_the_other_one_comes_back():
+        started(other, 1)
+        refuse()
+
+    names = ("inference0", "inference1")
+    with ExitStack() as stack:
+        last, other = (stack.enter_context(replica(tmp_path / name, name)) for name in names)
+        started(last, 0)
+        started(other, 0)
+        delivery.begin(0)
+        other.server.faults["/pause"] = refuse
+        assert deliver(1)
+        assert delivery.updated_replicas() == {"inference0": 0}
+        other.server.faults.clear()
+        last.server.faults[route] = fail_as_the_other_one_comes_back
+        assert deliver(2)
+        assert delivery.updated_replicas() == {"inference1": 1}
+        assert other.server.version == 2
+    assert "refused" in (read_restart_request(folder, "inference0", 0) or "")

@@ -50,7 +50,9 @@ def record(folder, groups, recorded, ranks, more=lambda number, micro: {}):
 def test_every_trained_token_is_joined_with_itself_under_several_ranks(tmp_path):
     groups, folder = forked_groups(num_groups=7), RunFolder(tmp_path)
     batch, rejected = groups[:6], groups[6:]
-    record(folder, batch, groups, 3)
+    micros = [micro for share in shares(batch, groups, 32) for micro in share.micro_batches]
+    assert any((micro.rollout_ids < 0).any() for micro in micros)  # an empty one is no row
+    record(folder, batch, groups, 32)
     rows, trained = read_rows(folder, 5), trained_rows(batch)
     assert {(row.id, row.row) for row in rows if row.trained} == trained
     assert any(number > 0 for _, number in trained)
@@ -61,15 +63,6 @@ def test_every_trained_token_is_joined_with_itself_under_several_ranks(tmp_path)
         if row.trained:
             ids = np.where(row.columns["mask"], row.columns["token_ids"], np.nan)
             np.testing.assert_array_equal(row.columns["pi"], ids.astype(np.float32))
-
-
-def test_an_empty_micro_batch_is_no_row(tmp_path):
-    (group,) = forked_groups(num_groups=1)
-    folder = RunFolder(tmp_path)
-    given = shares([group], [group], 8)
-    assert any((micro.rollout_ids < 0).any() for share in given for micro in share.micro_batches)
-    record(folder, [group], [group], 8)
-    assert {row.id for row in read_rows(folder, 5) if row.trained} == {"000000.0", "000000.1"}
 
 
 def test_a_metric_that_some_micro_batches_lack_is_nan_there(tmp_path):

@@ -1,14 +1,16 @@
 """Pushes through a process group: what arrives, what is refused, and which waits end.
 
+The first tests are of weights in a file in memory, and of their fingerprints.
+
 A replica here is two processes, as under tensor parallelism; the trainer is this one. For sync=nccl
-and sync=ipc they have our engine of the plugin in them, and the functions of CUDA and NCCL are
-replaced (tests/support/receiving.py); `pytest -m gpu` has tests with them.
+and sync=ipc the functions of CUDA and NCCL are replaced (tests/support/receiving.py); `pytest -m
+gpu` has tests with them.
 """
 
 import os
 import signal
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import closing, contextmanager, suppress
 from multiprocessing import get_context
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -24,7 +26,7 @@ from rl.runtime.failure import RunFailed
 from rl.runtime.network import Address
 from rl.weights import gloo, packed
 from rl.weights.fingerprint import fingerprint
-from rl.weights.ipc import decode
+from rl.weights.memory_file import MemoryFile, read_weights
 from rl.weights.transport import open_reader
 from tests.support.receiving import opened
 from tests.support.replicas import replica_at
@@ -36,6 +38,14 @@ WEIGHTS = {
     "empty.weight": torch.empty(0, 7),
     "odd.weight": torch.randn(3).half(),  # six bytes
     "turned.weight": torch.randn(4, 6).T,
+}
+ANY = {
+    **WEIGHTS,
+    "a.slice": torch.randn(9, 8)[1::2, 3:],
+    "scalar": torch.tensor(2.5),
+    "a.count": torch.tensor([3, -4]),
+    "a.flags": torch.tensor([True, False, True]),
+    "trained": torch.nn.Parameter(torch.randn(2, 2).double()),
 }
 
 
@@ -59,54 +69,14 @@ def worker(number: int, calls: Connection) -> None:
                 calls.send({"error": str(error)})
 
 
-class Model(torch.nn.Module):
-    """A model whose parameters have the given names, each of a layer of its own."""
-
-    def __init__(self, weights: dict[str, torch.Tensor]) -> None:
-        super().__init__()
-        for name, tensor in weights.items():
-            owner, _, leaf = name.rpartition(".")
-            layer = torch.nn.Module()
-            empty = torch.nn.Parameter(torch.zeros_like(tensor), requires_grad=False)
-            layer.register_parameter(leaf, empty)
-            self.add_module(owner, layer)
-
-    def load_weights(self, weights: list[tuple[str, torch.Tensor]]) -> set[str]:
-        for name, tensor in weights:
-            self.get_parameter(name).copy_(tensor)
-        return {name for name, _ in weights}
-
-
-def engine_worker(number: int, calls: Connection, weights: dict[str, torch.Tensor]) -> None:
-    """Answer the requests of a push with our engine of vLLM, which loads and compares a model."""
-    from rl.weights import vllm_plugin
-
-    for name in ("initialize", "finalize"):  # they need a model of vLLM's
-        setattr(vllm_plugin, f"{name}_layerwise_reload", lambda *_: None)
-    engine: Any = object.__new__(vllm_plugin.WholeWeightsEngine)
-    engine.model, engine.model_config = Model(weights), None
-    engine.parallel_config = SimpleNamespace(tensor_parallel_size=1, rank=number)
-    calls.send("ready")  # after the import, which takes longer than a push may
-    while call := calls.recv():
-        try:
-            if "reader" in call:
-                engine.init_transfer_engine(engine.parse_init_info(call))
-            else:
-                engine.receive_weights(engine.parse_update_info(call))
-                engine.finish_weight_update()
-            calls.send({"held": fingerprint(dict(engine.model.named_parameters()))})
-        except RuntimeError as error:
-            calls.send({"error": str(error)})
-
-
 class Workers:
     """The processes of one replica, and the routes of vLLM that would reach them."""
 
-    def __init__(self, number: int, run: Any = worker, *more: Any) -> None:
+    def __init__(self, number: int, run: Any = worker) -> None:
         spawn, pairs = get_context("spawn"), [get_context("spawn").Pipe() for _ in range(number)]
         self.calls = [ours for ours, _ in pairs]
         self.processes = [
-            spawn.Process(target=run, args=(i, theirs, *more), daemon=True)
+            spawn.Process(target=run, args=(i, theirs), daemon=True)
             for i, (_, theirs) in enumerate(pairs)
         ]
         for process, (_, theirs) in zip(self.processes, pairs, strict=True):
@@ -140,8 +110,8 @@ class Workers:
 
 
 @contextmanager
-def replica(number: int, run: Any = worker, *more: Any) -> Iterator[Any]:
-    workers = Workers(number, run, *more)
+def replica(number: int, run: Any = worker) -> Iterator[Any]:
+    workers = Workers(number, run)
     yield workers
     for process in workers.processes:
         process.kill()
@@ -152,6 +122,63 @@ def listeners(pid: int) -> set[str]:
     """Return the addresses on which a process listens for TCP connections."""
     found = psutil.Process(pid).net_connections("tcp")
     return {one.laddr.ip for one in found if one.status == psutil.CONN_LISTEN}
+
+
+def test_any_tensor_is_read_as_it_was_until_the_file_ends_with_the_block():
+    before = set(os.listdir("/proc/self/fd"))
+    with closing(MemoryFile()) as file:
+        written, path = file.write(ANY), file.path
+        read = read_weights(path, written)
+        assert read.keys() == ANY.keys()
+        for name, tensor in ANY.items():
+            torch.testing.assert_close(read[name], tensor.detach(), rtol=0, atol=0)
+            assert read[name].data_ptr() % tensor.element_size() == 0
+        # In any order of the names and with any strides.
+        assert written == fingerprint(ANY) == fingerprint(dict(reversed(read.items())))
+        for width in (4, 4, 9, 2):  # other weights of the same size, more, less
+            weights = {"w": torch.randn(3, width)}
+            read = read_weights(path, file.write(weights))
+            torch.testing.assert_close(read["w"], weights["w"], rtol=0, atol=0)
+        del read
+    assert not os.path.exists(path)
+    assert set(os.listdir("/proc/self/fd")) <= before  # sockets of other tests may close meanwhile
+
+
+def test_other_weights_than_expected_are_refused():
+    with closing(MemoryFile()) as file:
+        before = file.write(ANY)
+        changed = {name: tensor.detach().clone() for name, tensor in ANY.items()}
+        changed["a.weight"][2, 4] += 1
+        after = file.write(changed)
+        with pytest.raises(RuntimeError, match=f"trainer wrote {before}, vLLM read {after}"):
+            read_weights(file.path, before)
+        with open(file.path, "r+b") as content:
+            content.seek(-1, os.SEEK_END)
+            content.write(b"!")
+        with pytest.raises(RuntimeError, match=f"trainer wrote {after}, vLLM read"):
+            read_weights(file.path, after)
+
+
+def test_every_difference_shows_in_the_fingerprint():
+    few = {
+        **{"a": torch.arange(6, dtype=torch.float32).reshape(2, 3), "empty": torch.zeros(0, 3)},
+        **{"b": torch.arange(4, dtype=torch.bfloat16), "scalar": torch.tensor(1.5)},
+    }
+    missing = {name: tensor for name, tensor in few.items() if name != "b"}
+    changes = {
+        "one bit": {"b": torch.tensor([0, 1, 2, 3.015625], dtype=torch.bfloat16)},
+        "sign of zero": {"a": torch.tensor([[-0.0, 1, 2], [3, 4, 5]])},
+        "shape": {"a": torch.arange(6, dtype=torch.float32).reshape(3, 2)},
+        "shape of nothing": {"empty": torch.zeros(3, 0)},
+        "dtype of the same bytes": {"b": few["b"].view(torch.int16)},
+        "one more": {"c": torch.zeros(0)},
+        "swapped": {"a": few["b"], "b": few["a"]},
+    }
+    others = {name: few | change for name, change in changes.items()}
+    others |= {"one less": missing, "renamed": missing | {"B": few["b"]}}
+    names_of = {fingerprint(few): "unchanged"}
+    for name, weights in others.items():
+        assert names_of.setdefault(fingerprint(weights), name) == name
 
 
 def test_all_workers_get_every_byte_and_a_dead_or_hanging_worker_is_an_error_in_time(tmp_path):
@@ -192,38 +219,29 @@ def test_a_vllm_on_another_host_gets_the_address_from_which_this_host_reaches_it
     assert facts == {"host": "127.0.0.2", "port": facts["port"], "size": 3, "timeout": 5.0}
 
 
-@pytest.fixture(scope="module")
-def vllm():
-    with replica(2, engine_worker, WEIGHTS) as workers:
-        assert [one.recv() for one in workers.calls] == ["ready", "ready"]
-        yield workers
-
-
-@pytest.mark.slow
-@pytest.mark.server
 @pytest.mark.parametrize("sync", ["nccl", "ipc"])
-def test_two_workers_hold_every_push_bit_by_bit_also_of_the_next_trainer(sync, vllm):
-    for scale in (1, 3):  # two trainers
-        sender = opened(sync, 60.0)
-        for step in range(2):
-            weights = {name: tensor * (scale + step) for name, tensor in WEIGHTS.items()}
-            sender.pack(weights)
-            if step == 0:
-                sender.connect(vllm)
-            sender.send(vllm, step)
-            assert vllm.answers == [{"held": fingerprint(weights)}] * 2
+def test_two_workers_read_every_push_also_of_the_next_trainer(sync):
+    with replica(2) as workers:
+        for scale in (1, 3):  # two trainers
+            sender = opened(sync, 60.0)
+            for step in range(2):
+                weights = {name: tensor * (scale + step) for name, tensor in WEIGHTS.items()}
+                sender.pack(weights)
+                if step == 0:
+                    sender.connect(workers)
+                sender.send(workers, step)
+                # Each has compared the fingerprint of what it read with that of the trainer.
+                assert workers.answers == [forms(weights)] * 2
 
 
 def test_a_request_that_does_not_fit_the_buffer_is_refused():
     sender = opened("nccl")
-    others = {"scalar": torch.tensor(2.5), "long": torch.ones(9).double()}
-    others["flags"] = torch.tensor([True, False, True])
-    mark = sender.pack({**WEIGHTS, **others})
+    mark = sender.pack(ANY)
     source = sender.source(None)
     del source["num_bytes"]
     read = packed.unpack(sender.buffer, **source, fingerprint=mark)
-    assert fingerprint(read) == fingerprint({**WEIGHTS, **others})
-    assert all(torch.equal(read[name], tensor) for name, tensor in others.items())
+    assert fingerprint(read) == fingerprint(ANY)
+    assert all(torch.equal(read[name], tensor) for name, tensor in ANY.items())
     header, odd = source["header"], source["header"]["odd.weight"]
     last = odd["data_offsets"][1] - 1
     sender.buffer[last] ^= 1
@@ -277,16 +295,6 @@ def test_every_wait_ends_at_the_timeout_and_the_error_names_what_was_awaited():
         workers.init_transfer = lambda info: None
         with pytest.raises(RunFailed, match=r"sync=nccl .* workers of inference to join the group"):
             sender.connect(workers)
-
-
-def test_only_plain_data_of_the_right_types_is_a_handle():
-    right = [0, "AAEC", 8, 0, "bmFtZQ==", 1, "AA==", True]
-    assert decode(right) == (0, b"\0\1\2", 8, 0, b"name", 1, b"\0", True)
-    for position, value in ((0, True), (1, 5), (2, "8"), (7, 1), (3, None)):
-        with pytest.raises(RuntimeError, match="is not a CUDA memory handle"):
-            decode([*right[:position], value, *right[position + 1 :]])
-    with pytest.raises(RuntimeError, match="is not a CUDA memory handle"):
-        decode(right[:-1])
 
 
 def test_the_buffer_of_ipc_is_in_no_expandable_segment_unlike_later_memory(monkeypatch):
