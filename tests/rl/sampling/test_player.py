@@ -323,7 +323,8 @@ def test_prompts_are_measured_with_the_tools_of_their_own_environment():
     with pytest.raises(ValueError, match="fill max_seq_len=256"):
         fitting(examples(50), env, 256)
     # A conversation that its environment holds has no prompt to measure.
-    env = Mixture(envs={"one": ScriptedEnv(), "two": holding(None)}, weights={"one": 1.0, "two": 1.0})
+    envs = {"one": ScriptedEnv(), "two": holding(None)}
+    env = Mixture(envs=envs, weights={"one": 1.0, "two": 1.0})
     assert {e.id for e in fitting(examples(50, 300, env="one"), env)} == {0}
     assert {e.id for e in fitting(examples(300, 300, env="two"), env)} == {0, 1}
 
