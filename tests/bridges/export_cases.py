@@ -126,14 +126,6 @@ def test_reverse_text_is_evaluated_by_the_library(evaluate):
     assert {result.rewards["exact"] for result in results} == {0.0, 1.0}
 
 
-def test_rewards_per_turn_are_summed_and_a_system_prompt_is_sent(evaluate):
-    options = {"num_eval": 1, "min_turns": 2, "max_turns": 2, "system_prompt": "Be brief."}
-    with ScriptedEndpoint(sort_the_first).listening() as endpoint:
-        (result,) = evaluate(endpoint, "alphabet-sort", **options)
-    assert endpoint.bodies[0]["messages"][0] == {"role": "system", "content": "Be brief."}
-    assert (result.rewards["exact"], result.turns, result.error) == (0.5, 2, "")
-
-
 def test_a_rollout_that_a_limit_of_the_library_ended_is_scored(evaluate, monkeypatch):
     closed = []
     monkeypatch.setattr(AlphabetSort, "close", lambda _, episode: closed.append(episode))

@@ -1,7 +1,6 @@
 """Environments of the library as an Environment, with the generation that is installed."""
 
 import asyncio
-import math
 import os
 from dataclasses import replace
 from importlib.util import find_spec
@@ -10,11 +9,9 @@ import pytest
 
 from envs.episode import StopReason
 from envs.verifiers.environment import Verifiers
-from rl.inference.completion import Completion
-from rl.inference.live_version import LiveVersion
 from rl.sampling.player import Player
-from rl.sampling.renderer_chat import RendererChat
-from tests.support.scripted import SAMPLER, ScriptedClient, tiny_renderer, tiny_tokenizer
+from tests.support.fuzz import FuzzedClient
+from tests.support.scripted import IM_END, SAMPLER, ScriptedClient, chat_of, tiny_tokenizer
 
 CLASSIC = find_spec("verifiers.envs") is not None
 GAME = "letter-game" if CLASSIC else "letter-tasks"
@@ -32,30 +29,17 @@ TWO_TURNS = (
 TOKENIZER = tiny_tokenizer()
 
 
-class WritingClient(ScriptedClient):
-    """A scripted engine whose answers may contain the text of special tokens."""
-
-    def _next(self, prompt, max_tokens, version):
-        answer = self.answers[min(self.given, len(self.answers) - 1)]
-        self.given += 1
-        ids = TOKENIZER.encode(f"{answer}<|im_end|>")
-        kept = ids[:max_tokens]
-        cut_off = len(kept) < len(ids)
-        return Completion(kept, [-1.0] * len(kept), [version] * len(kept), cut_off, prompt)
-
-
 def bridge(env_id, **changes):
     """An environment of the library, with all its examples."""
     options = {"args": None, "num_train": None, "num_eval": 0, "max_concurrent": None}
     return Verifiers(id=env_id, **{**options, **changes})
 
 
-def play(env, *answers, size=1, max_seq_len=1024, max_tokens=SAMPLER.max_tokens):
+def play(env, *answers, client=None, max_seq_len=1024, max_tokens=SAMPLER.max_tokens):
     """Return the rollouts of the first training example, and the engine."""
-    client, sampler = WritingClient(*answers), replace(SAMPLER, max_tokens=max_tokens)
-    chat = RendererChat(sampler, tiny_renderer(), client, max_seq_len, LiveVersion(7))
-    player = Player(sampler, env, chat)
-    return asyncio.run(player.play_group(0, env.examples("train")[0], size)), client
+    client, sampler = client or ScriptedClient(*answers), replace(SAMPLER, max_tokens=max_tokens)
+    player = Player(sampler, env, chat_of(client, sampler, max_seq_len))
+    return asyncio.run(player.play_group(0, env.examples("train")[0], 1)), client
 
 
 def prompt_texts(client):
@@ -124,19 +108,12 @@ def test_an_exception_of_its_code_costs_the_rollout():
 
 
 @classic_only
-def test_nan_makes_the_rollout_unscorable():
-    (rollout,), _ = play(bridge(GAME), "nan")
-    assert rollout.reward is None
-    assert math.isnan(rollout.rewards["lower"])
-    assert "NaN" in rollout.error
-
-
-@classic_only
 def test_tools_are_in_the_prompt_and_answered_by_the_library():
     call = '<tool_call>\n{"name": "look_up", "arguments": {"name": "%s"}}\n</tool_call>'
     broken = "<tool_call>\n{look_up\n</tool_call>"
     answers = (call % "bob", broken, call % "ann", "q")
-    (rollout,), client = play(bridge("letter-tools"), *answers, max_seq_len=4096, max_tokens=200)
+    client = FuzzedClient([[*TOKENIZER.encode(answer), IM_END] for answer in answers])
+    (rollout,), _ = play(bridge("letter-tools"), client=client, max_seq_len=4096, max_tokens=200)
     first, second, third, fourth = prompt_texts(client)
     assert '"look_up"' in first
     assert "whose letter" in first

@@ -1,12 +1,16 @@
 """Comparisons of text, and rewards of whole episodes, as tables."""
 
 import asyncio
+from itertools import islice
+from random import Random
 
 import pytest
 
 from envs import rewards
 from envs.episode import Episode, Example
+from envs.maths.grading import final_answer, marked_answer, normalise, number
 from envs.messages import assistant
+from tests.support.fuzz import large_texts, texts
 
 
 def score(reward, said, answer=None, **options):
@@ -113,3 +117,15 @@ def test_a_slow_pattern_and_an_example_without_a_usable_answer_are_errors():
         score(rewards.exact_match, "x")
     with pytest.raises(ValueError, match=r"\['seven'\] has no number: use the reward exact_match"):
         score(rewards.number_match, "7", "seven", tolerance=0.0)
+
+
+async def test_every_way_to_read_an_answer_reads_any_text():
+    ways = (rewards.exact_match, rewards.token_f1, rewards.contains)
+    for said in [*large_texts(), *islice(texts(Random("fuzz")), 1_000)]:
+        episode = Episode(Example(4, "e", [], {"answer": "12"}), [assistant(said)])
+        found = [await way(episode) for way in ways]
+        found.append(await rewards.number_match(episode, tolerance=0.1))
+        found.append(await rewards.matches(episode, pattern=r"\s*<b>.*</b>\s*"))
+        assert 0 <= min(found) <= max(found) <= 1
+        marked_answer(said)
+        number(normalise((final_answer(said) or "")[:500]))

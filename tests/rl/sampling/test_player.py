@@ -12,9 +12,6 @@ import re
 import time
 from contextlib import suppress
 from dataclasses import replace
-from itertools import islice
-from pathlib import Path
-from random import Random
 from types import SimpleNamespace
 
 import numpy as np
@@ -22,18 +19,10 @@ import pytest
 
 from envs.deadline import WAITING, Deadline
 from envs.episode import Example, StopReason, rewards_by_name
-from envs.maths.grading import final_answer, marked_answer, normalise, number
 from envs.messages import user
 from envs.mixture import Mixture
-from envs.protocol import Environment
-from envs.rewards import contains, exact_match, matches, number_match, token_f1
-from lab.viewer.export import write_page
-from rl.evaluation.play import write_rollouts
-from rl.evaluation.summary import PlayedExample
 from rl.inference.completion import Completion, GenerationError, RequestFailed
-from rl.records import Rollout
 from rl.rollouts import __main__ as main
-from rl.runtime.folder import RunFolder
 from rl.sampling import clock as module
 from rl.sampling.clock import Clock, CompletionSlots
 from rl.sampling.demonstrations import DemonstrationSampler
@@ -44,7 +33,6 @@ from rl.sampling.rewarding import with_rewards
 from rl.sampling.row_builder import RowBuilder
 from rl.sampling.watchdog import Watchdog
 from tests.rl.sampling.test_speaker import Talking
-from tests.support.fuzz import FuzzedClient, large_texts, texts, tokens
 from tests.support.golden import golden
 from tests.support.scripted import (
     HI,
@@ -255,6 +243,12 @@ def test_turns_whose_prompts_extend_are_one_row_with_the_values_of_each_token():
     (row,) = rows_of(([1, 2], [3]), ([7, 8], [])).freeze()
     assert row.token_ids.tolist() == [1, 2, 3]
     assert RowBuilder().freeze() == ()
+    # A prompt that rewrites history, or is shorter, forks, and no token is trained twice.
+    for rewritten in ([1, 2, 3, 0, 5], [1, 2, 3]):
+        first, second = rows_of(([1, 2], [3, 4]), (rewritten, [6, 7])).freeze()
+        assert (first.token_ids.tolist(), trained(first)) == ([1, 2, 3, 4], [3, 4])
+        assert (second.token_ids.tolist(), trained(second)) == ([*rewritten, 6, 7], [6, 7])
+        assert second.token_versions[-2:].tolist() == [6, 6]
 
 
 def test_kept_tokens_stand_at_the_tokens_that_were_sampled_from_them():
@@ -268,16 +262,6 @@ def test_kept_tokens_stand_at_the_tokens_that_were_sampled_from_them():
     assert first.kept.tolist() == [[4, -1], [6, 8], [7, -1]]
     assert first.kept.dtype == np.int32
     assert fork.kept is None
-
-
-@pytest.mark.parametrize("rewritten", [[1, 2, 3, 0, 5], [1, 2, 3]])  # changed, and shorter
-def test_a_prompt_that_rewrites_history_forks_and_trains_no_token_twice(rewritten):
-    first, second = rows_of(([1, 2], [3, 4]), (rewritten, [6, 7])).freeze()
-    assert first.token_ids.tolist() == [1, 2, 3, 4]
-    assert first.completion_mask.tolist() == [False, False, True, True]
-    assert second.token_ids.tolist() == [*rewritten, 6, 7]
-    assert second.completion_mask.tolist() == [False] * len(rewritten) + [True, True]
-    assert second.token_versions[-2:].tolist() == [6, 6]
 
 
 def examples(*lengths: int, env: str = "scripted") -> list[Example]:
@@ -306,13 +290,11 @@ def test_a_prompt_that_is_too_long_is_replaced_and_counted(max_prompt_len, probl
     assert "2 of 4 prompts" in caplog.text
 
 
-def test_a_data_set_without_a_usable_prompt_is_refused_at_the_start():
+def test_prompts_are_measured_at_the_start_with_the_tools_of_their_own_environment():
     said = "all 2 prompts of env 'scripted' fill max_seq_len=40: .* The shortest has 50 tokens"
     with pytest.raises(ValueError, match=said):
         fitting(examples(60, 50), None, 40)
 
-
-def test_prompts_are_measured_with_the_tools_of_their_own_environment():
     def find(word: str) -> str:
         """Find a word."""
         return word
@@ -639,65 +621,3 @@ def test_the_time_of_the_server_is_that_of_all_requests_without_their_waits(monk
             await asyncio.sleep(seconds)
 
     assert run_virtually(engine_time()) == pytest.approx(5.0)
-
-
-LONG = replace(SAMPLER, max_tokens=10**6)
-FUZZED = Example(0, "fuzzed", list(HI), {"answer": "12", "reversed": "olleh"})
-
-
-async def look(word: str) -> str:
-    """Look a word up."""
-    return f"{word} is a word: {chr(0xD800)}" if "漢" in word else word
-
-
-class Fuzzed(Environment):
-    """A tool, and every way to read an answer that ships."""
-
-    name = "fuzzed"
-    tools = (look,)
-    max_turns = 2
-    describe_tools = False  # short prompts: the fuzz takes seconds
-    reward_weights = {"exact": 1.0}  # noqa: RUF012 as environments write it
-
-    async def score(self, episode):
-        answer = normalise((final_answer(episode.text) or "")[:500])
-        value = number(answer)
-        return {
-            "exact": await exact_match(episode),
-            "f1": await token_f1(episode),
-            "contains": await contains(episode),
-            "number": await number_match(episode, tolerance=0.1),
-            "form": await matches(episode, pattern=r"\s*<b>.*</b>\s*"),
-            "marked": float(marked_answer(episode.text) is not None),
-            "value": float(value == 12) if value is not None else 0.0,
-        }
-
-
-def assert_scored_and_written(completions: list[list[int]], folder: Path) -> tuple[Rollout, ...]:
-    """Play as many rollouts as it takes to say each; files and pages hold them as strict JSON."""
-    client, rollouts = FuzzedClient(completions), ()
-    player = Player(LONG, Fuzzed(), chat_of(client, LONG, 10**7))
-    while client.given < len(completions):
-        rollouts += run_virtually(player.play_group(0, FUZZED, min(len(completions), 500)))
-    assert {(rollout.error, rollout.reward is None) for rollout in rollouts} == {("", False)}
-    assert StopReason.ENV_ERROR not in {rollout.stop_reason for rollout in rollouts}
-
-    def refuse(constant: str) -> None:
-        raise AssertionError(f"{constant} is no JSON")
-
-    examples = range(0, len(rollouts), 100)
-    played = [PlayedExample(replace(FUZZED, id=i), rollouts[i : i + 100]) for i in examples]
-    write_rollouts(folder / "rollouts.jsonl", played)
-    lines = (folder / "rollouts.jsonl").read_bytes().splitlines()
-    assert len([json.loads(line, parse_constant=refuse) for line in lines]) == len(rollouts)
-    write_page(RunFolder(folder), folder / "page.html", "fuzz")
-    return rollouts
-
-
-def test_no_completion_ends_a_run_or_is_an_error_of_the_environment(tmp_path):
-    assert_scored_and_written([tokens(text, Random("large")) for text in large_texts()], tmp_path)
-    rng = Random("fuzz")
-    completions = [tokens(text, rng) for text in islice(texts(rng), 2_000)]
-    rollouts = assert_scored_and_written(completions, tmp_path)
-    assert sum(rollout.tool_calls for rollout in rollouts) > 500  # the tool was reached
-    assert 0 < sum(r.tool_errors for r in rollouts) < sum(r.tool_calls for r in rollouts)
