@@ -59,6 +59,7 @@ def test_a_group_without_a_token_is_rejected():
 @pytest.mark.parametrize(
     ("rewards", "why"),
     [
+        ((), "without_rollouts"),
         ((None, None), "unscorable"),
         ((0.0, 0.0, None), "too_hard"),  # checked before zero spread
         ((0.0, 0.25, None), ""),  # mean 0.125, no longer below

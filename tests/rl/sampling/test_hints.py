@@ -17,6 +17,7 @@ from rl.rollouts.plan import plan, weighted_rows
 from rl.sampling.renderer_chat import render
 from rl.sampling.strategies import HintWhenAllFail
 from rl.sampling.strategy import Independent
+from tests.rl.sampling.test_player import holding
 from tests.support.scripted import (
     HI,
     IM_END,
@@ -95,8 +96,7 @@ def test_the_teacher_of_an_environment_that_holds_the_conversation_reads_the_hin
         spoken = await speak(list(HI), None)
         await speak([*HI, spoken.message, user("more")], None)
 
-    env = type("Holding", (ScriptedEnv,), {"holds_conversation": True, "play": hold})()
-    (rollout,) = played(env, "one", "good")
+    (rollout,) = played(holding(hold), "one", "good")
     assert prompts(rollout) == [rendered(*HINTED)]
 
 

@@ -9,13 +9,11 @@ import pytest
 from envs.episode import Example, StopReason
 from envs.messages import user
 from rl.dry_call.rewards import made_up_rollout
-from rl.records import Group
-from rl.rollouts.buffer import FifoBuffer
-from rl.rollouts.sampling_limits import FailureLimits
 from rl.sampling.branch import Branch
 from rl.sampling.prefix import prefix_of, turns_of
 from rl.sampling.strategies import AdaptiveSize, Extremes, HintWhenAllFail
 from rl.sampling.strategy import Independent, StartedGroup, Strategy, play_strategy
+from tests.rl.sampling.test_player import holding
 from tests.support import scripted
 from tests.support.rollouts import row
 from tests.support.scripted import (
@@ -120,15 +118,13 @@ def test_the_uncertainty_is_the_mean_of_a_window_that_ends_with_its_turn():
         assert branch().position(rollout) is None
 
 
-def test_branches_are_shared_among_the_roots():
+def test_branches_are_shared_among_the_roots_that_can_have_them():
     for size, roots in ((1, 1), (3, 1), (4, 2), (7, 3)):
         client = ScriptedClient(*(f"{i}" for i in range(20)))
         rollouts = play(branch(), client, ScriptedEnv(), size)
         begins = [said[0] for (said,) in texts(rollouts)]
         assert begins == [str(i if i < roots else i % roots) for i in range(size)]
-
-
-def test_a_root_that_failed_or_has_one_token_gets_no_branch():
+    # A root that failed or has one token gets no branch.
     failed = play(branch(), ScriptedClient(TimeoutError()), ScriptedEnv(), 3)
     assert [r.stop_reason for r in failed] == [StopReason.TIMEOUT] * 3
     # The first root has no token after its first one, so all branches begin in the second root.
@@ -183,15 +179,6 @@ def test_groups_are_scored_after_a_strategy_that_reads_no_rewards():
         said = f"{type(reading).__name__} reads the rewards of attempts, but score_group"
         with pytest.raises(ValueError, match=said):
             play(reading, ScriptedClient("a"), Ranked(), 4)
-
-
-def test_eight_batches_of_groups_without_a_rollout_end_the_run():
-    limits, buffer = FailureLimits(group_size=2, groups_per_step=9), FifoBuffer()
-    group = Group(0, GROUP.example, 0, (), ())
-    for _ in range(71):
-        assert not limits.record_decision(accepted=buffer.add(group), counts=buffer.rejected)
-    end = limits.record_decision(accepted=buffer.add(group), counts=buffer.rejected)
-    assert "(whole run: 72 without_rollouts)" in str(end)
 
 
 AT_1 = replace(SAMPLER, temperature=1.0)
@@ -259,11 +246,6 @@ def test_masked_tokens_are_context_and_trained_ones_have_the_policys_logprobs():
         assert rollout.num_completion == (5 if trains else 3)
         ((prompt, sampling, n, _),) = client.requests  # given tokens cost the turn's limit
         assert (prompt[PREFIX:], sampling["max_tokens"], n) == ([*b"go"], 30, 1)
-
-
-def holding(play):
-    """Return an environment that holds the conversation."""
-    return type("Holding", (ScriptedEnv,), {"holds_conversation": True, "play": play})()
 
 
 def test_a_turn_that_an_environment_begins_is_told_from_the_sampled_rest():
@@ -378,13 +360,16 @@ def test_an_attempt_with_a_hint_trains_on_the_prompt_that_it_saw():
     assert len(hinted) == PREFIX + 2 + len("\n\nSay good.")
 
 
-def test_samplers_with_which_logprobs_or_stops_would_be_wrong_are_refused():
+def test_samplers_and_prefixes_with_which_logprobs_or_prompts_would_be_wrong_are_refused():
     with pytest.raises(ValueError, match=r"set sampler\.stop="):
         played(once(prefix="a"), ScoringClient("x"), sampler=replace(AT_1, stop=("x",)))
     trains = once(prefix="a", prefix_trains=True)
     for sampler in (SAMPLER, replace(AT_1, top_p=0.9)):
         with pytest.raises(ValueError, match="at temperature 1 only, but the sampler has"):
             played(trains, ScoringClient("x"), sampler=sampler)
+    # The attempt of this prefix saw another hint.
+    with pytest.raises(ValueError, match="was sampled after a first prompt that differs"):
+        played(continued(0, 2, hint=""), ScoringClient("good"), hint="Say good.")
 
 
 def test_a_prefix_that_leaves_no_token_costs_its_rollout():
@@ -405,8 +390,3 @@ def test_a_prefix_is_continued_by_every_retry():
     sampler = replace(AT_1, max_retries=1)
     (rollout,) = played(once(prefix="go"), client, scripted.scoring(broken), sampler)
     assert (rollout.retries, rollout.messages[-1]["content"]) == (1, "good")
-
-
-def test_a_prefix_of_an_attempt_that_saw_another_hint_is_refused():
-    with pytest.raises(ValueError, match="was sampled after a first prompt that differs"):
-        played(continued(0, 2, hint=""), ScoringClient("good"), hint="Say good.")
