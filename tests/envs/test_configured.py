@@ -12,12 +12,10 @@ from envs.mixture import Mixture
 from envs.protocol import Environment
 from rl.config.check import check
 from rl.config.schema import ConfigError
-from rl.inference.live_version import LiveVersion
 from rl.sampling.player import Player
-from rl.sampling.renderer_chat import RendererChat
 from tests.rl.sampling.test_speaker import Driving
 from tests.support.composing import changed, composed
-from tests.support.scripted import HI, SAMPLER, ScriptedClient, ScriptedEnv, play, tiny_renderer
+from tests.support.scripted import HI, SAMPLER, ScriptedClient, ScriptedEnv, chat_of, play
 
 SYSTEM = {"role": "system", "content": "Be brief."}
 
@@ -96,9 +94,9 @@ def test_environments_of_a_mixture_share_its_system_prompt_and_can_have_their_ow
     limits = {"short": {"max_tokens": 4, "stop": ["!"], "rollout_timeout": 9}}
     env.configure(system_prompt="Be brief.", sampling=limits)
     client = ScriptedClient("a long answer")
-    chat = RendererChat(SAMPLER, tiny_renderer(), client, 256, LiveVersion(7))
     for name, tokens in (("short", 4), ("long", 14)):
-        group = Player(SAMPLER, env, chat).play_group(0, Example(0, name, list(HI)), 1)
+        player = Player(SAMPLER, env, chat_of(client))
+        group = player.play_group(0, Example(0, name, list(HI)), 1)
         (rollout,) = asyncio.run(group)
         assert len(rollout.rows[0].token_ids) - len(client.requests[-1][0]) == tokens
         assert rollout.messages[0] == SYSTEM

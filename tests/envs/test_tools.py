@@ -11,8 +11,6 @@ import pytest
 
 from envs import threads
 from envs.episode import Episode, Example
-from envs.messages import tool_call
-from envs.protocol import Environment
 from envs.tools import Tool, Toolbox, ToolError
 
 
@@ -132,20 +130,6 @@ def test_a_slow_tool_blocks_no_other_and_the_wait_for_a_thread_does_not_count(mo
         return first["content"], (await calls[1])["content"]
 
     assert asyncio.run(both()) == ("Error: stuck took longer than 0.2 s", "released")
-
-
-def test_the_default_reply_answers_every_call_in_order_and_ends_without_one():
-    class Counting(Environment):
-        tools = (count,)
-
-    env, held = Counting(), episode()
-    two = tool_call("count", step=2)
-    two["tool_calls"] += tool_call("count", "call_1", step=3)["tool_calls"]
-    replies = asyncio.run(env.reply(held, two))
-    answers = [(reply["tool_call_id"], reply["content"]) for reply in replies]
-    assert answers == [("call_0", '{"n": 2}'), ("call_1", '{"n": 5}')]
-    assert asyncio.run(env.reply(held, {"role": "assistant", "content": "done"})) is None
-    assert (held.tool_calls, held.tool_errors) == (2, 0)
 
 
 def test_a_thread_that_hangs_keeps_its_place_until_it_ends(monkeypatch):

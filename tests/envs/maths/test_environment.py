@@ -146,9 +146,6 @@ def test_worked_steps_are_split_from_the_answer_as_in_gsm8k(tmp_path):
         Question("How many?", "72", "She sells 48/2 = 24, not 16.\nTogether 48+24 = 72."),
         Question("x", "5"),
     }
-
-
-def test_questions_without_answers_are_refused(tmp_path):
     bare = write(tmp_path / "c.jsonl", [{"question": "a"}, {"question": "b"}])
     with pytest.raises(ValueError, match=r"question 0 has no answer: set dataset\.answer"):
         of_file(bare, answer=None, num_eval=1).load("train")

@@ -268,11 +268,6 @@ def test_a_group_teaches_if_its_advantages_are_not_zero(rewards, numbers, column
     assert compared_columns(group(rollouts, made)) == columns
 
 
-def test_numbers_of_numpy_become_floats_that_json_can_hold():
-    made = credits(PAIR, lambda group: [np.float32(0.5), np.float32(1.0)])
-    assert {type(number) for credit in made for number in credit.advantages} == {float}
-
-
 @pytest.mark.parametrize(
     ("numbers", "options", "said"),
     [

@@ -7,6 +7,7 @@ import json
 import math
 from collections import Counter
 from dataclasses import asdict, replace
+from itertools import repeat
 from types import SimpleNamespace
 from typing import Any
 
@@ -15,6 +16,7 @@ import numpy as np
 import pytest
 
 from envs.episode import Example
+from envs.messages import assistant, user
 from losses.aggregation import token_mean
 from losses.groups import Source
 from rl.records import Credit, Group, RankBatch
@@ -30,7 +32,7 @@ from rl.sampling.demonstrations import DemonstrationSampler
 from rl.wire import pack, unpack
 from tests.support.composing import composed
 from tests.support.rollouts import graded, rollout, row
-from tests.support.scripted import ScriptedEnv, tiny_model
+from tests.support.scripted import ScriptedEnv, text, tiny_model
 from tests.support.world import World
 
 SHOWN = DemonstrationSampler(max_staleness=0, corruption_rate=0.0)
@@ -200,24 +202,17 @@ def test_a_resumed_run_replays_the_groups_of_the_uninterrupted_run(seed):
     assert resumed.dispatcher.buffer.metrics() == whole.dispatcher.buffer.metrics()
 
 
-class Showing(ScriptedEnv):
-    """Its expert always answers "yo"."""
-
-    def demonstrations(self, rng):
-        while True:
-            yield [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "yo"}]
-
-
 def test_demonstrations_have_the_chat_format_of_the_rollouts(tmp_path):
     model = ("model=hf", "model.path=x", "model.renderer=qwen3", "model.max_tokens=32")
     options = "model.renderer_options={enable_thinking: false}"
     config = composed(*model, options, "buffer=demonstrations")
     nodes = {key: config[key] for key in ("model", "buffer")}
     run: Any = SimpleNamespace(**nodes, seed=0, group_size=1, max_seq_len=256)
-    folder, env = tiny_model(tmp_path), Showing()
-    made = main._buffer(run, SimpleNamespace(initial_model=lambda: folder), env)
+    told = repeat([user("hi"), assistant("yo")])
+    env = type("Showing", (ScriptedEnv,), {"demonstrations": lambda *_: told})()
+    made = main._buffer(run, SimpleNamespace(initial_model=lambda: tiny_model(tmp_path)), env)
     (shown,) = made.demonstrate("0", Example(0, env.name, []))
-    assert b"\n\n\n\nyo" in bytes(t for t in shown.rows[0].token_ids if t < 256)
+    assert b"\n\n\n\nyo" in text(shown.rows[0].token_ids)
 
 
 def difficulty_buffer(**bounds: float) -> DifficultyBuffer:

@@ -4,7 +4,6 @@ Which errors cost a rollout, and which time counts for it.
 """
 
 import asyncio
-import contextvars
 import json
 import logging
 import math
@@ -587,21 +586,6 @@ def test_the_clock_runs_while_no_turn_waits_and_only_within_its_blocks():
         return clock.left, tool.left
 
     assert run_virtually(left()) == pytest.approx((10.0 - 2.0 - 4.0 - 1.0, 5.0 - 4.0))
-
-
-def test_a_turn_that_another_task_asks_for_pauses_the_clock_of_its_own_episode():
-    class Restarting(ScriptedClient):
-        async def generate(self, *args, **options):
-            with WAITING.get()():
-                await asyncio.sleep(100)  # for longer than sampler.rollout_timeout
-            return await super().generate(*args, **options)
-
-    async def talk(self, episode, speak):
-        task = speak(list(HI), None)
-        await asyncio.create_task(task, context=contextvars.Context())
-
-    (rollout,) = play(holding(talk), Restarting("good"))
-    assert (rollout.error, rollout.turns) == ("", 1)
 
 
 def test_the_time_of_the_server_is_that_of_all_requests_without_their_waits(monkeypatch):
