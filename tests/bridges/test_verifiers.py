@@ -1,7 +1,7 @@
 """Both generations of the verifiers library, each in its own process: they exclude each other.
 
-The *_cases.py files in this folder need the real library, which `make verifiers` installs. The
-checks before an episode is played need no library.
+cases.py needs the real library, which `make verifiers` installs. The checks before an episode is
+played need no library.
 """
 
 import os
@@ -39,8 +39,7 @@ def paths_of(generation, *further) -> str:
 def test_the_cases_hold_with_the_real_library(generation, tmp_path):
     env = {**os.environ, "PYTHONPATH": paths_of(generation), "HOME": str(tmp_path)}
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider"]
-    command += [f"--basetemp={tmp_path / 'cases'}"]
-    command += [str(HERE / f"{direction}_cases.py") for direction in ("import", "export")]
+    command += [f"--basetemp={tmp_path / 'cases'}", str(HERE / "cases.py")]
     done = subprocess.run(command, cwd=REPO, env=env, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout[-6000:]
 

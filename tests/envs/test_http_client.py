@@ -187,14 +187,11 @@ async def test_a_judge_without_an_answer_gives_no_reward():
         await judged(Answers((400, "maximum context length is 16 tokens")))
 
 
-@pytest.mark.parametrize(
-    ("changes", "problem"),
-    [
+def test_impossible_options_are_refused_with_a_remedy():
+    for changes, problem in (
         ({"prompt": "{question} {answer}"}, r"use \{said\} "),
         ({"api_key_variable": "NOT_THERE"}, "api_key_variable=NOT_THERE is not set"),
         ({"url": "localhost:8000"}, "judge.url=localhost:8000 is not an address"),
-    ],
-)
-def test_impossible_options_are_refused_with_a_remedy(changes, problem):
-    with pytest.raises(ValueError, match=problem):
-        Judge(**{"url": "http://x/v1", **JUDGE, **changes})
+    ):
+        with pytest.raises(ValueError, match=problem):
+            Judge(**{"url": "http://x/v1", **JUDGE, **changes})

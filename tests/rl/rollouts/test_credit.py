@@ -268,17 +268,14 @@ def test_a_group_teaches_if_its_advantages_are_not_zero(rewards, numbers, column
     assert compared_columns(group(rollouts, made)) == columns
 
 
-@pytest.mark.parametrize(
-    ("numbers", "options", "said"),
-    [
+def test_a_wrong_number_of_advantages_ends_the_run():
+    for numbers, options, said in (
         ([1.0], {}, "returned 1 numbers for a group of 2 rollouts"),
         ([[1.0], []], {"per_token": True}, "1 numbers for a rollout of 3 tokens: return one for"),
         ([[1.0], []], {"per_turn": True}, "returned 1 numbers for a rollout of 2 turns"),
-    ],
-)
-def test_a_wrong_number_of_advantages_ends_the_run(numbers, options, said):
-    with pytest.raises(RunFailed, match=said):
-        credits(PAIR, lambda group: numbers, **options)
+    ):
+        with pytest.raises(RunFailed, match=said):
+            credits(PAIR, lambda group, numbers=numbers: numbers, **options)
 
 
 WEIGHTS = {"step": 2.0, "final": 1.0, "won": 1.0}

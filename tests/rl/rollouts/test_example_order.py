@@ -104,21 +104,18 @@ def difficulty(given, seed=0, **knobs):
     return begun(DifficultyOrder(**{**KNOBS, **knobs}), given, seed)
 
 
-@pytest.mark.parametrize(
-    ("rewards", "level"),
-    [
+def test_the_mean_reward_of_a_group_decides_the_level_of_its_example():
+    for rewards, level in (
         ((0.6, 1.0), "easy"),  # the threshold itself
         ((0.0, 0.5), "normal"),  # 0.25
         ((0.0, 0.4), "hard"),  # 0.2, the threshold itself
         ((1.0, None), "easy"),  # the mean of the scored rollouts
-    ],
-)
-def test_the_mean_reward_of_a_group_decides_the_level_of_its_example(rewards, level):
-    order = difficulty(pools(5))
-    place = order.next(0)
-    order.observe(place, graded(rewards))
-    (levels,) = order.state()["played"]
-    assert levels == {name: [place[1]] if name == level else [] for name in LEVELS}
+    ):
+        order = difficulty(pools(5))
+        place = order.next(0)
+        order.observe(place, graded(rewards))
+        (levels,) = order.state()["played"]
+        assert levels == {name: [place[1]] if name == level else [] for name in LEVELS}
 
 
 @pytest.mark.parametrize(
