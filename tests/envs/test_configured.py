@@ -61,20 +61,17 @@ def mixture():
     return Mixture(envs={"sums": sums(), "large": sums(99)}, weights={"sums": 2.0, "large": 5.0})
 
 
-@pytest.mark.parametrize(
-    ("make", "options", "sentence"),
-    [
+def test_an_impossible_option_is_refused_with_one_sentence():
+    for make, options, sentence in (
         (Environment, {"system_prompt": "none.txt"}, "=none.txt is not a readable file .File"),
         (Environment, {"max_turns": 3}, "max_turns=3, but Environment has no tools and no reply"),
         (mixture, {"worlds": {}}, r"sampling contains \['worlds'\]: choose from sums, large"),
         (mixture, {"sums": {"temperature": 0.5}}, "sums.temperature: one .* own max_tokens, stop,"),
         (mixture, {"sums": {"max_tokens": 0}}, "max_tokens=0: set a whole number, at least 1"),
         (mixture, {"sums": {"stop": [""]}}, "sums.stop contains an empty text"),
-    ],
-)
-def test_an_impossible_option_is_refused_with_one_sentence(make, options, sentence):
-    with pytest.raises(ValueError, match=sentence):
-        told(make(), **({"sampling": options} if make is mixture else options))
+    ):
+        with pytest.raises(ValueError, match=sentence):
+            told(make(), **({"sampling": options} if make is mixture else options))
 
 
 def test_turns_and_timeouts_can_be_configured_and_are_checked_like_all_other_options():

@@ -151,33 +151,27 @@ async def test_a_judge_is_asked_about_an_episode_with_its_prompt_and_options(mon
     assert server.headers[0]["Authorization"] == "Bearer secret"
 
 
-@pytest.mark.parametrize(
-    ("text", "max_score", "score"),
-    [
+async def test_the_score_is_the_first_of_the_last_line_that_has_one():
+    for text, max_score, score in (
         *(("Yes, because no other is.", None, 1.0), ("Not yes at first.\nVerdict: NO", None, 0.0)),
         *(("<think>no, no</think>\nyes\n", None, 1.0), ("yesterday: no", None, 0.0)),
         *(("7/10", 10.0, 0.7), ("3 reasons.\nScore: 2.5", 5.0, 0.5)),
         *(("0", 1.0, 0.0), ("10", 10.0, 1.0)),
         *(("Yes.\nNo other is…", None, 1.0), ("- _No_, because yes…", None, 0.0)),
-    ],
-)
-async def test_the_score_is_the_first_of_the_last_line_that_has_one(text, max_score, score):
-    assert await judged(saying(text), max_score=max_score) == pytest.approx(score)
+    ):
+        assert await judged(saying(text), max_score=max_score) == pytest.approx(score)
 
 
-@pytest.mark.parametrize(
-    ("text", "max_score", "problem"),
-    [
+async def test_an_answer_without_a_score_is_an_error_and_no_reward():
+    for text, max_score, problem in (
         ("maybe", None, "ask for yes or no in .* ends in 'maybe'"),
         ("good", 10.0, "ask for 0 to 10 in .* ends in 'good'"),
         ("11", 10.0, "gave 11 points, not 0 to 10"),
         ("\u22121", 10.0, "gave -1 points, not 0 to 10"),
         ("3 reasons speak for it…", 10.0, r"or raise judge\.max_tokens, which ended the answer"),
-    ],
-)
-async def test_an_answer_without_a_score_is_an_error_and_no_reward(text, max_score, problem):
-    with pytest.raises(JudgeError, match=problem):
-        await judged(saying(text), max_score=max_score)
+    ):
+        with pytest.raises(JudgeError, match=problem):
+            await judged(saying(text), max_score=max_score)
 
 
 async def test_a_judge_without_an_answer_gives_no_reward():

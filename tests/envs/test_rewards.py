@@ -18,9 +18,8 @@ def score(reward, said, answer=None, **options):
     return asyncio.run(reward(Episode(example, [assistant(said)]), **options))
 
 
-@pytest.mark.parametrize(
-    ("said", "answers", "exact", "f1"),
-    [
+def test_exact_and_f1_of_text():
+    for said, answers, exact, f1 in (
         ("the Eiffel Tower.", ["Eiffel tower"], 1, 1),
         ("Eiffel", ["Eiffel Tower"], 0, 2 / 3),  # precision 1, recall 1/2
         ("a b b c", ["b b b d"], 0, 2 * 2 / (3 + 4)),  # the article a falls away
@@ -34,48 +33,39 @@ def score(reward, said, answer=None, **options):
         # punctuation that changes no number
         *(("1,234", ["1234"], 1, 1), ("\u22125", ["-5"], 1, 1), ("$5!", ["5"], 1, 1)),
         *(("the A", ["A"], 0, 2 * 1 / (2 + 1)), ("+", ["-"], 0, 0), (" - ", ["-"], 1, 1)),
-    ],
-)
-def test_exact_and_f1_of_text(said, answers, exact, f1):
-    assert rewards.exact(said, answers) == exact
-    assert rewards.f1(said, answers) == pytest.approx(f1)
+    ):
+        assert rewards.exact(said, answers) == exact
+        assert rewards.f1(said, answers) == pytest.approx(f1)
 
 
-@pytest.mark.parametrize(
-    ("said", "answer"),
-    [
+def test_punctuation_that_changes_a_number_or_a_formula_is_compared():
+    for said, answer in (
         *(("-$5", "$5"), ("1.5", "15"), (".5", "5"), ("1/2", "12"), ("1,2", "12"), ("7:30", "730")),
         *(("3.000", "3,000"), ("x^-2", "x2"), ("(x)+1", "x1"), ("x-y", "x+y"), ("2a/b", "2ab")),
-    ],
-)
-def test_punctuation_that_changes_a_number_or_a_formula_is_compared(said, answer):
-    assert rewards.exact(said, answer) == rewards.exact(answer, said) == 0
-    assert rewards.exact(f"**{said}**.", said) == rewards.exact(f"({said})", said) == 1
-    assert rewards.f1(said, answer) == 0
-    assert score(rewards.contains, f"It is {said}.", answer) == 0
-    assert score(rewards.contains, f"It is {said}.", said) == 1
+    ):
+        assert rewards.exact(said, answer) == rewards.exact(answer, said) == 0
+        assert rewards.exact(f"**{said}**.", said) == rewards.exact(f"({said})", said) == 1
+        assert rewards.f1(said, answer) == 0
+        assert score(rewards.contains, f"It is {said}.", answer) == 0
+        assert score(rewards.contains, f"It is {said}.", said) == 1
 
 
-@pytest.mark.parametrize(
-    ("said", "answer", "exact_match", "token_f1", "contains"),
-    [
+def test_rewards_of_an_answer():
+    for said, answer, exact_match, token_f1, contains in (
         ("Paris!", "paris", 1, 1, 1),
         ("It is Paris.", "Paris", 0, 2 * 1 / (3 + 1), 1),
         ("<think>London</think>\nParis", "London", 0, 0, 0),
         *(("<think>Paris, surely", "Paris", 0, 0, 0), ("comparison", "paris", 0, 0, 0)),
         *(("new  york", ["NYC", "New York"], 1, 1, 1), ("42", 42, 1, 1, 1)),
         ("(A)", "A", 1, 1, 0),  # an answer of only an article
-    ],
-)
-def test_rewards_of_an_answer(said, answer, exact_match, token_f1, contains):
-    assert score(rewards.exact_match, said, answer) == exact_match
-    assert score(rewards.token_f1, said, answer) == pytest.approx(token_f1)
-    assert score(rewards.contains, said, answer) == contains
+    ):
+        assert score(rewards.exact_match, said, answer) == exact_match
+        assert score(rewards.token_f1, said, answer) == pytest.approx(token_f1)
+        assert score(rewards.contains, said, answer) == contains
 
 
-@pytest.mark.parametrize(
-    ("said", "answer", "tolerance", "match"),
-    [
+def test_the_last_number_is_compared():
+    for said, answer, tolerance, match in (
         *(("3 + 4 = 7.", 7, 0, 1), ("7 of 8", "7", 0, 0), ("8 of 7", ["6", "7"], 0, 1)),
         *(("<think>7</think> none", "7", 0, 0), ("", "7", 0, 0), ("5 km/h", "5", 0, 1)),
         ("so 72", "48 + 24 = <<48+24=72>>72 clips\n#### 72", 0, 1),
@@ -95,10 +85,8 @@ def test_rewards_of_an_answer(said, answer, exact_match, token_f1, contains):
         *(("3/4", "0.75", 0, 1), ("3/4", "4", 0, 0), ("-1/3", "-0.3333", 0.001, 1)),
         *(("3/0", "3", 0, 1), ("on 12/24/2026", "12", 0, 1)),
         *(("50%", "50", 0, 1), ("50 %", "0.5", 0, 0)),
-    ],
-)
-def test_the_last_number_is_compared(said, answer, tolerance, match):
-    assert score(rewards.number_match, said, answer, tolerance=tolerance) == match
+    ):
+        assert score(rewards.number_match, said, answer, tolerance=tolerance) == match
 
 
 def test_a_pattern_matches_the_whole_answer_without_its_reasoning():

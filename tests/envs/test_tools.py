@@ -57,9 +57,8 @@ def test_a_right_call_is_answered():
 USAGE = "look_up(word: str, limit: int = 3, order: Literal['a-z', 'z-a'] = 'a-z')"
 
 
-@pytest.mark.parametrize(
-    ("call", "answer"),
-    [
+def test_a_mistake_of_the_policy_gets_a_useful_error_message():
+    for call, answer in (
         (raw("look_up", {}), f"Object missing required field `word`. Usage: {USAGE}"),
         (raw("look_up", "{"), "the arguments are not JSON: "),
         (raw("look_up", {"word": "nonsense"}), "no such word: try another"),
@@ -67,12 +66,10 @@ USAGE = "look_up(word: str, limit: int = 3, order: Literal['a-z', 'z-a'] = 'a-z'
         (raw("count", "[" * 65 + "]" * 65), "the arguments are not JSON: the value has over 64"),
         (raw("count", {"step": 10**400}), "the arguments are not JSON: the value con"),
         (raw("", "{bad", error="the call is no JSON"), f"the call is no JSON. Tools: {USAGE}, "),
-    ],
-)
-def test_a_mistake_of_the_policy_gets_a_useful_error_message(call, answer):
-    held = episode()
-    assert ask(call, held=held)["content"].startswith(f"Error: {answer}")
-    assert (held.tool_calls, held.tool_errors) == (1, 1)
+    ):
+        held = episode()
+        assert ask(call, held=held)["content"].startswith(f"Error: {answer}")
+        assert (held.tool_calls, held.tool_errors) == (1, 1)
 
 
 def test_a_tool_takes_records_and_returns_more_than_json_has_and_no_lone_surrogates():

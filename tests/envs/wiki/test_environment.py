@@ -87,9 +87,8 @@ OSLO, ROME = listed("Oslo"), listed("Rome")
 END = assistant("x")
 
 
-@pytest.mark.parametrize(
-    ("messages", "wanted", "expected"),
-    [
+def test_a_page_counts_for_the_first_turn_whose_search_listed_it():
+    for messages, wanted, expected in (
         ([SEARCH, listed("Oslo", "Bergen"), END], ["Oslo"], [1.0, 0.0]),
         ([SEARCH, OSLO, SEARCH, OSLO], ["Oslo"], [1.0, 0.0]),  # a page counts once
         # Two pages by two turns, and by two calls of one turn.
@@ -100,10 +99,8 @@ END = assistant("x")
         ([tool_call("view_sections", page_id="Oslo"), OSLO], ["Oslo"], [0.0]),
         # The episode ended before the answer; no page is wanted; no message.
         *(([SEARCH], ["Oslo"], [0.0]), ([SEARCH, OSLO, END], [], [0.0, 0.0]), ([], ["Oslo"], [])),
-    ],
-)
-def test_a_page_counts_for_the_first_turn_whose_search_listed_it(messages, wanted, expected):
-    assert share_found(messages, wanted) == expected
+    ):
+        assert share_found(messages, wanted) == expected
 
 
 @pytest.mark.parametrize(

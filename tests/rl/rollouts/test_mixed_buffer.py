@@ -92,21 +92,18 @@ def test_a_batch_that_no_step_trains_changes_nothing_of_what_is_stored():
     assert mixed.state() == before
 
 
-@pytest.mark.parametrize(
-    ("options", "rewards", "advantages", "changes", "stored"),
-    [
+def test_which_groups_are_stored():
+    for options, rewards, advantages, changes, stored in (
         ({}, (1.0, 0.0), (0.5, -0.5), {}, 1),
         ({}, (1.0, 0.0), (0.5, -0.5), {"trains": False}, 0),
         ({}, (1.0, 1.0), (0.0, 0.0), {}, 0),  # no advantage
         ({}, (0.0, 0.0), (0.0, 0.0), {"compared": ()}, 1),  # nothing compared, as with a critic
         ({"replay_share": 0.0}, (1.0, 0.0), (0.5, -0.5), {}, 0),
-    ],
-)
-def test_which_groups_are_stored(options, rewards, advantages, changes, stored):
-    mixed, one = buffer(**options), group(0, 0, rewards, advantages)
-    mixed.add(replace(one, credits=tuple(replace(c, **changes) for c in one.credits)))
-    mixed.draw(0, 1 + bool(mixed.shares[0]), 0, ())
-    assert mixed.metrics()["stored"] == stored
+    ):
+        mixed, one = buffer(**options), group(0, 0, rewards, advantages)
+        mixed.add(replace(one, credits=tuple(replace(c, **changes) for c in one.credits)))
+        mixed.draw(0, 1 + bool(mixed.shares[0]), 0, ())
+        assert mixed.metrics()["stored"] == stored
 
 
 def test_shares_are_rounded_to_groups_and_leave_some_to_new_rollouts():
@@ -261,9 +258,8 @@ def test_a_group_without_a_token_is_rejected():
     assert buffer.rejected == {"without_tokens": 1}
 
 
-@pytest.mark.parametrize(
-    ("rewards", "why"),
-    [
+def test_the_first_reason_rejects_a_group_and_is_counted():
+    for rewards, why in (
         ((), "without_rollouts"),
         ((None, None), "unscorable"),
         ((0.0, 0.0, None), "too_hard"),  # checked before zero spread
@@ -273,23 +269,20 @@ def test_a_group_without_a_token_is_rejected():
         ((0.5, 0.625), "zero_spread"),
         ((0.5, 0.75), ""),  # the least spread that is wanted
         ((0.5, None), "zero_spread"),  # one score has no spread
-    ],
-)
-def test_the_first_reason_rejects_a_group_and_is_counted(rewards, why):
-    buffer = difficulty_buffer(min_spread=0.25, min_reward=0.125, max_reward=0.875)
-    assert buffer.why_useless(graded(rewards)) == why
-    assert buffer.add(graded(rewards)) == (not why)
-    assert buffer.rejected == ({why: 1} if why else {})
-    assert len(buffer) == (not why)
+    ):
+        buffer = difficulty_buffer(min_spread=0.25, min_reward=0.125, max_reward=0.875)
+        assert buffer.why_useless(graded(rewards)) == why
+        assert buffer.add(graded(rewards)) == (not why)
+        assert buffer.rejected == ({why: 1} if why else {})
+        assert len(buffer) == (not why)
 
 
 SPREAD = {"min_spread": 1e-6, "max_reward": 0.9}
 VARIANCE = {"min_spread": 1e-6, "min_reward_variance": 0.1875}
 
 
-@pytest.mark.parametrize(
-    ("bounds", "rewards", "shaped", "why"),
-    [
+def test_spread_and_variance_are_those_of_the_shaped_rewards():
+    for bounds, rewards, shaped, why in (
         (SPREAD, (0.0, 1.0), (None, 1.0), "zero_spread"),  # one was dropped
         (SPREAD, (0.5, 0.5), (0.5, 0.25), ""),  # they differ by a penalty
         (SPREAD, (1.0, 1.0), (0.0, 0.5), "too_easy"),  # the difficulty is that of plain rewards
@@ -298,12 +291,10 @@ VARIANCE = {"min_spread": 1e-6, "min_reward_variance": 0.1875}
         (VARIANCE, (1.0,) * 4, (0.0, 0.0, 0.0, 1.0), ""),  # 0.1875, the least that is wanted
         (VARIANCE, (1.0,) * 5, (0.0, 0.0, 0.0, 0.0, 1.0), "low_variance"),  # 0.16
         (VARIANCE, (1.0, 1.0), (0.5, 0.5), "zero_spread"),  # the first reason
-    ],
-)
-def test_spread_and_variance_are_those_of_the_shaped_rewards(bounds, rewards, shaped, why):
-    credits = tuple(Credit(reward, (0.0,)) for reward in shaped)
-    buffer = difficulty_buffer(**bounds)
-    assert buffer.why_useless(replace(graded(rewards), credits=credits)) == why
+    ):
+        credits = tuple(Credit(reward, (0.0,)) for reward in shaped)
+        buffer = difficulty_buffer(**bounds)
+        assert buffer.why_useless(replace(graded(rewards), credits=credits)) == why
 
 
 def test_a_group_in_which_every_rollout_is_masked_is_rejected():

@@ -46,9 +46,8 @@ EXTREMES, ADAPTIVE = Extremes(factor=2), AdaptiveSize(max_rounds=3)
 HINT = HintWhenAllFail(num_hinted=2, failed_reward=0.0)
 
 
-@pytest.mark.parametrize(
-    ("strategy", "rewards", "group", "num_played", "num_hinted"),
-    [
+def test_which_attempts_form_the_group():
+    for strategy, rewards, group, num_played, num_hinted in (
         # The best and the worst of twice as many attempts.
         (EXTREMES, [0, 3, 1, 2, 5, 4], [5, 4, 0], 6, 0),
         (EXTREMES, [None, 3, 1, 2], [3, 1], 4, 0),
@@ -63,12 +62,10 @@ HINT = HintWhenAllFail(num_hinted=2, failed_reward=0.0)
         (HINT, [0, 0.5, 0, 9, 9], [0, 0.5, 0], 3, 0),  # one has not failed
         (HINT, [None, None, None, 9, 9], [None] * 3, 3, 0),  # none has failed
         (HINT, [0, 1], [1], 1, 1),  # more than the group has
-    ],
-)
-def test_which_attempts_form_the_group(strategy, rewards, group, num_played, num_hinted):
-    seeds = [(i, None if i < num_played else "") for i in range(num_played + num_hinted)]
-    size = 2 if strategy is ADAPTIVE else len(group)
-    assert made(strategy, rewards, size) == (group, seeds)
+    ):
+        seeds = [(i, None if i < num_played else "") for i in range(num_played + num_hinted)]
+        size = 2 if strategy is ADAPTIVE else len(group)
+        assert made(strategy, rewards, size) == (group, seeds)
 
 
 def play(strategy, client, env, size, seed=None):
