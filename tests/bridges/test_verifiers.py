@@ -94,21 +94,16 @@ def verifiers(*rows, **changes):
     return env
 
 
-@pytest.mark.parametrize(
-    ("held_out", "num_train", "num_eval", "expected"),
-    [
+def test_held_out_rows_are_those_of_the_library_or_the_last_ones():
+    for held_out, num_train, num_eval, expected in (
         (None, None, 3, ("abcdefg", "hij")),
         (None, 4, 3, ("abcd", "efg")),
         ("xyz", 4, 5, ("abcd", "xyz")),
-    ],
-)
-def test_held_out_rows_are_those_of_the_library_or_the_last_ones(
-    held_out, num_train, num_eval, expected
-):
-    env = verifiers("abcdefghij", held_out, num_train=num_train, num_eval=num_eval)
-    splits = [env.examples(split) for split in ("train", "eval")]
-    found = ["".join(one.messages[0]["content"] for one in examples) for examples in splits]
-    assert tuple(found) == expected
+    ):
+        env = verifiers("abcdefghij", held_out, num_train=num_train, num_eval=num_eval)
+        splits = [env.examples(split) for split in ("train", "eval")]
+        found = ["".join(one.messages[0]["content"] for one in examples) for examples in splits]
+        assert tuple(found) == expected
     with pytest.raises(ValueError, match="has 10 training examples, and holding out 10 "):
         verifiers("abcdefghij", num_eval=10).examples("train")
     with pytest.raises(ValueError, match=r"y@1: the policy reads only text, not \['image_url'\]"):

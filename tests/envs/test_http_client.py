@@ -24,25 +24,21 @@ async def post(server: Answers, **changes) -> str:
             return await client.post(f"{url}/x", {"a": 1})
 
 
-@pytest.mark.parametrize(
-    ("answer", "times", "told"),
-    [
+async def test_an_answer_that_cannot_be_used_is_an_error_of_one_line():
+    for answer, times, told in (
         ((500, "out of\nmemory"), 3, "answered 500: out of memory, 3 times in a row"),
         ((408, "\x1b[2Jlate"), 3, "answered 408: [2Jlate, 3 times in a row"),
         ((401, "no such key"), 1, "answered 401: no such key"),
         ((307, "", {"Location": "http://127.0.0.1:9/"}), 1, "answered 307: "),
         ((200, BOMB, {"Content-Encoding": "gzip"}), 1, "compresses its answers"),
         ((200, b" " * ((1 << 20) + 1)), 1, "answers with more than 1 MiB"),
-    ],
-    ids=["busy", "late", "refusal", "redirect", "bomb", "endless"],
-)
-async def test_an_answer_that_cannot_be_used_is_an_error_of_one_line(answer, times, told):
-    server = Answers(answer)
-    with pytest.raises(HttpError) as caught:
-        await post(server)
-    assert str(caught.value).startswith(told)
-    assert str(caught.value).isprintable()
-    assert len(server.bodies) == times
+    ):
+        server = Answers(answer)
+        with pytest.raises(HttpError) as caught:
+            await post(server)
+        assert str(caught.value).startswith(told)
+        assert str(caught.value).isprintable()
+        assert len(server.bodies) == times
 
 
 async def test_a_busy_server_is_asked_again_after_the_time_that_it_asks_for(monkeypatch):
@@ -90,21 +86,19 @@ async def ask(server: Answers):
             return await endpoint(url + "/").ask(client, messages=[])
 
 
-@pytest.mark.parametrize(
-    ("status", "body"),
-    [
+async def test_an_answer_of_another_form_is_refused_without_the_key(monkeypatch):
+    monkeypatch.setenv("THEIR_KEY", "hunter2")
+    for status, body in (
         *((200, "<html>hunter2"), (200, b"\xff\xfehunter2"), (200, {"hunter2": 1, "choices": []})),
         *((200, {"choices": [{"message": "hunter2"}]}), (200, completion(["hunter2"]))),
         (401, "wrong key: hunter2"),
-    ],
-)
-async def test_an_answer_of_another_form_is_refused_without_the_key(status, body, monkeypatch):
-    monkeypatch.setenv("THEIR_KEY", "hunter2")
-    told = "not answer as the OpenAI API .* with '" if status == 200 else r"wrong key: \(the key\)"
-    with pytest.raises(RuntimeError, match=told) as caught:
-        await ask(Answers((status, body)))
-    assert str(caught.value).isprintable()
-    assert "hunter2" not in str(caught.value)
+    ):
+        told = "not answer as the OpenAI API .* with '"
+        said = told if status == 200 else r"wrong key: \(the key\)"
+        with pytest.raises(RuntimeError, match=said) as caught:
+            await ask(Answers((status, body)))
+        assert str(caught.value).isprintable()
+        assert "hunter2" not in str(caught.value)
 
 
 async def test_access_is_refused_by_a_wrong_key_and_by_silence_alone():

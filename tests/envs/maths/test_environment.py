@@ -177,21 +177,18 @@ def test_the_value_of_a_number():
         assert number(normalise(answer)) == value
 
 
-@pytest.mark.parametrize(
-    ("gold", "said", "same"),
-    [
+def test_numbers_and_equal_texts_need_no_process():
+    for gold, said, same in (
         *(("18", "18.00", True), ("18", "19", False), ("18", "", False)),
         *(("18", "9" * 501 + "x", False), ("1", "0" * 499 + "1", True)),
         ("1", "0" * 500 + "1", False),  # beyond 500 characters only the same text counts
         *(("1/2", "0.5", True), ("1/3", "0.33", False), ("x + 1", "x+1", None)),
-    ],
-)
-def test_numbers_and_equal_texts_need_no_process(gold, said, same):
-    before = interpreters()
-    if same is not None:
-        assert asyncio.run(GRADER.means_same(gold, said)) is same
-    assert asyncio.run(GRADER.means_same(said, said)) is bool(said)
-    assert interpreters() == before
+    ):
+        before = interpreters()
+        if same is not None:
+            assert asyncio.run(GRADER.means_same(gold, said)) is same
+        assert asyncio.run(GRADER.means_same(said, said)) is bool(said)
+        assert interpreters() == before
 
 
 def test_formulas_are_compared_by_meaning():

@@ -103,19 +103,15 @@ def test_a_page_counts_for_the_first_turn_whose_search_listed_it():
         assert share_found(messages, wanted) == expected
 
 
-@pytest.mark.parametrize(
-    ("line", "heading"),
-    [
+def test_sections_begin_with_a_heading_that_is_no_comment_in_a_code_block():
+    for line, heading in (
         *(("######\tA # title ##", "A # title"), ("## C#", "C"), ("#no space", INTRODUCTION)),
         # Hours with a pattern whose time is quadratic.
         ("# a" + " " * 2_000_000 + "x", "a" + " " * 2_000_000 + "x"),
-    ],
-    ids=range(4),
-)
-def test_sections_begin_with_a_heading_that_is_no_comment_in_a_code_block(line, heading):
-    code = "~~~~\n# a\n~~~\n``` b\n# c\n~~~~~"
-    content = f"{line}\n{code}\n# Next\ntext\n```sh\n# Last\nnot closed\n# Next\nmore"
-    sections = page_of({"title": "Pets", "content": content}, "x").sections
-    assert list(sections) == [heading, "Next", "Last"]
-    assert sections[heading].endswith(code)
-    assert sections["Next"] == "text\n```sh\nmore"  # two with the same heading become one
+    ):
+        code = "~~~~\n# a\n~~~\n``` b\n# c\n~~~~~"
+        content = f"{line}\n{code}\n# Next\ntext\n```sh\n# Last\nnot closed\n# Next\nmore"
+        sections = page_of({"title": "Pets", "content": content}, "x").sections
+        assert list(sections) == [heading, "Next", "Last"]
+        assert sections[heading].endswith(code)
+        assert sections["Next"] == "text\n```sh\nmore"  # two with the same heading become one

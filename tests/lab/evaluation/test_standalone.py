@@ -97,28 +97,6 @@ def table(*examples, threshold=1.0):
     return console.file.getvalue()
 
 
-@pytest.mark.parametrize(
-    ("groups", "share", "advice"),
-    [
-        (9 * [(0.0, 0.0)] + [(0.0, 1.0)], "90%", "easier"),
-        (8 * [(0.0, 0.0)] + 2 * [(0.0, 1.0)], "80%", None),
-        (6 * [(1.0, 1.0)] + 4 * [(0.0, 0.0)], "100%", "harder"),
-        (4 * [(1.0, 1.0)] + 6 * [(0.0, 0.0)], "100%", "easier"),
-        ([(1.0, 1.5), (2.0, 3.0)], "0%", None),  # all pass, but their rewards differ
-        (3 * [(0.0,)], "-", None),  # one rollout has no spread
-        (2 * [(None, None)] + [(0.0, 0.0)], "100%", None),  # most rollouts have no score
-    ],
-)
-def test_other_examples_are_advised_only_if_most_groups_have_equal_rewards(groups, share, advice):
-    lines = table(*(played(*map(rollout, rewards)) for rewards in groups))
-    text = " ".join(lines.split())
-    assert re.search(r"no spread +(\S+)", lines)[1].replace(".0%", "%") == share
-    assert ("docs/troubleshooting.md, no spread" in text) == (advice is not None)
-    if advice:
-        why = f"{share} of the groups have equal rewards (2 rollouts per example)"
-        assert f"{why}: choose {advice} examples or larger groups (docs" in text
-
-
 def row(length):
     ints, mask = np.arange(length, dtype=np.int32), np.arange(length) > 2
     return TrainingRow(ints, mask, np.zeros(length, np.float32), ints * 0, ints * 0)

@@ -157,7 +157,6 @@ ERRORS = {
     "plan": (TypeError, "positional argument"),
     "file": (FileExistsError, "File exists"),
     "dispatcher": (ExceptionGroup, "vLLM is gone"),
-    "evaluator": (ExceptionGroup, "vLLM is gone"),
 }
 
 
@@ -168,8 +167,6 @@ async def test_the_ranks_save_before_an_error_ends_this_process(failing, tmp_pat
     served = service(tmp_path, [group(1.0, 0.0)], WRONG if failing == "plan" else TOKEN_MEAN)
     if failing == "dispatcher":
         served._dispatcher.run = fail
-    elif failing == "evaluator":
-        served._evaluator = SimpleNamespace(run=fail)
     if not (in_batch := failing in ("plan", "file")):
         await asyncio.wait_for(served.sample(), 5)
     answer, error = await ended(served, *next_batch(ranks=(1,)))

@@ -89,6 +89,9 @@ def test_every_turn_of_a_long_conversation_is_trained_in_one_row():
     assert row.token_ids[: len(prompt)].tolist() == prompt  # the last prompt, whole
     (rollout,) = SAMPLER.group(told(repeat(MANY_TURNS)), RENDERER, Random(0), 1, 1000)
     assert rollout.turns == 3
+    for end in (2, 4):  # after a question, and after a question and an answer
+        with pytest.raises(ValueError, match="ends without an answer"):
+            tokenize(RENDERER, MANY_TURNS[:end], 1000)
 
 
 def told(conversations):
@@ -125,12 +128,6 @@ def test_thinking_is_trained_and_a_format_that_drops_it_from_history_forks(tmp_p
     assert list(map(spans, rows)) == [["<think>\nhm\n</think>\n\nb<|im_end|>"], ["d<|im_end|>"]]
     assert "hm" not in TOKENIZER.decode(rows[1].token_ids)
     assert [set(row.turns[row.completion_mask]) for row in rows] == [{0}, {1}]
-
-
-def test_a_conversation_without_a_last_answer_is_refused():
-    for end in (2, 4):  # after a question, and after a question and an answer
-        with pytest.raises(ValueError, match="ends without an answer"):
-            tokenize(RENDERER, MANY_TURNS[:end], 1000)
 
 
 def contents(rate, *answers, count=200):
