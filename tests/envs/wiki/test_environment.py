@@ -65,16 +65,6 @@ def test_your_own_corpus_and_questions_come_from_files_with_your_own_columns(tmp
         wiki(**files, columns=columns).examples("train")
 
 
-def test_impossible_options_are_refused_with_a_remedy():
-    for options, problem in (
-        ({"questions": "q.jsonl"}, "set both for a corpus of your own"),
-        ({"num_eval": 10**6}, "leave no question for training: lower num_eval or add a level"),
-        ({"reward_weights": {"judge": 1.0}}, r"\['judge'\], which this environment does not score"),
-    ):
-        with pytest.raises(ValueError, match=problem):
-            wiki(**options).examples("train")
-
-
 SEARCH = tool_call("search_pages", query="x")
 TWO_SEARCHES = {**SEARCH, "tool_calls": SEARCH["tool_calls"] * 2}
 

@@ -5,7 +5,6 @@ import gzip
 import json
 import re
 from base64 import b64decode
-from dataclasses import replace
 from io import StringIO
 from math import nan
 
@@ -67,16 +66,6 @@ def test_a_message_of_any_shape_is_written_and_printed(message, tmp_path):
     odd = played(rollout(0.5, message, error="\ud800"), env="\ud800")
     assert written(tmp_path, odd)["runs"][0]["table"]["columns"]["reward"] == [0.5]
     assert "1 x " in table(odd)
-
-
-def test_a_page_contains_the_first_groups_of_a_large_evaluation(tmp_path, monkeypatch):
-    monkeypatch.setattr("lab.viewer.export.MOST_ROLLOUTS", 5)
-    examples = [played(rollout(1.0), rollout(0.0)) for _ in range(4)]
-    examples = [replace(one, example=replace(one.example, id=i)) for i, one in enumerate(examples)]
-    content = written(tmp_path, *examples)
-    assert len(content["runs"][0]["rollouts"]) == 4
-    assert content["note"].endswith("(the first 4 rollouts)")
-    assert len((tmp_path / "rollouts.jsonl").read_text().splitlines()) == 8
 
 
 def test_in_a_notebook_which_has_an_event_loop_a_coroutine_is_run_to_its_end():

@@ -17,7 +17,6 @@ from envs.protocol import Environment
 from rl.inference.live_version import LiveVersion
 from rl.rollouts.buffer import FifoBuffer
 from rl.rollouts.difficulty_buffer import DifficultyBuffer
-from rl.rollouts.difficulty_order import DifficultyOrder
 from rl.rollouts.dispatcher import Dispatcher, DispatcherState
 from rl.rollouts.example_order import SequentialOrder, ShuffledOrder
 from rl.runtime.failure import RunFailed
@@ -313,17 +312,6 @@ def test_a_resumed_run_plays_what_the_uninterrupted_run_plays(order):
     first = {example.messages[0]["content"] for example in growing().examples("train")}
     assert len(played - first) > 2  # examples that the play itself has added
     assert (versions, resumed_versions) == (list(range(13)), list(range(5, 13)))
-
-
-def test_an_order_with_statistics_sees_the_grown_pool_when_it_resumes():
-    def order():
-        weights = {"easy_weight": 1.0, "normal_weight": 1.0, "hard_weight": 1.0}
-        return DifficultyOrder(easy_threshold=0.9, hard_threshold=0.1, **weights)
-
-    *_, state = train(growing(), order(), 0, 5)
-    assert state.order["sizes"] != [3]
-    batches, *_ = train(growing(), order(), 5, 8, state)
-    assert len(batches) == 3
 
 
 def test_a_mixture_remembers_for_each_of_its_environments_and_a_state_needs_load():
