@@ -16,8 +16,7 @@ from envs.protocol import PolicyTurn
 from envs.verifiers.environment import Verifiers
 from rl.sampling.player import Player
 from tests.support.answers import Answers
-from tests.support.fuzz import FuzzedClient
-from tests.support.scripted import IM_END, SAMPLER, ScriptedClient, chat_of, tiny_tokenizer
+from tests.support.scripted import SAMPLER, ScriptedClient, chat_of, tiny_tokenizer
 
 CLASSIC = find_spec("verifiers.envs") is not None
 GAME = "letter-game" if CLASSIC else "letter-tasks"
@@ -41,9 +40,9 @@ def bridge(env_id, **changes):
     return Verifiers(id=env_id, **{**options, **changes})
 
 
-def play(env, *answers, client=None, max_seq_len=1024, max_tokens=SAMPLER.max_tokens):
+def play(env, *answers, max_seq_len=1024, max_tokens=SAMPLER.max_tokens):
     """Return the rollouts of the first training example, and the engine."""
-    client, sampler = client or ScriptedClient(*answers), replace(SAMPLER, max_tokens=max_tokens)
+    client, sampler = ScriptedClient(*answers), replace(SAMPLER, max_tokens=max_tokens)
     player = Player(sampler, env, chat_of(client, sampler, max_seq_len))
     return asyncio.run(player.play_group(0, env.examples("train")[0], 1)), client
 
@@ -109,23 +108,6 @@ def test_an_exception_of_its_code_costs_the_rollout():
     (rollout,), _ = play(env, "break")
     assert rollout.stop_reason is StopReason.ENV_ERROR
     assert ("the game is broken" if CLASSIC else "the judge is broken") in rollout.error
-
-
-@classic_only
-def test_tools_are_in_the_prompt_and_answered_by_the_library():
-    call = '<tool_call>\n{"name": "look_up", "arguments": {"name": "%s"}}\n</tool_call>'
-    broken = "<tool_call>\n{look_up\n</tool_call>"
-    answers = (call % "bob", broken, call % "ann", "q")
-    client = FuzzedClient([[*TOKENIZER.encode(answer), IM_END] for answer in answers])
-    (rollout,), _ = play(bridge("letter-tools"), client=client, max_seq_len=4096, max_tokens=200)
-    first, second, third, fourth = prompt_texts(client)
-    assert '"look_up"' in first
-    assert "whose letter" in first
-    assert "nobody is called bob" in second
-    assert "Expecting" in third  # the call is not JSON
-    assert "<tool_response>\nq\n</tool_response>" in fourth
-    assert (rollout.reward, rollout.error, rollout.tool_calls) == (1.0, "", 3)
-    assert len(rollout.rows) == 1
 
 
 @classic_only

@@ -13,7 +13,7 @@ from envs.protocol import Environment
 from rl.config.check import check
 from rl.config.schema import ConfigError
 from rl.sampling.player import Player
-from tests.rl.sampling.test_speaker import Driving
+from tests.rl.sampling.test_player import Driving
 from tests.support.composing import changed, composed
 from tests.support.scripted import HI, SAMPLER, ScriptedClient, ScriptedEnv, chat_of, play
 

@@ -65,7 +65,7 @@ def test_an_impossible_evaluation_is_refused(evaluation, tmp_path):
         assert problem.startswith(said.replace("tmp_path", str(tmp_path)))
 
 
-def test_vllm_and_its_client_get_the_settings_of_the_evaluation(evaluation, tmp_path):
+def test_vllm_and_its_client_get_the_settings_of_the_evaluation_and_the_model(evaluation, tmp_path):
     at = [*HUB, "max_seq_len=512", "sampler.max_tokens=64", "+inference.args.max_num_seqs=7"]
     settings, folder = evaluation(*at), RunFolder(tmp_path)
     folder.set_model(tmp_path / "hf")
@@ -75,9 +75,7 @@ def test_vllm_and_its_client_get_the_settings_of_the_evaluation(evaluation, tmp_
         assert (chat.max_seq_len, chat.num_seqs, chat.is_multi_turn) == (512, 7, several)
         assert chat.served_as == SERVED_AS[adapter is not None]
         assert (chat.model, chat.sampler.max_tokens) == (tmp_path / "hf", 64)
-
-
-def test_rows_are_no_longer_than_the_model_was_built_for(evaluation, tmp_path):
+    # Rows are no longer than the model was built for.
     assert evaluation(*HUB).max_seq_len == 4096
     for name, positions, length in (("short", 2048, 2048), ("long", 32768, 4096)):
         (tmp_path / name).mkdir()

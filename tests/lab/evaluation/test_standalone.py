@@ -51,21 +51,17 @@ def page_of(folder):
     return json.loads(gzip.decompress(b64decode(re.search(r'id="embedded">([^<]+)<', text)[1])))
 
 
-@pytest.mark.parametrize(
-    "message",
-    [
+def test_a_message_of_any_shape_is_written_and_printed(tmp_path):
+    for message in (
         {"role": ["\ud800"], "content": {"a": float("nan"), "b": {1, 2}}},
         {"role": "tool", "content": b"\xff", "reasoning_content": {"\ud800": 1}},
         "no message at all",
         *(assistant("x") | {"tool_calls": calls} for calls in ("calls", [None, 7, {}])),
         assistant("x") | {"tool_calls": [{"function": {"name": ["x"], "arguments": {1: {2}}}}]},
-    ],
-    ids=str,
-)
-def test_a_message_of_any_shape_is_written_and_printed(message, tmp_path):
-    odd = played(rollout(0.5, message, error="\ud800"), env="\ud800")
-    assert written(tmp_path, odd)["runs"][0]["table"]["columns"]["reward"] == [0.5]
-    assert "1 x " in table(odd)
+    ):
+        odd = played(rollout(0.5, message, error="\ud800"), env="\ud800")
+        assert written(tmp_path, odd)["runs"][0]["table"]["columns"]["reward"] == [0.5]
+        assert "1 x " in table(odd)
 
 
 def test_in_a_notebook_which_has_an_event_loop_a_coroutine_is_run_to_its_end():

@@ -174,27 +174,24 @@ GROUPS = [
 ]
 
 
-@pytest.mark.parametrize(
-    ("aggregation", "weights"),
-    [
+def test_a_rollout_that_does_not_train_leaves_rows_and_denominators():
+    for aggregation, weights in (
         (token_mean, [1 / 11, 1 / 11, 1 / 11]),
         (sequence_mean, [1 / 6, 1 / 12, 1 / 15]),
         (partial(constant_length, length=10), [1 / 30, 1 / 30, 1 / 30]),
         (prompt_mean, [1 / 4, 1 / 18, 1 / 18]),
-    ],
-)
-def test_a_rollout_that_does_not_train_leaves_rows_and_denominators(aggregation, weights):
-    rows = weighted_rows(GROUPS, aggregation)
-    assert [r.num_completion for r in rows] == [2, 4, 5]
-    assert [r.rollout_id for r in rows] == [0, 2, 3]
-    assert [set(r.advantages[r.completion_mask]) for r in rows] == [{0.5}, {7.0}, {0.0}]
-    found = [set(r.token_weights[r.completion_mask]) for r in rows]
-    assert found == [{np.float32(weight)} for weight in weights]
-    told = rollout_fields(GROUPS)
-    rewards = np.array([1, 0, 1.5, np.nan, np.nan], np.float32)  # the shaped ones
-    np.testing.assert_array_equal(told["rewards"], rewards)
-    assert told["group_ids"].tolist() == [0, 0, 1, 1, 2]
-    assert told["lengths"].tolist() == [2, 0, 4, 5, 0]  # of what trains
+    ):
+        rows = weighted_rows(GROUPS, aggregation)
+        assert [r.num_completion for r in rows] == [2, 4, 5]
+        assert [r.rollout_id for r in rows] == [0, 2, 3]
+        assert [set(r.advantages[r.completion_mask]) for r in rows] == [{0.5}, {7.0}, {0.0}]
+        found = [set(r.token_weights[r.completion_mask]) for r in rows]
+        assert found == [{np.float32(weight)} for weight in weights]
+        told = rollout_fields(GROUPS)
+        rewards = np.array([1, 0, 1.5, np.nan, np.nan], np.float32)  # the shaped ones
+        np.testing.assert_array_equal(told["rewards"], rewards)
+        assert told["group_ids"].tolist() == [0, 0, 1, 1, 2]
+        assert told["lengths"].tolist() == [2, 0, 4, 5, 0]  # of what trains
 
 
 PAIR = [rollout(1.0, lengths=(2, 1), exact=1.0), rollout(None, lengths=(4,))]

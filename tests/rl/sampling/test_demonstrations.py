@@ -50,9 +50,7 @@ def test_a_group_has_reward_1_no_versions_and_trains_answers_with_their_stop_tok
         assert row.rollout_logprobs.tolist() == [0] * row.length
         dtypes = (row.token_ids.dtype, row.completion_mask.dtype, row.rollout_logprobs.dtype)
         assert (*dtypes, row.token_versions.dtype) == (np.int32, np.bool_, np.float32, np.int32)
-
-
-def test_demonstrations_that_end_are_reported_with_their_environment():
+    # Demonstrations that end are reported with their environment.
     two = told([[user("a"), assistant("b")]] * 2)
     two.name = "two"
     with pytest.raises(ValueError, match=r"environment 'two' ended, but .* needs 3: let"):
