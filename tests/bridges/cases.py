@@ -47,11 +47,6 @@ def play(env, *answers, max_seq_len=1024, max_tokens=SAMPLER.max_tokens):
     return asyncio.run(player.play_group(0, env.examples("train")[0], 1)), client
 
 
-def prompt_texts(client):
-    """Return the prompts that the engine received."""
-    return [TOKENIZER.decode(ids) for ids, *_ in client.requests]
-
-
 def said(rollout):
     """The tokens that the policy chose, all in one row, special ones left out."""
     (row,) = rollout.rows
@@ -79,7 +74,7 @@ def test_an_episode_of_two_turns_is_one_row_and_scored_as_the_library_scores_it(
     env = bridge(GAME)
     (rollout,), client = play(env, "aaBB", "aa")
     assert rollout.error == ""
-    assert prompt_texts(client)[1].endswith(TWO_TURNS)
+    assert TOKENIZER.decode(client.requests[1][0]).endswith(TWO_TURNS)
     assert rollout.rewards == {"letters": 4 / 6, "lower": 4 / 6, **COUNTED, "unlisted": 0.0}
     assert rollout.reward == pytest.approx(4 / 6 + 0.5 * 4 / 6)
     assert env.reward_weights == {"letters": 1.0, "lower": 0.5, "unlisted": 1.0}
