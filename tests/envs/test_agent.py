@@ -16,10 +16,8 @@ from envs.episode import Example, StopReason
 from envs.messages import tool_call, user
 from envs.policy_endpoint import SESSION, PolicyEndpoint
 from envs.protocol import ContextFull, PolicyTurn
-from rl.inference.live_version import LiveVersion
 from rl.sampling.player import Player
-from rl.sampling.renderer_chat import RendererChat
-from tests.support.scripted import SAMPLER, ScriptedClient, tiny_renderer
+from tests.support.scripted import SAMPLER, ScriptedClient, chat_of
 
 ASK = """
 import json, os, sys
@@ -64,10 +62,10 @@ def python(code: str) -> list[str]:
 
 def play(env, *answers, group_size=1, timeout=60.0):
     sampler = replace(SAMPLER, rollout_timeout=timeout)
-    chat = RendererChat(sampler, tiny_renderer(), ScriptedClient(*answers), 256, LiveVersion(7))
     opening = [{"role": "system", "content": "brief"}, user("say yes")]
     example = Example(0, "agent", opening, {"answer": "Yes"})
-    return asyncio.run(Player(sampler, env, chat).play_group(0, example, group_size))
+    player = Player(sampler, env, chat_of(ScriptedClient(*answers), sampler))
+    return asyncio.run(player.play_group(0, example, group_size))
 
 
 def test_a_shell_agent_is_scored_by_its_file_and_every_token_is_in_its_row(tmp_path):
@@ -182,18 +180,11 @@ async def test_a_turn_comes_back_with_its_calls_as_json_text_also_as_a_stream():
     assert said["id"] == ended["id"]
 
 
-@pytest.mark.parametrize(
-    ("change", "message", "said"),
-    [
+async def test_invalid_requests_are_refused():
+    for change, message, said in (
         ({}, ContextFull("full"), "context_length_exceeded"),
-        (
-            {"messages": [user([{"type": "image_url"}])]},
-            CALL,
-            "the policy reads only text, not ['image_url']",
-        ),
+        ({"messages": [user([{"type": "image_url"}])]}, CALL, "reads only text, not ['image_url']"),
         ({"messages": "hi"}, CALL, "invalid_request"),
-    ],
-)
-async def test_invalid_requests_are_refused(change, message, said):
-    status, text, _ = await ask(BODY | change, message)
-    assert (status, said in text) == (400, True)
+    ):
+        status, text, _ = await ask(BODY | change, message)
+        assert (status, said in text) == (400, True)

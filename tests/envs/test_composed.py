@@ -220,9 +220,8 @@ def reward(name: str, **options) -> dict:
 MORE = {"more": reward("needs_more"), "noted": reward("noted")}
 
 
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [
+def test_components_that_do_not_fit_are_refused_with_a_remedy(config):
+    for changes, message in (
         ({"reward_weights": {"exakt": 1.0}}, "exakt.* not in rewards: choose from exact, found"),
         ({"max_turns": 1}, "max_turns=1 does not suit 2 tools"),
         ({"shared": {"index": 1, "indx": 3}}, r"no tool and no reward uses \['indx'\] of"),
@@ -234,10 +233,8 @@ MORE = {"more": reward("needs_more"), "noted": reward("noted")}
         ({"bindings": {"lookup.index": "index"}}, "env and toolsets.words .* 'lookup.index': ren"),
         ({"rewards": {"one": {"fn": reward("calls"), "weight": "much"}}}, "one.weight=much: set"),
         ({"reward_weights": {"noted": 1.0}}, "reward_weights.noted and .* both set: remove one"),
-    ],
-)
-def test_components_that_do_not_fit_are_refused_with_a_remedy(config, changes, message):
-    if "rewards" in changes:
-        changes = {"reward_weights": {}, **changes}
-    with pytest.raises(ValueError, match=message):
-        made(config, **changes)
+    ):
+        if "rewards" in changes:
+            changes = {"reward_weights": {}, **changes}
+        with pytest.raises(ValueError, match=message):
+            made(config, **changes)

@@ -12,12 +12,10 @@ from envs.mixture import Mixture
 from envs.protocol import Environment
 from rl.config.check import check
 from rl.config.schema import ConfigError
-from rl.inference.live_version import LiveVersion
 from rl.sampling.player import Player
-from rl.sampling.renderer_chat import RendererChat
-from tests.rl.sampling.test_speaker import Driving
+from tests.rl.sampling.test_player import Driving
 from tests.support.composing import changed, composed
-from tests.support.scripted import HI, SAMPLER, ScriptedClient, ScriptedEnv, play, tiny_renderer
+from tests.support.scripted import HI, SAMPLER, ScriptedClient, ScriptedEnv, chat_of, play
 
 SYSTEM = {"role": "system", "content": "Be brief."}
 
@@ -63,20 +61,17 @@ def mixture():
     return Mixture(envs={"sums": sums(), "large": sums(99)}, weights={"sums": 2.0, "large": 5.0})
 
 
-@pytest.mark.parametrize(
-    ("make", "options", "sentence"),
-    [
+def test_an_impossible_option_is_refused_with_one_sentence():
+    for make, options, sentence in (
         (Environment, {"system_prompt": "none.txt"}, "=none.txt is not a readable file .File"),
         (Environment, {"max_turns": 3}, "max_turns=3, but Environment has no tools and no reply"),
         (mixture, {"worlds": {}}, r"sampling contains \['worlds'\]: choose from sums, large"),
         (mixture, {"sums": {"temperature": 0.5}}, "sums.temperature: one .* own max_tokens, stop,"),
         (mixture, {"sums": {"max_tokens": 0}}, "max_tokens=0: set a whole number, at least 1"),
         (mixture, {"sums": {"stop": [""]}}, "sums.stop contains an empty text"),
-    ],
-)
-def test_an_impossible_option_is_refused_with_one_sentence(make, options, sentence):
-    with pytest.raises(ValueError, match=sentence):
-        told(make(), **({"sampling": options} if make is mixture else options))
+    ):
+        with pytest.raises(ValueError, match=sentence):
+            told(make(), **({"sampling": options} if make is mixture else options))
 
 
 def test_turns_and_timeouts_can_be_configured_and_are_checked_like_all_other_options():
@@ -96,9 +91,9 @@ def test_environments_of_a_mixture_share_its_system_prompt_and_can_have_their_ow
     limits = {"short": {"max_tokens": 4, "stop": ["!"], "rollout_timeout": 9}}
     env.configure(system_prompt="Be brief.", sampling=limits)
     client = ScriptedClient("a long answer")
-    chat = RendererChat(SAMPLER, tiny_renderer(), client, 256, LiveVersion(7))
     for name, tokens in (("short", 4), ("long", 14)):
-        group = Player(SAMPLER, env, chat).play_group(0, Example(0, name, list(HI)), 1)
+        player = Player(SAMPLER, env, chat_of(client))
+        group = player.play_group(0, Example(0, name, list(HI)), 1)
         (rollout,) = asyncio.run(group)
         assert len(rollout.rows[0].token_ids) - len(client.requests[-1][0]) == tokens
         assert rollout.messages[0] == SYSTEM

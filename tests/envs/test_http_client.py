@@ -24,25 +24,21 @@ async def post(server: Answers, **changes) -> str:
             return await client.post(f"{url}/x", {"a": 1})
 
 
-@pytest.mark.parametrize(
-    ("answer", "times", "told"),
-    [
+async def test_an_answer_that_cannot_be_used_is_an_error_of_one_line():
+    for answer, times, told in (
         ((500, "out of\nmemory"), 3, "answered 500: out of memory, 3 times in a row"),
         ((408, "\x1b[2Jlate"), 3, "answered 408: [2Jlate, 3 times in a row"),
         ((401, "no such key"), 1, "answered 401: no such key"),
         ((307, "", {"Location": "http://127.0.0.1:9/"}), 1, "answered 307: "),
         ((200, BOMB, {"Content-Encoding": "gzip"}), 1, "compresses its answers"),
         ((200, b" " * ((1 << 20) + 1)), 1, "answers with more than 1 MiB"),
-    ],
-    ids=["busy", "late", "refusal", "redirect", "bomb", "endless"],
-)
-async def test_an_answer_that_cannot_be_used_is_an_error_of_one_line(answer, times, told):
-    server = Answers(answer)
-    with pytest.raises(HttpError) as caught:
-        await post(server)
-    assert str(caught.value).startswith(told)
-    assert str(caught.value).isprintable()
-    assert len(server.bodies) == times
+    ):
+        server = Answers(answer)
+        with pytest.raises(HttpError) as caught:
+            await post(server)
+        assert str(caught.value).startswith(told)
+        assert str(caught.value).isprintable()
+        assert len(server.bodies) == times
 
 
 async def test_a_busy_server_is_asked_again_after_the_time_that_it_asks_for(monkeypatch):
@@ -90,21 +86,19 @@ async def ask(server: Answers):
             return await endpoint(url + "/").ask(client, messages=[])
 
 
-@pytest.mark.parametrize(
-    ("status", "body"),
-    [
+async def test_an_answer_of_another_form_is_refused_without_the_key(monkeypatch):
+    monkeypatch.setenv("THEIR_KEY", "hunter2")
+    for status, body in (
         *((200, "<html>hunter2"), (200, b"\xff\xfehunter2"), (200, {"hunter2": 1, "choices": []})),
         *((200, {"choices": [{"message": "hunter2"}]}), (200, completion(["hunter2"]))),
         (401, "wrong key: hunter2"),
-    ],
-)
-async def test_an_answer_of_another_form_is_refused_without_the_key(status, body, monkeypatch):
-    monkeypatch.setenv("THEIR_KEY", "hunter2")
-    told = "not answer as the OpenAI API .* with '" if status == 200 else r"wrong key: \(the key\)"
-    with pytest.raises(RuntimeError, match=told) as caught:
-        await ask(Answers((status, body)))
-    assert str(caught.value).isprintable()
-    assert "hunter2" not in str(caught.value)
+    ):
+        told = "not answer as the OpenAI API .* with '"
+        said = told if status == 200 else r"wrong key: \(the key\)"
+        with pytest.raises(RuntimeError, match=said) as caught:
+            await ask(Answers((status, body)))
+        assert str(caught.value).isprintable()
+        assert "hunter2" not in str(caught.value)
 
 
 async def test_access_is_refused_by_a_wrong_key_and_by_silence_alone():
@@ -151,33 +145,27 @@ async def test_a_judge_is_asked_about_an_episode_with_its_prompt_and_options(mon
     assert server.headers[0]["Authorization"] == "Bearer secret"
 
 
-@pytest.mark.parametrize(
-    ("text", "max_score", "score"),
-    [
+async def test_the_score_is_the_first_of_the_last_line_that_has_one():
+    for text, max_score, score in (
         *(("Yes, because no other is.", None, 1.0), ("Not yes at first.\nVerdict: NO", None, 0.0)),
         *(("<think>no, no</think>\nyes\n", None, 1.0), ("yesterday: no", None, 0.0)),
         *(("7/10", 10.0, 0.7), ("3 reasons.\nScore: 2.5", 5.0, 0.5)),
         *(("0", 1.0, 0.0), ("10", 10.0, 1.0)),
         *(("Yes.\nNo other is…", None, 1.0), ("- _No_, because yes…", None, 0.0)),
-    ],
-)
-async def test_the_score_is_the_first_of_the_last_line_that_has_one(text, max_score, score):
-    assert await judged(saying(text), max_score=max_score) == pytest.approx(score)
+    ):
+        assert await judged(saying(text), max_score=max_score) == pytest.approx(score)
 
 
-@pytest.mark.parametrize(
-    ("text", "max_score", "problem"),
-    [
+async def test_an_answer_without_a_score_is_an_error_and_no_reward():
+    for text, max_score, problem in (
         ("maybe", None, "ask for yes or no in .* ends in 'maybe'"),
         ("good", 10.0, "ask for 0 to 10 in .* ends in 'good'"),
         ("11", 10.0, "gave 11 points, not 0 to 10"),
         ("\u22121", 10.0, "gave -1 points, not 0 to 10"),
         ("3 reasons speak for it…", 10.0, r"or raise judge\.max_tokens, which ended the answer"),
-    ],
-)
-async def test_an_answer_without_a_score_is_an_error_and_no_reward(text, max_score, problem):
-    with pytest.raises(JudgeError, match=problem):
-        await judged(saying(text), max_score=max_score)
+    ):
+        with pytest.raises(JudgeError, match=problem):
+            await judged(saying(text), max_score=max_score)
 
 
 async def test_a_judge_without_an_answer_gives_no_reward():
@@ -187,14 +175,11 @@ async def test_a_judge_without_an_answer_gives_no_reward():
         await judged(Answers((400, "maximum context length is 16 tokens")))
 
 
-@pytest.mark.parametrize(
-    ("changes", "problem"),
-    [
+def test_impossible_options_are_refused_with_a_remedy():
+    for changes, problem in (
         ({"prompt": "{question} {answer}"}, r"use \{said\} "),
         ({"api_key_variable": "NOT_THERE"}, "api_key_variable=NOT_THERE is not set"),
         ({"url": "localhost:8000"}, "judge.url=localhost:8000 is not an address"),
-    ],
-)
-def test_impossible_options_are_refused_with_a_remedy(changes, problem):
-    with pytest.raises(ValueError, match=problem):
-        Judge(**{"url": "http://x/v1", **JUDGE, **changes})
+    ):
+        with pytest.raises(ValueError, match=problem):
+            Judge(**{"url": "http://x/v1", **JUDGE, **changes})

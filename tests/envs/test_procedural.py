@@ -1,7 +1,6 @@
 """Environments and sources of questions that make up their examples; sandboxes run their code."""
 
 import asyncio
-import math
 from itertools import islice
 from random import Random
 
@@ -72,9 +71,8 @@ def test_eval_examples_are_fixed_and_occur_in_no_training_and_no_demonstration(k
     assert examples(make(kind), "eval") == examples(make(kind, num_train=5), "eval")
 
 
-@pytest.mark.parametrize(
-    ("kind", "changes", "message"),
-    [
+def test_impossible_options_are_refused_with_a_remedy():
+    for kind, changes, message in (
         (ReverseText, {"min_length": 0}, "at least 1"),
         (ReverseText, {"max_length": 3, "num_train": 17500}, "only 17576 words .* raise max_leng"),
         (ReverseText, {"reward_weights": {"exakt": 1.0}}, "exakt.* choose from exact, similarity"),
@@ -85,28 +83,23 @@ def test_eval_examples_are_fixed_and_occur_in_no_training_and_no_demonstration(k
         (Calculations, {"digits": 7}, "digits=7"),
         # an error, and not an endless search
         (Calculations, FEW[Calculations] | {"num_eval": 8101}, r"=8101, but only 8\d{3} .* lower"),
-    ],
-)
-def test_impossible_options_are_refused_with_a_remedy(kind, changes, message):
-    with pytest.raises(ValueError, match=message):
-        examples(make(kind, **changes), "eval")
+    ):
+        with pytest.raises(ValueError, match=message):
+            examples(make(kind, **changes), "eval")
 
 
-@pytest.mark.parametrize(
-    ("kind", "answer", "said", "expected"),
-    [
+def test_rewards_of_an_answer():
+    for kind, answer, said, expected in (
         *((ReverseText, "tac", "tac", (1, 1)), (ReverseText, "tac", "<think>tac", (0, 0))),
         (ReverseText, "tac", "<think>\ncat, so\n</think>\n\ntac", (1, 1)),
         *((ReverseText, "tac", "taco", (0, 3 / 4)), (ReverseText, "tac", "cat", (0, 1 / 3))),
         *((ReverseText, "tac", "ta", (0, 2 / 3)), (ReverseText, "tac", "TAC", (0, 0))),
         *((Arithmetic, "-1", "-1", (1,)), (Arithmetic, "7", "<think>3</think>\n\n7", (1,))),
         *((Arithmetic, "7", "3 + 4 = 7", (0,)), (Arithmetic, "7", "07", (0,))),
-    ],
-)
-def test_rewards_of_an_answer(kind, answer, said, expected):
-    env, example = make(kind), Example(0, "e", [], {"answer": answer})
-    found = asyncio.run(env.score(Episode(example, [assistant(said)], turns=1)))
-    assert found == pytest.approx(dict(zip(env.REWARDS, expected, strict=True)))
+    ):
+        env, example = make(kind), Example(0, "e", [], {"answer": answer})
+        found = asyncio.run(env.score(Episode(example, [assistant(said)], turns=1)))
+        assert found == pytest.approx(dict(zip(env.REWARDS, expected, strict=True)))
 
 
 # The correct lists are an dob kit, then an dob fe kit.
@@ -128,9 +121,8 @@ async def play(env, example, answers):
     return episode, await env.score(episode)
 
 
-@pytest.mark.parametrize(
-    ("answers", "exact", "similarity"),  # of each turn
-    [
+async def test_each_turn_of_sorting_gives_half_of_the_reward():
+    for answers, exact, similarity in (
         (["an dob kit", "an dob fe kit"], [1, 1], [1, 1]),
         ([" an\ndob  kit\n", "<think>fe?</think>an dob fe kit"], [1, 1], [1, 1]),
         (["an dob kit", "fe an dob kit"], [1, 0], [1, (6 / 8) ** 2]),  # 3 of 4 in order
@@ -140,26 +132,10 @@ async def play(env, example, answers):
         (["an dob kit an", "an dob fe kit"], [0, 1], [(6 / 7) ** 2, 1]),  # one too many
         (["an,dob,kit", "AN DOB FE KIT"], [0, 0], [0, 0]),
         ([], [], []),
-    ],
-)
-async def test_each_turn_of_sorting_gives_half_of_the_reward(answers, exact, similarity):
-    _, found = await play(make(AlphabetSort), LISTS, answers)
-    assert found["exact"] == [turn / 2 for turn in exact]
-    assert found["similarity"] == pytest.approx([turn / 2 for turn in similarity])
-
-
-async def test_the_expert_in_sorting_scores_one_in_the_environments_own_conversations():
-    env = make(AlphabetSort, names_per_turn=2, max_turns=4)
-    turns = set()
-    for shown in fresh(env, 0, 100):
-        lists = [message["content"].split()[1:] for message in shown[::2]]
-        example = Example(0, env.name, shown[:1], {"names": lists})
-        episode, found = await play(env, example, [m["content"] for m in shown[1::2]])
-        assert episode.messages == shown
-        assert {n: math.fsum(part) for n, part in found.items()} == {"exact": 1, "similarity": 1}
-        assert [len(names) for names in lists] == [3] + [2] * (len(lists) - 1)
-        turns.add(len(lists))
-    assert turns == {2, 3, 4}
+    ):
+        _, found = await play(make(AlphabetSort), LISTS, answers)
+        assert found["exact"] == [turn / 2 for turn in exact]
+        assert found["similarity"] == pytest.approx([turn / 2 for turn in similarity])
 
 
 def test_python_agrees_with_every_answer():

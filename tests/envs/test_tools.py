@@ -11,8 +11,6 @@ import pytest
 
 from envs import threads
 from envs.episode import Episode, Example
-from envs.messages import tool_call
-from envs.protocol import Environment
 from envs.tools import Tool, Toolbox, ToolError
 
 
@@ -47,24 +45,20 @@ def raw(name, arguments, **rest):
     return {"id": "x", "function": {"name": name, "arguments": arguments}, **rest}
 
 
-@pytest.mark.parametrize(
-    ("call", "answer"),
-    [
+def test_a_right_call_is_answered():
+    for call, answer in (
         (raw("look_up", {"word": "a", "limit": "5"}), "a 5 a-z"),  # as models often write numbers
         (raw("look_up", '{"word": "a", "order": "z-a"}'), "a 3 z-a"),  # as remote endpoints send
         (raw("count", ""), '{"n": 1}'),
-    ],
-)
-def test_a_right_call_is_answered(call, answer):
-    assert ask(call) == {"role": "tool", "tool_call_id": "x", "content": answer}
+    ):
+        assert ask(call) == {"role": "tool", "tool_call_id": "x", "content": answer}
 
 
 USAGE = "look_up(word: str, limit: int = 3, order: Literal['a-z', 'z-a'] = 'a-z')"
 
 
-@pytest.mark.parametrize(
-    ("call", "answer"),
-    [
+def test_a_mistake_of_the_policy_gets_a_useful_error_message():
+    for call, answer in (
         (raw("look_up", {}), f"Object missing required field `word`. Usage: {USAGE}"),
         (raw("look_up", "{"), "the arguments are not JSON: "),
         (raw("look_up", {"word": "nonsense"}), "no such word: try another"),
@@ -72,12 +66,10 @@ USAGE = "look_up(word: str, limit: int = 3, order: Literal['a-z', 'z-a'] = 'a-z'
         (raw("count", "[" * 65 + "]" * 65), "the arguments are not JSON: the value has over 64"),
         (raw("count", {"step": 10**400}), "the arguments are not JSON: the value con"),
         (raw("", "{bad", error="the call is no JSON"), f"the call is no JSON. Tools: {USAGE}, "),
-    ],
-)
-def test_a_mistake_of_the_policy_gets_a_useful_error_message(call, answer):
-    held = episode()
-    assert ask(call, held=held)["content"].startswith(f"Error: {answer}")
-    assert (held.tool_calls, held.tool_errors) == (1, 1)
+    ):
+        held = episode()
+        assert ask(call, held=held)["content"].startswith(f"Error: {answer}")
+        assert (held.tool_calls, held.tool_errors) == (1, 1)
 
 
 def test_a_tool_takes_records_and_returns_more_than_json_has_and_no_lone_surrogates():
@@ -132,20 +124,6 @@ def test_a_slow_tool_blocks_no_other_and_the_wait_for_a_thread_does_not_count(mo
         return first["content"], (await calls[1])["content"]
 
     assert asyncio.run(both()) == ("Error: stuck took longer than 0.2 s", "released")
-
-
-def test_the_default_reply_answers_every_call_in_order_and_ends_without_one():
-    class Counting(Environment):
-        tools = (count,)
-
-    env, held = Counting(), episode()
-    two = tool_call("count", step=2)
-    two["tool_calls"] += tool_call("count", "call_1", step=3)["tool_calls"]
-    replies = asyncio.run(env.reply(held, two))
-    answers = [(reply["tool_call_id"], reply["content"]) for reply in replies]
-    assert answers == [("call_0", '{"n": 2}'), ("call_1", '{"n": 5}')]
-    assert asyncio.run(env.reply(held, {"role": "assistant", "content": "done"})) is None
-    assert (held.tool_calls, held.tool_errors) == (2, 0)
 
 
 def test_a_thread_that_hangs_keeps_its_place_until_it_ends(monkeypatch):

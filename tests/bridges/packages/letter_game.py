@@ -25,7 +25,7 @@ def letters(completion, answer):
 
 def lower(completion):
     said = "".join(m.content or "" for m in completion if m.role == "assistant")
-    return float("nan") if said == "nannan" else sum(c.islower() for c in said) / max(1, len(said))
+    return sum(c.islower() for c in said) / max(1, len(said))
 
 
 def asked(state):

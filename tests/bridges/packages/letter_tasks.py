@@ -21,8 +21,6 @@ class LetterTask(vf.Task[LetterData]):
     @vf.reward(weight=0.5)
     async def lower(self, trace) -> float:
         said = "".join(message.content or "" for message in trace.assistant_messages)
-        if said == "nannan":
-            return float("nan")
         if said == "breakbreak":
             raise RuntimeError("the judge is broken")
         return sum(c.islower() for c in said) / max(1, len(said))

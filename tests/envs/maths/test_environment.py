@@ -46,18 +46,15 @@ def scores(answer, said):
     )
 
 
-@pytest.mark.parametrize(
-    ("answer", "said", "correct", "form"),
-    [
+def test_rewards_of_a_transcript():
+    for answer, said, correct, form in (
         *(("18", "12 + 6 = 18\n\\boxed{18}", 1, 1), ("18", "#### 18", 1, 1)),
         *(("18", "12 + 6 = 18", 1, 0), ("18", r"<think>\boxed{18}</think> 18", 1, 0)),
         ("18", r"<think>so \boxed{18}", 0, 0),  # reasoning without an end has no answer
         *(("2x", r"\boxed{x + x}", 1, 1), ("18", "", 0, 0)),
         ("18", r"\boxed{18", 1, 0),  # cut off, so the last number counts
-    ],
-)
-def test_rewards_of_a_transcript(answer, said, correct, form):
-    assert scores(answer, said) == {"correct": correct, "format": form, "unjudged": 0.0}
+    ):
+        assert scores(answer, said) == {"correct": correct, "format": form, "unjudged": 0.0}
 
 
 def test_an_answer_that_takes_too_long_to_compare_is_wrong_and_counted(monkeypatch):
@@ -146,17 +143,13 @@ def test_worked_steps_are_split_from_the_answer_as_in_gsm8k(tmp_path):
         Question("How many?", "72", "She sells 48/2 = 24, not 16.\nTogether 48+24 = 72."),
         Question("x", "5"),
     }
-
-
-def test_questions_without_answers_are_refused(tmp_path):
     bare = write(tmp_path / "c.jsonl", [{"question": "a"}, {"question": "b"}])
     with pytest.raises(ValueError, match=r"question 0 has no answer: set dataset\.answer"):
         of_file(bare, answer=None, num_eval=1).load("train")
 
 
-@pytest.mark.parametrize(
-    ("text", "answer"),
-    [
+def test_the_final_answer_of_a_text():
+    for text, answer in (
         *((r"5 is \boxed{}", ""), (r"\boxed{a \{ b} }", r"a \{ b")),
         (r"\boxed{1} or rather \boxed{\frac{1}{2}}.", r"\frac{1}{2}"),
         (r"\boxed{3}, and \boxed{4", "3"),  # cut off, so it does not count
@@ -164,15 +157,12 @@ def test_questions_without_answers_are_refused(tmp_path):
         *((r"#### 1 and \boxed{2}", "2"), ("#### 1, no:\n#### 2", "2"), ("#### ", None)),
         *(("it costs $1,234.50!", "1,234.50"), ("-$5", "-5"), ("10-3", "3"), ("it is .5", ".5")),
         (r"<think>\boxed{1}</think> none", None),
-    ],
-)
-def test_the_final_answer_of_a_text(text, answer):
-    assert final_answer(text) == answer
+    ):
+        assert final_answer(text) == answer
 
 
-@pytest.mark.parametrize(
-    ("answer", "value"),
-    [
+def test_the_value_of_a_number():
+    for answer, value in (
         *(("-3", -3), ("\u22123", -3), ("- 3", -3), (".5", Fraction(1, 2)), ("18.", 18)),
         *(("1,234,567", 1234567), ("1{,}234", 1234), ("12,34", None), ("1e9", None)),
         (r"1\,234", None),  # digits with a space between them are two numbers
@@ -183,42 +173,34 @@ def test_the_final_answer_of_a_text(text, answer):
         *(("2x", None), ("2 x", None), ("18cm", None)),
         *((r"\$18", 18), ("$18$", 18), ("18 dollars", 18), (r"18\text{ cm}", 18)),
         *(("18 or 19", None), ("", None), ("$", None)),
-    ],
-)
-def test_the_value_of_a_number(answer, value):
-    assert number(normalise(answer)) == value
+    ):
+        assert number(normalise(answer)) == value
 
 
-@pytest.mark.parametrize(
-    ("gold", "said", "same"),
-    [
+def test_numbers_and_equal_texts_need_no_process():
+    for gold, said, same in (
         *(("18", "18.00", True), ("18", "19", False), ("18", "", False)),
         *(("18", "9" * 501 + "x", False), ("1", "0" * 499 + "1", True)),
         ("1", "0" * 500 + "1", False),  # beyond 500 characters only the same text counts
         *(("1/2", "0.5", True), ("1/3", "0.33", False), ("x + 1", "x+1", None)),
-    ],
-)
-def test_numbers_and_equal_texts_need_no_process(gold, said, same):
-    before = interpreters()
-    if same is not None:
-        assert asyncio.run(GRADER.means_same(gold, said)) is same
-    assert asyncio.run(GRADER.means_same(said, said)) is bool(said)
-    assert interpreters() == before
+    ):
+        before = interpreters()
+        if same is not None:
+            assert asyncio.run(GRADER.means_same(gold, said)) is same
+        assert asyncio.run(GRADER.means_same(said, said)) is bool(said)
+        assert interpreters() == before
 
 
-@pytest.mark.parametrize(
-    ("gold", "said", "same"),
-    [
+def test_formulas_are_compared_by_meaning():
+    for gold, said, same in (
         *(("x + 1", "1 + x", True), ("x + 1", "1 - x", False), ("2x", "2", False)),
         *((r"\sqrt{8}", r"2\sqrt{2}", True), (r"\frac{\pi}{2}", r"\pi/2", True)),
         *(("(1, 2)", "(1,2)", True), ("(1, 2)", "(2, 1)", False), ("1/2", r"\dfrac12", True)),
         *((r"\{1, 2\}", r"\{2, 1\}", True), ("5", "x = 5", True), ("50", r"50\%", True)),
         *(("18", "18, 19", False), ("7", "}{", False), ("1", "\ufffd \\", False)),
         ("x", "__import__('os')._exit(0)", False),
-    ],
-)
-def test_formulas_are_compared_by_meaning(gold, said, same):
-    assert asyncio.run(GRADER.means_same(gold, said)) is same
+    ):
+        assert asyncio.run(GRADER.means_same(gold, said)) is same
 
 
 def test_an_endless_comparison_does_not_affect_others():

@@ -15,7 +15,6 @@ from envs.maths.grading import Grader
 from envs.maths.math_python import MathPython
 from envs.mixture import Mixture
 from envs.sandbox import sandbox
-from envs.sandbox.confinement import ALLOWED, MACHINES
 from envs.sandbox.sandbox import PROJECT, Limits
 from tests.support.hostile import LATE, SNIPPETS
 from tests.support.sandboxes import OPTIONS, close, interpreters, make, said, settled
@@ -205,25 +204,6 @@ for attempt in [*attempts, apply_seccomp]:
 """
     assert python(code).splitlines() == ["b'untouched'"] + ["refused"] * 7
     assert file.read_text() == "untouched"
-
-
-HEADERS = {
-    "x86_64": Path("/usr/include/x86_64-linux-gnu/asm/unistd_64.h"),
-    "aarch64": Path("/usr/include/asm-generic/unistd.h"),
-}
-
-
-@pytest.mark.parametrize("machine", MACHINES)
-def test_system_calls_have_the_numbers_of_the_kernel(machine):
-    if not HEADERS[machine].exists():
-        pytest.skip("needs the kernel's headers (linux-libc-dev)")
-    column, _, partly = MACHINES[machine]
-    rows = [row.split() for row in ALLOWED.split(",")]
-    ours = {row[0]: int(row[column]) for row in rows if row[column] != "-"} | partly
-    defined = r"#define __NR(?:3264)?_(\w+)\s+(\d+)"
-    kernels = dict(re.findall(defined, HEADERS[machine].read_text()))
-    kernels["newfstatat"] = kernels.get("newfstatat", kernels.get("fstatat"))
-    assert {name: int(kernels[name]) for name in ours} == ours
 
 
 MATHS = {"name": "maths", "instruction": "", "reward_weights": {}}

@@ -65,19 +65,6 @@ def test_your_own_corpus_and_questions_come_from_files_with_your_own_columns(tmp
         wiki(**files, columns=columns).examples("train")
 
 
-@pytest.mark.parametrize(
-    ("options", "problem"),
-    [
-        ({"questions": "q.jsonl"}, "set both for a corpus of your own"),
-        ({"num_eval": 10**6}, "leave no question for training: lower num_eval or add a level"),
-        ({"reward_weights": {"judge": 1.0}}, r"\['judge'\], which this environment does not score"),
-    ],
-)
-def test_impossible_options_are_refused_with_a_remedy(options, problem):
-    with pytest.raises(ValueError, match=problem):
-        wiki(**options).examples("train")
-
-
 SEARCH = tool_call("search_pages", query="x")
 TWO_SEARCHES = {**SEARCH, "tool_calls": SEARCH["tool_calls"] * 2}
 
@@ -90,9 +77,8 @@ OSLO, ROME = listed("Oslo"), listed("Rome")
 END = assistant("x")
 
 
-@pytest.mark.parametrize(
-    ("messages", "wanted", "expected"),
-    [
+def test_a_page_counts_for_the_first_turn_whose_search_listed_it():
+    for messages, wanted, expected in (
         ([SEARCH, listed("Oslo", "Bergen"), END], ["Oslo"], [1.0, 0.0]),
         ([SEARCH, OSLO, SEARCH, OSLO], ["Oslo"], [1.0, 0.0]),  # a page counts once
         # Two pages by two turns, and by two calls of one turn.
@@ -103,25 +89,19 @@ END = assistant("x")
         ([tool_call("view_sections", page_id="Oslo"), OSLO], ["Oslo"], [0.0]),
         # The episode ended before the answer; no page is wanted; no message.
         *(([SEARCH], ["Oslo"], [0.0]), ([SEARCH, OSLO, END], [], [0.0, 0.0]), ([], ["Oslo"], [])),
-    ],
-)
-def test_a_page_counts_for_the_first_turn_whose_search_listed_it(messages, wanted, expected):
-    assert share_found(messages, wanted) == expected
+    ):
+        assert share_found(messages, wanted) == expected
 
 
-@pytest.mark.parametrize(
-    ("line", "heading"),
-    [
+def test_sections_begin_with_a_heading_that_is_no_comment_in_a_code_block():
+    for line, heading in (
         *(("######\tA # title ##", "A # title"), ("## C#", "C"), ("#no space", INTRODUCTION)),
         # Hours with a pattern whose time is quadratic.
         ("# a" + " " * 2_000_000 + "x", "a" + " " * 2_000_000 + "x"),
-    ],
-    ids=range(4),
-)
-def test_sections_begin_with_a_heading_that_is_no_comment_in_a_code_block(line, heading):
-    code = "~~~~\n# a\n~~~\n``` b\n# c\n~~~~~"
-    content = f"{line}\n{code}\n# Next\ntext\n```sh\n# Last\nnot closed\n# Next\nmore"
-    sections = page_of({"title": "Pets", "content": content}, "x").sections
-    assert list(sections) == [heading, "Next", "Last"]
-    assert sections[heading].endswith(code)
-    assert sections["Next"] == "text\n```sh\nmore"  # two with the same heading become one
+    ):
+        code = "~~~~\n# a\n~~~\n``` b\n# c\n~~~~~"
+        content = f"{line}\n{code}\n# Next\ntext\n```sh\n# Last\nnot closed\n# Next\nmore"
+        sections = page_of({"title": "Pets", "content": content}, "x").sections
+        assert list(sections) == [heading, "Next", "Last"]
+        assert sections[heading].endswith(code)
+        assert sections["Next"] == "text\n```sh\nmore"  # two with the same heading become one

@@ -14,15 +14,11 @@ from lab.evaluation.settings import check_evaluation
 from rl.config.schema import ConfigError
 from rl.inference.server import SERVED_AS
 from rl.runtime.folder import RunFolder
-from tests.rl.config.test_shipped import COMPANIONS
 from tests.support.composing import CONF
 
 HUB = ["model.path=Qwen/Qwen3-0.6B"]
 REMOTE = ["client=messages", "client.url=http://localhost:1/v1", "client.model=name"]
-GROUPS = ("env", "client", "sampler", "inference")
 EXTERNAL = "inference=external is only for training: to use a server that already runs, set client="
-# Choices that sample nothing, or that need more settings
-OTHERS = {"sampler=demonstrations", "sampler=transcripts", "client=messages", "inference=external"}
 
 
 @pytest.fixture
@@ -37,14 +33,6 @@ def evaluation(tmp_path):
     return evaluation
 
 
-@pytest.mark.parametrize(
-    "choice", sorted({f"{g}={p.stem}" for g in GROUPS for p in (CONF / g).glob("*.yaml")} - OTHERS)
-)
-def test_every_choice_of_every_group_can_be_evaluated(choice, evaluation):
-    needed = [key for key in COMPANIONS.get(choice, []) if key.startswith("env.")]
-    evaluation(choice, *HUB, *needed)
-
-
 def test_a_remote_model_needs_no_local_model_and_an_adapter_its_base_model(evaluation, tmp_path):
     remote = evaluation(*REMOTE)
     assert remote.model is remote.inference is None
@@ -54,9 +42,11 @@ def test_a_remote_model_needs_no_local_model_and_an_adapter_its_base_model(evalu
     assert (found.model["path"], found.adapter_path) == ("Qwen/Qwen3-0.6B", str(tmp_path))
 
 
-@pytest.mark.parametrize(
-    ("overrides", "said"),
-    [
+def test_an_impossible_evaluation_is_refused(evaluation, tmp_path):
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "config.yaml").touch()
+    (tmp_path / "mine" / "summary.json").touch()
+    for overrides, said in (
         ([], "model.path has no value: set model.path=..."),
         (["model=tiny"], "this program trains nothing, so it needs a trained model"),
         (["model=tiny-words"], "this program trains nothing"),  # random weights
@@ -68,19 +58,14 @@ def test_a_remote_model_needs_no_local_model_and_an_adapter_its_base_model(evalu
         ([*REMOTE, "client.url=http://me:secret@host/v1"], "client.url contains a password or key"),
         ([*HUB, "inference.replicas=2"], "inference.replicas=2, but only train.py starts several"),
         ([*HUB, "run_name=mine"], "tmp_path/mine already holds a run: choose another run_name"),
-    ],
-)
-def test_an_impossible_evaluation_is_refused(overrides, said, evaluation, tmp_path):
-    (tmp_path / "mine").mkdir()
-    (tmp_path / "mine" / "config.yaml").touch()
-    (tmp_path / "mine" / "summary.json").touch()
-    with pytest.raises(ConfigError) as caught:
-        evaluation(*overrides)
-    (problem,) = caught.value.problems
-    assert problem.startswith(said.replace("tmp_path", str(tmp_path)))
+    ):
+        with pytest.raises(ConfigError) as caught:
+            evaluation(*overrides)
+        (problem,) = caught.value.problems
+        assert problem.startswith(said.replace("tmp_path", str(tmp_path)))
 
 
-def test_vllm_and_its_client_get_the_settings_of_the_evaluation(evaluation, tmp_path):
+def test_vllm_and_its_client_get_the_settings_of_the_evaluation_and_the_model(evaluation, tmp_path):
     at = [*HUB, "max_seq_len=512", "sampler.max_tokens=64", "+inference.args.max_num_seqs=7"]
     settings, folder = evaluation(*at), RunFolder(tmp_path)
     folder.set_model(tmp_path / "hf")
@@ -90,9 +75,7 @@ def test_vllm_and_its_client_get_the_settings_of_the_evaluation(evaluation, tmp_
         assert (chat.max_seq_len, chat.num_seqs, chat.is_multi_turn) == (512, 7, several)
         assert chat.served_as == SERVED_AS[adapter is not None]
         assert (chat.model, chat.sampler.max_tokens) == (tmp_path / "hf", 64)
-
-
-def test_rows_are_no_longer_than_the_model_was_built_for(evaluation, tmp_path):
+    # Rows are no longer than the model was built for.
     assert evaluation(*HUB).max_seq_len == 4096
     for name, positions, length in (("short", 2048, 2048), ("long", 32768, 4096)):
         (tmp_path / name).mkdir()

@@ -5,7 +5,6 @@ import gzip
 import json
 import re
 from base64 import b64decode
-from dataclasses import replace
 from io import StringIO
 from math import nan
 
@@ -17,14 +16,12 @@ from rich.console import Console
 from envs.episode import Example, StopReason
 from envs.messages import assistant, user
 from envs.reverse_text import ReverseText
-from lab.evaluation.served import as_run_failures
 from lab.evaluation.standalone import _run_coroutine, evaluate, write_files
 from lab.evaluation.table import result_lines
 from rl.config.build import build
 from rl.config.schema import ConfigError
 from rl.evaluation.summary import PlayedExample, summarise
 from rl.records import Rollout, TrainingRow
-from rl.runtime.failure import RunFailed
 from rl.runtime.folder import RunFolder
 from tests.support.composing import composed
 from tests.support.golden import golden
@@ -54,36 +51,17 @@ def page_of(folder):
     return json.loads(gzip.decompress(b64decode(re.search(r'id="embedded">([^<]+)<', text)[1])))
 
 
-@pytest.mark.parametrize(
-    "message",
-    [
+def test_a_message_of_any_shape_is_written_and_printed(tmp_path):
+    for message in (
         {"role": ["\ud800"], "content": {"a": float("nan"), "b": {1, 2}}},
         {"role": "tool", "content": b"\xff", "reasoning_content": {"\ud800": 1}},
         "no message at all",
         *(assistant("x") | {"tool_calls": calls} for calls in ("calls", [None, 7, {}])),
         assistant("x") | {"tool_calls": [{"function": {"name": ["x"], "arguments": {1: {2}}}}]},
-    ],
-    ids=str,
-)
-def test_a_message_of_any_shape_is_written_and_printed(message, tmp_path):
-    odd = played(rollout(0.5, message, error="\ud800"), env="\ud800")
-    assert written(tmp_path, odd)["runs"][0]["table"]["columns"]["reward"] == [0.5]
-    assert "1 x " in table(odd)
-
-
-def test_a_page_contains_the_first_groups_of_a_large_evaluation(tmp_path, monkeypatch):
-    monkeypatch.setattr("lab.viewer.export.MOST_ROLLOUTS", 5)
-    examples = [played(rollout(1.0), rollout(0.0)) for _ in range(4)]
-    examples = [replace(one, example=replace(one.example, id=i)) for i, one in enumerate(examples)]
-    content = written(tmp_path, *examples)
-    assert len(content["runs"][0]["rollouts"]) == 4
-    assert content["note"].endswith("(the first 4 rollouts)")
-    assert len((tmp_path / "rollouts.jsonl").read_text().splitlines()) == 8
-    monkeypatch.setattr("lab.viewer.export.MOST_ROLLOUTS", 1)  # a group is never cut
-    (tmp_path / "none").mkdir()
-    with pytest.raises(FileNotFoundError, match=r"rollouts\.html"):
-        written(tmp_path / "none", *examples)
-    assert len((tmp_path / "none" / "rollouts.jsonl").read_text().splitlines()) == 8
+    ):
+        odd = played(rollout(0.5, message, error="\ud800"), env="\ud800")
+        assert written(tmp_path, odd)["runs"][0]["table"]["columns"]["reward"] == [0.5]
+        assert "1 x " in table(odd)
 
 
 def test_in_a_notebook_which_has_an_event_loop_a_coroutine_is_run_to_its_end():
@@ -98,48 +76,10 @@ def test_in_a_notebook_which_has_an_event_loop_a_coroutine_is_run_to_its_end():
     assert asyncio.run(cell()) is result
 
 
-@pytest.mark.parametrize(
-    ("error", "raised"),
-    [
-        (ValueError("bad"), RunFailed("bad")),
-        (ExceptionGroup("", [RunFailed("gone"), KeyError()]), RunFailed("gone")),
-        (ExceptionGroup("", [KeyError("bug")]), ExceptionGroup("", [KeyError("bug")])),
-    ],
-    ids=repr,
-)
-def test_an_error_that_is_not_of_this_program_becomes_a_failure_of_the_run(error, raised):
-    with pytest.raises(type(raised)) as caught, as_run_failures():
-        raise error
-    assert str(caught.value) == str(raised)
-
-
 def table(*examples, threshold=1.0):
     console = Console(file=StringIO(), width=110)
     console.print(result_lines(summarise(examples, threshold), threshold, "outputs/x"))
     return console.file.getvalue()
-
-
-@pytest.mark.parametrize(
-    ("groups", "share", "advice"),
-    [
-        (9 * [(0.0, 0.0)] + [(0.0, 1.0)], "90%", "easier"),
-        (8 * [(0.0, 0.0)] + 2 * [(0.0, 1.0)], "80%", None),
-        (6 * [(1.0, 1.0)] + 4 * [(0.0, 0.0)], "100%", "harder"),
-        (4 * [(1.0, 1.0)] + 6 * [(0.0, 0.0)], "100%", "easier"),
-        ([(1.0, 1.5), (2.0, 3.0)], "0%", None),  # all pass, but their rewards differ
-        ([(0.0, 0.5), (0.25, 0.75)], "0%", None),  # none passes, but their rewards differ
-        (3 * [(0.0,)], "-", None),  # one rollout has no spread
-        (2 * [(None, None)] + [(0.0, 0.0)], "100%", None),  # most rollouts have no score
-    ],
-)
-def test_other_examples_are_advised_only_if_most_groups_have_equal_rewards(groups, share, advice):
-    lines = table(*(played(*map(rollout, rewards)) for rewards in groups))
-    text = " ".join(lines.split())
-    assert re.search(r"no spread +(\S+)", lines)[1].replace(".0%", "%") == share
-    assert ("docs/troubleshooting.md, no spread" in text) == (advice is not None)
-    if advice:
-        why = f"{share} of the groups have equal rewards (2 rollouts per example)"
-        assert f"{why}: choose {advice} examples or larger groups (docs" in text
 
 
 def row(length):

@@ -174,27 +174,24 @@ GROUPS = [
 ]
 
 
-@pytest.mark.parametrize(
-    ("aggregation", "weights"),
-    [
+def test_a_rollout_that_does_not_train_leaves_rows_and_denominators():
+    for aggregation, weights in (
         (token_mean, [1 / 11, 1 / 11, 1 / 11]),
         (sequence_mean, [1 / 6, 1 / 12, 1 / 15]),
         (partial(constant_length, length=10), [1 / 30, 1 / 30, 1 / 30]),
         (prompt_mean, [1 / 4, 1 / 18, 1 / 18]),
-    ],
-)
-def test_a_rollout_that_does_not_train_leaves_rows_and_denominators(aggregation, weights):
-    rows = weighted_rows(GROUPS, aggregation)
-    assert [r.num_completion for r in rows] == [2, 4, 5]
-    assert [r.rollout_id for r in rows] == [0, 2, 3]
-    assert [set(r.advantages[r.completion_mask]) for r in rows] == [{0.5}, {7.0}, {0.0}]
-    found = [set(r.token_weights[r.completion_mask]) for r in rows]
-    assert found == [{np.float32(weight)} for weight in weights]
-    told = rollout_fields(GROUPS)
-    rewards = np.array([1, 0, 1.5, np.nan, np.nan], np.float32)  # the shaped ones
-    np.testing.assert_array_equal(told["rewards"], rewards)
-    assert told["group_ids"].tolist() == [0, 0, 1, 1, 2]
-    assert told["lengths"].tolist() == [2, 0, 4, 5, 0]  # of what trains
+    ):
+        rows = weighted_rows(GROUPS, aggregation)
+        assert [r.num_completion for r in rows] == [2, 4, 5]
+        assert [r.rollout_id for r in rows] == [0, 2, 3]
+        assert [set(r.advantages[r.completion_mask]) for r in rows] == [{0.5}, {7.0}, {0.0}]
+        found = [set(r.token_weights[r.completion_mask]) for r in rows]
+        assert found == [{np.float32(weight)} for weight in weights]
+        told = rollout_fields(GROUPS)
+        rewards = np.array([1, 0, 1.5, np.nan, np.nan], np.float32)  # the shaped ones
+        np.testing.assert_array_equal(told["rewards"], rewards)
+        assert told["group_ids"].tolist() == [0, 0, 1, 1, 2]
+        assert told["lengths"].tolist() == [2, 0, 4, 5, 0]  # of what trains
 
 
 PAIR = [rollout(1.0, lengths=(2, 1), exact=1.0), rollout(None, lengths=(4,))]
@@ -250,40 +247,29 @@ def test_each_token_gets_its_own_number_in_every_row_of_its_rollout():
     assert line["advantage"] == 2.0  # the mean of its tokens
 
 
-@pytest.mark.parametrize(
-    ("rewards", "numbers", "columns"),
-    [
+def test_a_group_teaches_if_its_advantages_are_not_zero():
+    for rewards, numbers, columns in (
         ((1.0, 1.0), (0.5, -0.5), [[0.5, -0.5], [0.5, -0.5]]),  # compared something else
         ((1.0, 0.0), (0.0, 0.0), [[0.0, 0.0], [0.0, 0.0]]),  # nothing to learn
         ((1.0, 0.0), (0.5, -0.5), [[1.0, 0.0]]),
         ((0.1 + 0.2, 0.3), (0.0, 0.0), [[0.1 + 0.2, 0.3]]),  # equal up to rounding
         # Advantages by token: the least and the greatest of each rollout.
         ((1.0, 0.0), ((1.0, 2.0), (0.0, 2.0)), [[1.0, 0.0], [2.0, 2.0]]),
-    ],
-)
-def test_a_group_teaches_if_its_advantages_are_not_zero(rewards, numbers, columns):
-    rollouts = [rollout(reward, lengths=(2,)) for reward in rewards]
-    by_token = isinstance(numbers[0], tuple)
-    made = credits(rollouts, lambda group: numbers, per_token=by_token)
-    assert compared_columns(group(rollouts, made)) == columns
+    ):
+        rollouts = [rollout(reward, lengths=(2,)) for reward in rewards]
+        by_token = isinstance(numbers[0], tuple)
+        made = credits(rollouts, lambda group, numbers=numbers: numbers, per_token=by_token)
+        assert compared_columns(group(rollouts, made)) == columns
 
 
-def test_numbers_of_numpy_become_floats_that_json_can_hold():
-    made = credits(PAIR, lambda group: [np.float32(0.5), np.float32(1.0)])
-    assert {type(number) for credit in made for number in credit.advantages} == {float}
-
-
-@pytest.mark.parametrize(
-    ("numbers", "options", "said"),
-    [
+def test_a_wrong_number_of_advantages_ends_the_run():
+    for numbers, options, said in (
         ([1.0], {}, "returned 1 numbers for a group of 2 rollouts"),
         ([[1.0], []], {"per_token": True}, "1 numbers for a rollout of 3 tokens: return one for"),
         ([[1.0], []], {"per_turn": True}, "returned 1 numbers for a rollout of 2 turns"),
-    ],
-)
-def test_a_wrong_number_of_advantages_ends_the_run(numbers, options, said):
-    with pytest.raises(RunFailed, match=said):
-        credits(PAIR, lambda group: numbers, **options)
+    ):
+        with pytest.raises(RunFailed, match=said):
+            credits(PAIR, lambda group, numbers=numbers: numbers, **options)
 
 
 WEIGHTS = {"step": 2.0, "final": 1.0, "won": 1.0}

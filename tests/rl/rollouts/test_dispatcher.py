@@ -1,19 +1,31 @@
-"""Check when groups start, which step trains them, and what a resumed run plays again."""
+"""Check when groups start, which step trains them, and what a resumed run plays again.
+
+An environment that remembers has a pool that grows while it is played.
+"""
 
 import asyncio
 import json
 from collections import Counter
 from dataclasses import asdict, replace
+from random import Random
 
 import msgspec
 import pytest
 
+from envs.mixture import Mixture
+from envs.protocol import Environment
+from rl.inference.live_version import LiveVersion
+from rl.rollouts.buffer import FifoBuffer
 from rl.rollouts.difficulty_buffer import DifficultyBuffer
-from rl.rollouts.dispatcher import DispatcherState
+from rl.rollouts.dispatcher import Dispatcher, DispatcherState
+from rl.rollouts.example_order import SequentialOrder, ShuffledOrder
 from rl.runtime.failure import RunFailed
+from rl.sampling.player import Player
 from rl.wire import NoMoreBatches
-from tests.support.remembering import AboveEarlier
+from tests.support.orders import begun
+from tests.support.remembering import AboveEarlier, GrowingReversal
 from tests.support.rollouts import group_credit, rollout
+from tests.support.scripted import SAMPLER, ScriptedClient, chat_of
 from tests.support.virtual_time import run_virtually
 from tests.support.world import EXAMPLES, GROUPS_PER_STEP, World
 
@@ -106,7 +118,7 @@ def test_a_checkpoint_keeps_the_groups_of_a_batch_that_could_not_be_planned():
 def test_a_resumed_run_first_plays_interrupted_groups_at_their_old_places():
     state = DispatcherState(next_index=9, pending=[4, 7], places=[(0, 8), (0, 3)])
     world = World(0, 1, step=2, state=state)
-    again = reloaded(world)
+    again = reloaded(world.dispatcher)
     assert (again.next_index, again.pending, again.places) == (9, [4, 7], [(0, 8), (0, 3)])
     assert list(world.run(3).started)[:3] == [4, 7, 9]
     played = {group.index: group.example.id for batch in world.batches.values() for group in batch}
@@ -128,16 +140,16 @@ def test_an_order_observes_each_finished_group_once_at_its_place(max_staleness):
     assert len(observed) == len(set(observed))
 
 
-def reloaded(world: World) -> DispatcherState:
-    """Return the state of the world's checkpoint after a round trip through JSON."""
-    saved = json.loads(json.dumps(asdict(world.dispatcher.checkpoint())))
+def reloaded(dispatcher: Dispatcher) -> DispatcherState:
+    """Return the state of the dispatcher's checkpoint after a round trip through JSON."""
+    saved = json.loads(json.dumps(asdict(dispatcher.checkpoint())))
     return msgspec.convert(saved | {"of an older version": {}}, DispatcherState)
 
 
 def test_a_checkpoint_keeps_the_state_of_the_advantage():
     first, resumed = group_credit(AboveEarlier()), group_credit(AboveEarlier())
     first(EXAMPLES[0], [rollout(1.0)])
-    state = reloaded(World(0, 0, stateful={"advantage": first}))
+    state = reloaded(World(0, 0, stateful={"advantage": first}).dispatcher)
     World(0, 0, stateful={"advantage": resumed}, state=state)
     World(0, 0, stateful={"advantage": resumed})  # a new run has no state to load
     assert resumed.state() == {"scripted": [1.0, 1]}
@@ -235,3 +247,82 @@ def test_after_a_stop_no_batch_follows_and_no_group_is_rejected_or_lost():
 
     # A resumed run plays the groups of the batches 1 and 2 again.
     assert run_virtually(stopped(World(0, 1))) == (True, [], [3, 4, 5, 6, 7, 8])
+
+
+GROUPS, SIZE = 2, 2
+
+
+def growing() -> GrowingReversal:
+    """Return an environment that makes examples of what the policy says."""
+    sizes = {"min_length": 3, "max_length": 5, "num_train": 3, "num_eval": 1}
+    return GrowingReversal(**sizes, reward_weights={"exact": 1.0})
+
+
+class Hashed(ScriptedClient):
+    """Answers with a text that depends only on the prompt and on the place in the request."""
+
+    def _next(self, prompt, max_tokens, version):
+        rng = Random(f"{prompt}:{self.given % SIZE}")
+        self.answers = ["x" * rng.randrange(1, 20)]
+        return super()._next(prompt, max_tokens, version)
+
+
+async def _train(env, order, first, last, state):
+    """Return what each step trained, the begun versions and the last step's checkpoint."""
+    versions = []
+    version = LiveVersion(listeners=[env.begin_version, versions.append])
+    chat = replace(chat_of(Hashed("", seconds=1.0)), version=version)
+    credit = group_credit(weights=env.reward_weights)
+    dispatcher = Dispatcher(
+        Player(SAMPLER, env, chat).play_group_at,
+        begun(order, env.pools("train"), 0),
+        lambda example, rollouts, version: credit(example, rollouts),
+        FifoBuffer(),
+        **{"group_size": SIZE, "groups_per_step": GROUPS, "max_staleness": 0},
+        **{"max_concurrent": 64, "step": first, "version": version, "stateful": {"env": env}},
+        state=state or DispatcherState(),
+    )
+    running = asyncio.ensure_future(dispatcher.run())
+    batches, saved = [], None
+    await dispatcher.publish(first)
+    for step in range(first, last):
+        groups = await dispatcher.take_batch(step)
+        batches.append([(g.index, g.example.messages[0]["content"], g.rewards) for g in groups])
+        saved = reloaded(dispatcher)
+        await dispatcher.publish(step + 1)
+    running.cancel()
+    return batches, versions, saved
+
+
+def train(env, order, first, last, state=None):
+    return run_virtually(_train(env, order, first, last, state))
+
+
+@pytest.mark.parametrize("order", [SequentialOrder, ShuffledOrder])
+def test_a_resumed_run_plays_what_the_uninterrupted_run_plays(order):
+    whole, resumed = growing(), growing()
+    batches, versions, _ = train(whole, order(), 0, 12)
+    before, *_, state = train(growing(), order(), 0, 5)
+    assert before == batches[:5]
+    after, resumed_versions, _ = train(resumed, order(), 5, 12, state)
+    assert after == batches[5:]
+    assert resumed.state() == whole.state()
+    assert len(whole.examples("train")) > 6
+    played = {text for batch in batches for _, text, _ in batch}
+    first = {example.messages[0]["content"] for example in growing().examples("train")}
+    assert len(played - first) > 2  # examples that the play itself has added
+    assert (versions, resumed_versions) == (list(range(13)), list(range(5, 13)))
+
+
+def test_a_mixture_remembers_for_each_of_its_environments_and_a_state_needs_load():
+    first, second = ({"a": growing(), "b": growing()} for _ in range(2))
+    mixture = Mixture(envs=first, weights={"a": 1.0, "b": 1.0})
+    first["a"]._said.add("new")
+    first["b"]._said.add("other")
+    mixture.begin_version(3)
+    Mixture(envs=second, weights={"a": 1.0, "b": 1.0}).load(mixture.state())
+    assert [env.state() for env in second.values()] == [env.state() for env in first.values()]
+    assert [env.state()["added"] for env in second.values()] == [["new"], ["other"]]
+    forgetful = type("Forgetful", (Environment,), {"state": lambda _: {"a": 1}})()
+    with pytest.raises(ValueError, match=r"Forgetful has state\(\) but no load\(\): define load"):
+        forgetful.load(forgetful.state())

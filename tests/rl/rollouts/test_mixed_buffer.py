@@ -1,9 +1,13 @@
-"""A batch has new groups, groups of earlier batches with their old versions, and demonstrations."""
+"""A batch has new groups, groups of earlier batches with their old versions, and demonstrations.
+
+It has the oldest new groups and waits for those that a later batch could not hold.
+"""
 
 import json
 import math
 from collections import Counter
 from dataclasses import asdict, replace
+from itertools import repeat
 from types import SimpleNamespace
 from typing import Any
 
@@ -12,11 +16,14 @@ import numpy as np
 import pytest
 
 from envs.episode import Example
+from envs.messages import assistant, user
 from losses.aggregation import token_mean
 from losses.groups import Source
-from rl.records import Group, RankBatch
+from rl.records import Credit, Group, RankBatch
 from rl.rollouts import __main__ as main
 from rl.rollouts.batch_metrics import batch_metrics
+from rl.rollouts.buffer import FifoBuffer
+from rl.rollouts.difficulty_buffer import DifficultyBuffer
 from rl.rollouts.dispatcher import DispatcherState
 from rl.rollouts.mixed_buffer import MixedBuffer
 from rl.rollouts.plan import plan_batch
@@ -25,7 +32,7 @@ from rl.sampling.demonstrations import DemonstrationSampler
 from rl.wire import pack, unpack
 from tests.support.composing import composed
 from tests.support.rollouts import graded, rollout, row
-from tests.support.scripted import ScriptedEnv, tiny_model
+from tests.support.scripted import ScriptedEnv, text, tiny_model
 from tests.support.world import World
 
 SHOWN = DemonstrationSampler(max_staleness=0, corruption_rate=0.0)
@@ -85,21 +92,18 @@ def test_a_batch_that_no_step_trains_changes_nothing_of_what_is_stored():
     assert mixed.state() == before
 
 
-@pytest.mark.parametrize(
-    ("options", "rewards", "advantages", "changes", "stored"),
-    [
+def test_which_groups_are_stored():
+    for options, rewards, advantages, changes, stored in (
         ({}, (1.0, 0.0), (0.5, -0.5), {}, 1),
         ({}, (1.0, 0.0), (0.5, -0.5), {"trains": False}, 0),
         ({}, (1.0, 1.0), (0.0, 0.0), {}, 0),  # no advantage
         ({}, (0.0, 0.0), (0.0, 0.0), {"compared": ()}, 1),  # nothing compared, as with a critic
         ({"replay_share": 0.0}, (1.0, 0.0), (0.5, -0.5), {}, 0),
-    ],
-)
-def test_which_groups_are_stored(options, rewards, advantages, changes, stored):
-    mixed, one = buffer(**options), group(0, 0, rewards, advantages)
-    mixed.add(replace(one, credits=tuple(replace(c, **changes) for c in one.credits)))
-    mixed.draw(0, 1 + bool(mixed.shares[0]), 0, ())
-    assert mixed.metrics()["stored"] == stored
+    ):
+        mixed, one = buffer(**options), group(0, 0, rewards, advantages)
+        mixed.add(replace(one, credits=tuple(replace(c, **changes) for c in one.credits)))
+        mixed.draw(0, 1 + bool(mixed.shares[0]), 0, ())
+        assert mixed.metrics()["stored"] == stored
 
 
 def test_shares_are_rounded_to_groups_and_leave_some_to_new_rollouts():
@@ -195,21 +199,104 @@ def test_a_resumed_run_replays_the_groups_of_the_uninterrupted_run(seed):
     assert resumed.dispatcher.buffer.metrics() == whole.dispatcher.buffer.metrics()
 
 
-class Showing(ScriptedEnv):
-    """Its expert always answers "yo"."""
-
-    def demonstrations(self, rng):
-        while True:
-            yield [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "yo"}]
-
-
 def test_demonstrations_have_the_chat_format_of_the_rollouts(tmp_path):
     model = ("model=hf", "model.path=x", "model.renderer=qwen3", "model.max_tokens=32")
     options = "model.renderer_options={enable_thinking: false}"
     config = composed(*model, options, "buffer=demonstrations")
     nodes = {key: config[key] for key in ("model", "buffer")}
     run: Any = SimpleNamespace(**nodes, seed=0, group_size=1, max_seq_len=256)
-    folder, env = tiny_model(tmp_path), Showing()
-    made = main._buffer(run, SimpleNamespace(initial_model=lambda: folder), env)
+    told = repeat([user("hi"), assistant("yo")])
+    env = type("Showing", (ScriptedEnv,), {"demonstrations": lambda *_: told})()
+    made = main._buffer(run, SimpleNamespace(initial_model=lambda: tiny_model(tmp_path)), env)
     (shown,) = made.demonstrate("0", Example(0, env.name, []))
-    assert b"\n\n\n\nyo" in bytes(t for t in shown.rows[0].token_ids if t < 256)
+    assert b"\n\n\n\nyo" in text(shown.rows[0].token_ids)
+
+
+def difficulty_buffer(**bounds: float) -> DifficultyBuffer:
+    names = ("min_spread", "min_reward_variance", "min_reward", "max_reward")
+    return DifficultyBuffer(**{**dict.fromkeys(names), "min_spread": 0.0, **bounds})
+
+
+def filled(*groups: tuple[int, int]) -> FifoBuffer:
+    buffer = FifoBuffer()
+    for index, version in groups:
+        assert buffer.add(graded((1.0, 0.0), index=index, version=version))
+    return buffer
+
+
+def drawn(buffer: FifoBuffer, *settings) -> list[int] | None:
+    """Return the drawn indices. `settings`: step, count, staleness limit, running versions."""
+    groups = buffer.draw(*settings)
+    return None if groups is None else [group.index for group in groups]
+
+
+def test_the_oldest_are_drawn_first_and_a_batch_waits_for_those_that_later_ones_could_not_hold():
+    buffer = filled((5, 2), (3, 1), (4, 2), (2, 1))
+    assert drawn(buffer, 2, 3, 1, []) == [2, 3, 4]
+    assert len(buffer) == 1
+    # Under version 0, 2 groups a batch, at most 2 steps old: six groups are due by step 2.
+    buffer = filled((0, 0), (1, 0), (6, 1), (7, 1))
+    assert drawn(buffer, 0, 2, 2, [0, 0, 0, 0]) == [0, 1]
+    assert drawn(buffer, 1, 2, 2, [0, 0, 0, 0]) is None
+    buffer.add(graded((1.0, 0.0), index=2))
+    assert drawn(buffer, 1, 2, 2, [0, 0, 0]) is None
+    buffer.add(graded((1.0, 0.0), index=3))
+    assert drawn(buffer, 1, 2, 2, [0, 0]) == [2, 3]
+    # A batch waits for a running group that would be too old for the next one.
+    for running, waits in (([1], True), ([2], False), ([3, 0], True)):
+        assert (filled((0, 2), (1, 2)).draw(2, 2, 1, running) is None) == waits
+
+
+def test_a_group_without_a_token_is_rejected():
+    buffer, whole = difficulty_buffer(), graded((1.0, 0.0))
+    empty = tuple(replace(rollout, rows=()) for rollout in whole.rollouts)
+    assert not buffer.add(replace(whole, rollouts=empty))
+    assert buffer.add(replace(whole, rollouts=(whole.rollouts[0], empty[1])))
+    assert buffer.rejected == {"without_tokens": 1}
+
+
+def test_the_first_reason_rejects_a_group_and_is_counted():
+    for rewards, why in (
+        ((), "without_rollouts"),
+        ((None, None), "unscorable"),
+        ((0.0, 0.0, None), "too_hard"),  # checked before zero spread
+        ((0.0, 0.25, None), ""),  # mean 0.125, no longer below
+        ((0.75, 1.0), ""),  # mean 0.875, not above
+        ((0.9, 1.0), "too_easy"),
+        ((0.5, 0.625), "zero_spread"),
+        ((0.5, 0.75), ""),  # the least spread that is wanted
+        ((0.5, None), "zero_spread"),  # one score has no spread
+    ):
+        buffer = difficulty_buffer(min_spread=0.25, min_reward=0.125, max_reward=0.875)
+        assert buffer.why_useless(graded(rewards)) == why
+        assert buffer.add(graded(rewards)) == (not why)
+        assert buffer.rejected == ({why: 1} if why else {})
+        assert len(buffer) == (not why)
+
+
+SPREAD = {"min_spread": 1e-6, "max_reward": 0.9}
+VARIANCE = {"min_spread": 1e-6, "min_reward_variance": 0.1875}
+
+
+def test_spread_and_variance_are_those_of_the_shaped_rewards():
+    for bounds, rewards, shaped, why in (
+        (SPREAD, (0.0, 1.0), (None, 1.0), "zero_spread"),  # one was dropped
+        (SPREAD, (0.5, 0.5), (0.5, 0.25), ""),  # they differ by a penalty
+        (SPREAD, (1.0, 1.0), (0.0, 0.5), "too_easy"),  # the difficulty is that of plain rewards
+        # 0.25: p * (1 - p), and not 0.5, which n - 1 would give
+        (VARIANCE, (1.0, 1.0), (0.0, 1.0), ""),
+        (VARIANCE, (1.0,) * 4, (0.0, 0.0, 0.0, 1.0), ""),  # 0.1875, the least that is wanted
+        (VARIANCE, (1.0,) * 5, (0.0, 0.0, 0.0, 0.0, 1.0), "low_variance"),  # 0.16
+        (VARIANCE, (1.0, 1.0), (0.5, 0.5), "zero_spread"),  # the first reason
+    ):
+        credits = tuple(Credit(reward, (0.0,)) for reward in shaped)
+        buffer = difficulty_buffer(**bounds)
+        assert buffer.why_useless(replace(graded(rewards), credits=credits)) == why
+
+
+def test_a_group_in_which_every_rollout_is_masked_is_rejected():
+    cut, whole = Credit(1.0, (1.0,), trains=False), Credit(0.0, (-1.0,))
+    buffer, masked = difficulty_buffer(min_spread=1e-6), graded((1.0, 0.0))
+    assert buffer.why_useless(replace(masked, credits=(cut, whole))) == ""
+    assert buffer.why_useless(replace(masked, credits=(cut, cut))) == "untrained"
+    assert FifoBuffer().why_useless(replace(masked, credits=(cut, cut))) == ""

@@ -50,9 +50,7 @@ def test_a_group_has_reward_1_no_versions_and_trains_answers_with_their_stop_tok
         assert row.rollout_logprobs.tolist() == [0] * row.length
         dtypes = (row.token_ids.dtype, row.completion_mask.dtype, row.rollout_logprobs.dtype)
         assert (*dtypes, row.token_versions.dtype) == (np.int32, np.bool_, np.float32, np.int32)
-
-
-def test_demonstrations_that_end_are_reported_with_their_environment():
+    # Demonstrations that end are reported with their environment.
     two = told([[user("a"), assistant("b")]] * 2)
     two.name = "two"
     with pytest.raises(ValueError, match=r"environment 'two' ended, but .* needs 3: let"):
@@ -89,6 +87,9 @@ def test_every_turn_of_a_long_conversation_is_trained_in_one_row():
     assert row.token_ids[: len(prompt)].tolist() == prompt  # the last prompt, whole
     (rollout,) = SAMPLER.group(told(repeat(MANY_TURNS)), RENDERER, Random(0), 1, 1000)
     assert rollout.turns == 3
+    for end in (2, 4):  # after a question, and after a question and an answer
+        with pytest.raises(ValueError, match="ends without an answer"):
+            tokenize(RENDERER, MANY_TURNS[:end], 1000)
 
 
 def told(conversations):
@@ -125,12 +126,6 @@ def test_thinking_is_trained_and_a_format_that_drops_it_from_history_forks(tmp_p
     assert list(map(spans, rows)) == [["<think>\nhm\n</think>\n\nb<|im_end|>"], ["d<|im_end|>"]]
     assert "hm" not in TOKENIZER.decode(rows[1].token_ids)
     assert [set(row.turns[row.completion_mask]) for row in rows] == [{0}, {1}]
-
-
-def test_a_conversation_without_a_last_answer_is_refused():
-    for end in (2, 4):  # after a question, and after a question and an answer
-        with pytest.raises(ValueError, match="ends without an answer"):
-            tokenize(RENDERER, MANY_TURNS[:end], 1000)
 
 
 def contents(rate, *answers, count=200):

@@ -1,10 +1,10 @@
 """Episodes that a scripted engine plays with Qwen3's real renderer: rollouts, rewards, rows.
 
-Which errors cost a rollout, and which time counts for it.
+Which errors cost a rollout, and which time counts for it. Environments that hold the conversation
+ask the policy for every turn, also of several roles.
 """
 
 import asyncio
-import contextvars
 import json
 import logging
 import math
@@ -12,9 +12,6 @@ import re
 import time
 from contextlib import suppress
 from dataclasses import replace
-from itertools import islice
-from pathlib import Path
-from random import Random
 from types import SimpleNamespace
 
 import numpy as np
@@ -22,18 +19,11 @@ import pytest
 
 from envs.deadline import WAITING, Deadline
 from envs.episode import Example, StopReason, rewards_by_name
-from envs.maths.grading import final_answer, marked_answer, normalise, number
 from envs.messages import user
 from envs.mixture import Mixture
-from envs.protocol import Environment
-from envs.rewards import contains, exact_match, matches, number_match, token_f1
-from lab.viewer.export import write_page
-from rl.evaluation.play import write_rollouts
-from rl.evaluation.summary import PlayedExample
+from envs.protocol import ContextFull, Environment
 from rl.inference.completion import Completion, GenerationError, RequestFailed
-from rl.records import Rollout
 from rl.rollouts import __main__ as main
-from rl.runtime.folder import RunFolder
 from rl.sampling import clock as module
 from rl.sampling.clock import Clock, CompletionSlots
 from rl.sampling.demonstrations import DemonstrationSampler
@@ -42,12 +32,13 @@ from rl.sampling.prompt_lengths import FittingExamples
 from rl.sampling.renderer_chat import RendererChat
 from rl.sampling.rewarding import with_rewards
 from rl.sampling.row_builder import RowBuilder
+from rl.sampling.strategies import AdaptiveSize
 from rl.sampling.watchdog import Watchdog
-from tests.rl.sampling.test_speaker import Talking
-from tests.support.fuzz import FuzzedClient, large_texts, texts, tokens
+from tests.support.fuzz import FuzzedClient
 from tests.support.golden import golden
 from tests.support.scripted import (
     HI,
+    IM_END,
     PREFIX,
     SAMPLER,
     ScriptedClient,
@@ -57,6 +48,7 @@ from tests.support.scripted import (
     scoring,
     text,
     tiny_renderer,
+    tiny_tokenizer,
     trained,
 )
 from tests.support.virtual_time import run_virtually
@@ -99,12 +91,10 @@ def test_rollouts_and_requests_of_scripted_episodes():
     golden("sampling/rollouts", found)
 
 
-def test_a_reply_that_fills_the_row_and_the_limit_of_turns_end_an_episode():
+def test_a_reply_that_fills_the_row_ends_an_episode():
     (rollout,) = play(ScriptedEnv(("r" * 99,), 9), ScriptedClient("x"), max_seq_len=PREFIX + 50)
     assert (rollout.stop_reason, rollout.error) == (StopReason.CONTEXT, "")
     assert (rollout.reward, rollout.num_completion, rollout.rows[0].length) == (0.0, 2, PREFIX + 2)
-    (rollout,) = play(ScriptedEnv(("more",)), ScriptedClient("x"))
-    assert (rollout.stop_reason, rollout.reward) == (StopReason.MAX_TURNS, 0.0)
 
 
 def seeds(env, *, seed=5, group=0, size=3, sampler=SAMPLER) -> list:
@@ -169,7 +159,16 @@ def single(scored):
     return rollout
 
 
-def test_a_rollout_that_lacks_a_weighted_reward_after_the_first_is_unscorable():
+def test_a_weighted_reward_must_be_returned_and_one_without_a_weight_may_be_any_number():
+    hint = "only 'goood': did you mean 'goood'\\? "
+    with pytest.raises(ValueError, match=f"names 'good', but score.*{hint}"):
+        single({"goood": 1.0})
+    assert single({}).error.startswith("Mine.score (or score_group) did not return 'good'")
+    env = scoring(lambda *_: {"good": 1.0, "off": math.nan, "log": math.inf})
+    env.reward_weights = {"good": 2.0, "off": 0.0, "missing": 0.0}
+    (rollout,) = play(env, ScriptedClient("good"))
+    assert (rollout.reward, rollout.error) == (2.0, "")
+    # After the first rollout, one that lacks a weighted reward is unscorable.
     rollout, checked = single({"good": 1.0}), set()
     assert with_rewards(ScriptedEnv(), rollout, {"good": 1.0}, checked).reward == 2.0
     strict = type("Strict", (ScriptedEnv,), {"reward_weights": {"good": 2.0, "length": -0.5}})()
@@ -184,17 +183,6 @@ def test_a_rollout_that_lacks_a_weighted_reward_after_the_first_is_unscorable():
         assert said in unscored.error
 
 
-def test_a_weighted_reward_must_be_returned_and_one_without_a_weight_may_be_any_number():
-    hint = "only 'goood': did you mean 'goood'\\? "
-    with pytest.raises(ValueError, match=f"names 'good', but score.*{hint}"):
-        single({"goood": 1.0})
-    assert single({}).error.startswith("Mine.score (or score_group) did not return 'good'")
-    env = scoring(lambda *_: {"good": 1.0, "off": math.nan, "log": math.inf})
-    env.reward_weights = {"good": 2.0, "off": 0.0, "missing": 0.0}
-    (rollout,) = play(env, ScriptedClient("good"))
-    assert (rollout.reward, rollout.error) == (2.0, "")
-
-
 def by_turn(scored):
     """Return the rollout of three turns whose score returns this."""
     env = scoring(lambda *_: scored)
@@ -203,19 +191,15 @@ def by_turn(scored):
     return rollout
 
 
-def test_a_reward_by_turn_is_worth_its_sum_and_is_kept():
+def test_a_reward_by_turn_is_worth_its_sum_and_a_wrong_one_costs_the_rollout():
     rollout = by_turn({"good": [1, 0.5, 0], "length": 3})
     assert (rollout.turns, rollout.reward) == (3, 3.0)  # good weighs 2
     assert rollout.rewards == {"good": 1.5, "length": 3.0}
     assert rollout.turn_rewards == {"good": (1.0, 0.5, 0.0)}
     assert rollout.rows[0].turns.max() == 2
-
-
-def test_wrong_numbers_of_turns_and_what_is_no_number_cost_the_rollout():
     wrong = "returned 4 numbers for 'good' after 3 turns of the policy: return one for each turn"
     for value, said in (
         ([1] * 4, wrong),
-        ([1.0, math.nan, -math.nan], "NaN or infinity for ['good']"),
         ([1.0, math.inf, -math.inf], "NaN or infinity for ['good']"),
         ([None] * 3, "raised"),
     ):
@@ -261,6 +245,12 @@ def test_turns_whose_prompts_extend_are_one_row_with_the_values_of_each_token():
     (row,) = rows_of(([1, 2], [3]), ([7, 8], [])).freeze()
     assert row.token_ids.tolist() == [1, 2, 3]
     assert RowBuilder().freeze() == ()
+    # A prompt that rewrites history, or is shorter, forks, and no token is trained twice.
+    for rewritten in ([1, 2, 3, 0, 5], [1, 2, 3]):
+        first, second = rows_of(([1, 2], [3, 4]), (rewritten, [6, 7])).freeze()
+        assert (first.token_ids.tolist(), trained(first)) == ([1, 2, 3, 4], [3, 4])
+        assert (second.token_ids.tolist(), trained(second)) == ([*rewritten, 6, 7], [6, 7])
+        assert second.token_versions[-2:].tolist() == [6, 6]
 
 
 def test_kept_tokens_stand_at_the_tokens_that_were_sampled_from_them():
@@ -274,16 +264,6 @@ def test_kept_tokens_stand_at_the_tokens_that_were_sampled_from_them():
     assert first.kept.tolist() == [[4, -1], [6, 8], [7, -1]]
     assert first.kept.dtype == np.int32
     assert fork.kept is None
-
-
-@pytest.mark.parametrize("rewritten", [[1, 2, 3, 0, 5], [1, 2, 3]])  # changed, and shorter
-def test_a_prompt_that_rewrites_history_forks_and_trains_no_token_twice(rewritten):
-    first, second = rows_of(([1, 2], [3, 4]), (rewritten, [6, 7])).freeze()
-    assert first.token_ids.tolist() == [1, 2, 3, 4]
-    assert first.completion_mask.tolist() == [False, False, True, True]
-    assert second.token_ids.tolist() == [*rewritten, 6, 7]
-    assert second.completion_mask.tolist() == [False] * len(rewritten) + [True, True]
-    assert second.token_versions[-2:].tolist() == [6, 6]
 
 
 def examples(*lengths: int, env: str = "scripted") -> list[Example]:
@@ -312,13 +292,11 @@ def test_a_prompt_that_is_too_long_is_replaced_and_counted(max_prompt_len, probl
     assert "2 of 4 prompts" in caplog.text
 
 
-def test_a_data_set_without_a_usable_prompt_is_refused_at_the_start():
+def test_prompts_are_measured_at_the_start_with_the_tools_of_their_own_environment():
     said = "all 2 prompts of env 'scripted' fill max_seq_len=40: .* The shortest has 50 tokens"
     with pytest.raises(ValueError, match=said):
         fitting(examples(60, 50), None, 40)
 
-
-def test_prompts_are_measured_with_the_tools_of_their_own_environment():
     def find(word: str) -> str:
         """Find a word."""
         return word
@@ -329,8 +307,8 @@ def test_prompts_are_measured_with_the_tools_of_their_own_environment():
     with pytest.raises(ValueError, match="fill max_seq_len=256"):
         fitting(examples(50), env, 256)
     # A conversation that its environment holds has no prompt to measure.
-    holding = type("Holding", (ScriptedEnv,), {"holds_conversation": True})()
-    env = Mixture(envs={"one": ScriptedEnv(), "two": holding}, weights={"one": 1.0, "two": 1.0})
+    envs = {"one": ScriptedEnv(), "two": holding(None)}
+    env = Mixture(envs=envs, weights={"one": 1.0, "two": 1.0})
     assert {e.id for e in fitting(examples(50, 300, env="one"), env)} == {0}
     assert {e.id for e in fitting(examples(300, 300, env="two"), env)} == {0, 1}
 
@@ -422,9 +400,7 @@ def test_an_error_of_the_server_ends_the_run_and_a_failed_request_costs_its_roll
     (rollout,) = play(ScriptedEnv(), client, sampler=sampler)
     assert (rollout.stop_reason, rollout.reward) == (StopReason.ENGINE_ERROR, None)
     assert (rollout.error, rollout.retries) == (str(FAILED), 1)
-
-
-def test_if_the_shared_request_failed_each_rollout_sends_its_own():
+    # If a shared request failed, each rollout sends its own.
     rollouts = play(ScriptedEnv(), ScriptedClient(FAILED, "good", FAILED, "bad"), group_size=3)
     assert [rollout.reward for rollout in rollouts] == [2.0, None, 0.0]
 
@@ -437,21 +413,6 @@ def test_a_cancelled_group_is_no_error_of_the_environment():
 
     with pytest.raises(asyncio.CancelledError):
         play(Hanging(), ScriptedClient("good"))
-
-
-def test_a_rollout_with_an_environment_error_is_played_again():
-    left = [2]
-
-    async def score(self, episode):
-        left[0] -= 1
-        if left[0] >= 0:
-            raise OSError("the judge is busy")
-        return {"good": float(episode.text == "good")}
-
-    client = ScriptedClient("good")
-    (rollout,) = play(scoring(score), client, sampler=replace(SAMPLER, max_retries=2))
-    assert (rollout.reward, rollout.retries, len(client.requests)) == (2.0, 2, 3)
-    assert rollout.rows[0].num_completion == 5
 
 
 def test_waiting_for_the_limit_of_an_environment_does_not_count_towards_the_timeout():
@@ -630,21 +591,6 @@ def test_the_clock_runs_while_no_turn_waits_and_only_within_its_blocks():
     assert run_virtually(left()) == pytest.approx((10.0 - 2.0 - 4.0 - 1.0, 5.0 - 4.0))
 
 
-def test_a_turn_that_another_task_asks_for_pauses_the_clock_of_its_own_episode():
-    class Restarting(ScriptedClient):
-        async def generate(self, *args, **options):
-            with WAITING.get()():
-                await asyncio.sleep(100)  # for longer than sampler.rollout_timeout
-            return await super().generate(*args, **options)
-
-    async def talk(self, episode, speak):
-        task = speak(list(HI), None)
-        await asyncio.create_task(task, context=contextvars.Context())
-
-    (rollout,) = play(holding(talk), Restarting("good"))
-    assert (rollout.error, rollout.turns) == ("", 1)
-
-
 def test_the_time_of_the_server_is_that_of_all_requests_without_their_waits(monkeypatch):
     now = SimpleNamespace(monotonic=lambda: asyncio.get_running_loop().time())
     monkeypatch.setattr(module, "time", now)
@@ -664,63 +610,207 @@ def test_the_time_of_the_server_is_that_of_all_requests_without_their_waits(monk
     assert run_virtually(engine_time()) == pytest.approx(5.0)
 
 
-LONG = replace(SAMPLER, max_tokens=10**6)
-FUZZED = Example(0, "fuzzed", list(HI), {"answer": "12", "reversed": "olleh"})
+class Driving(Environment):
+    """Ask for a turn after each of `replies`, and score 1."""
 
+    name = "driving"
+    holds_conversation = True
+    reward_weights = {"one": 1.0}  # noqa: RUF012 as environments write it
 
-async def look(word: str) -> str:
-    """Look a word up."""
-    return f"{word} is a word: {chr(0xD800)}" if "漢" in word else word
+    def __init__(self, *replies):
+        self.replies = replies
 
+    async def play(self, episode, speak):
+        messages = list(HI)
+        spoken = await speak(messages, None)
+        for reply in self.replies:
+            messages = [*messages, self.repeat(spoken.message), user(reply)]
+            spoken = await speak(messages, None)
 
-class Fuzzed(Environment):
-    """A tool, and every way to read an answer that ships."""
-
-    name = "fuzzed"
-    tools = (look,)
-    max_turns = 2
-    describe_tools = False  # short prompts: the fuzz takes seconds
-    reward_weights = {"exact": 1.0}  # noqa: RUF012 as environments write it
+    def repeat(self, message):
+        return message
 
     async def score(self, episode):
-        answer = normalise((final_answer(episode.text) or "")[:500])
-        value = number(answer)
-        return {
-            "exact": await exact_match(episode),
-            "f1": await token_f1(episode),
-            "contains": await contains(episode),
-            "number": await number_match(episode, tolerance=0.1),
-            "form": await matches(episode, pattern=r"\s*<b>.*</b>\s*"),
-            "marked": float(marked_answer(episode.text) is not None),
-            "value": float(value == 12) if value is not None else 0.0,
-        }
+        return {"one": 1.0}
 
 
-def assert_scored_and_written(completions: list[list[int]], folder: Path) -> tuple[Rollout, ...]:
-    """Play as many rollouts as it takes to say each; files and pages hold them as strict JSON."""
-    client, rollouts = FuzzedClient(completions), ()
-    player = Player(LONG, Fuzzed(), chat_of(client, LONG, 10**7))
-    while client.given < len(completions):
-        rollouts += run_virtually(player.play_group(0, FUZZED, min(len(completions), 500)))
-    assert {(rollout.error, rollout.reward is None) for rollout in rollouts} == {("", False)}
-    assert StopReason.ENV_ERROR not in {rollout.stop_reason for rollout in rollouts}
-
-    def refuse(constant: str) -> None:
-        raise AssertionError(f"{constant} is no JSON")
-
-    examples = range(0, len(rollouts), 100)
-    played = [PlayedExample(replace(FUZZED, id=i), rollouts[i : i + 100]) for i in examples]
-    write_rollouts(folder / "rollouts.jsonl", played)
-    lines = (folder / "rollouts.jsonl").read_bytes().splitlines()
-    assert len([json.loads(line, parse_constant=refuse) for line in lines]) == len(rollouts)
-    write_page(RunFolder(folder), folder / "page.html", "fuzz")
-    return rollouts
+def changed(*replies, **methods):
+    """Return a Driving environment with these replies and methods."""
+    return type("Mine", (Driving,), methods)(*replies)
 
 
-def test_no_completion_ends_a_run_or_is_an_error_of_the_environment(tmp_path):
-    assert_scored_and_written([tokens(text, Random("large")) for text in large_texts()], tmp_path)
-    rng = Random("fuzz")
-    completions = [tokens(text, rng) for text in islice(texts(rng), 2_000)]
-    rollouts = assert_scored_and_written(completions, tmp_path)
-    assert sum(rollout.tool_calls for rollout in rollouts) > 500  # the tool was reached
-    assert 0 < sum(r.tool_errors for r in rollouts) < sum(r.tool_calls for r in rollouts)
+def test_a_text_is_scored_after_the_prompt_and_is_not_trained():
+    async def talk(self, episode, speak):
+        spoken = await speak(list(HI), None)
+        assert (spoken.prompt_tokens, spoken.completion_tokens) == (PREFIX, len("good") + 1)
+        logprobs = await speak.logprobs(list(HI), "42", after="so ")
+        episode.memory["known"] = logprobs, spoken.message["content"]
+
+    async def score(self, episode):
+        logprobs, said = episode.memory["known"]
+        return {"one": sum(logprobs) if said == "good" else 9.0}
+
+    client = ScriptedClient("good")
+    (rollout,) = play(changed(play=talk, score=score), client)
+    (row,) = rollout.rows
+    assert text(trained(row)) == b"good"
+    ((token_ids, version),) = client.scored
+    assert (bytes(token_ids[-5:]), version) == (b"so 42", 7)
+    assert token_ids[:-5] == row.token_ids[: len(token_ids) - 5].tolist()  # the turn's prompt
+    assert rollout.reward == -(ord("4") + ord("2")) / 8
+
+
+@pytest.mark.parametrize(("count", "num_scored"), [(255 - PREFIX, 1), (256 - PREFIX, 0)])
+def test_a_text_that_does_not_fit_ends_the_episode(count, num_scored):
+    """The limit is 256 tokens, and vLLM samples one after the text."""
+
+    async def talk(self, episode, speak):
+        await speak(list(HI), None)
+        await speak.logprobs(list(HI), "9" * count)
+
+    client = ScriptedClient("good")
+    (rollout,) = play(changed(play=talk), client)
+    assert (rollout.reward, len(client.scored)) == (1.0, num_scored)
+    assert rollout.stop_reason == (StopReason.STOP if num_scored else StopReason.CONTEXT)
+
+
+def test_a_changed_history_forks_the_rollout_at_every_turn_and_additional_keys_do_not():
+    def repeat(self, message):
+        added = dict.fromkeys(("refusal", "tool_calls"))
+        return {"role": "assistant", "content": message["content"], **added}
+
+    def say_something_else(self, message):
+        return {"role": "assistant", "content": "something else"}
+
+    (rollout,) = play(changed("more", "again", repeat=repeat), ScriptedClient("good"))
+    assert (len(rollout.rows), rollout.turns, rollout.error) == (1, 3, "")
+    forking = changed("more", "again", repeat=say_something_else)
+    (rollout,) = play(forking, ScriptedClient("good"))
+    assert (len(rollout.rows), rollout.num_completion) == (3, 3 * len("good?"))
+
+
+@pytest.mark.parametrize(
+    ("given", "repeated", "num_rows"),
+    [('{"a": 1}', '{ "a":1}', 1), ('{"a": 1}', '{"a": 2}', 2), ("{}", "", 1)],
+)
+def test_the_arguments_of_a_tool_call_may_be_repeated_as_json_text(given, repeated, num_rows):
+    def repeat(self, message):
+        function = {"name": "look", "arguments": repeated}
+        calls = [message["tool_calls"][0] | {"function": function}]
+        assert message["content"] == ""  # some clients repeat an empty text as null
+        return {**message, "content": None, "tool_calls": calls}
+
+    env = changed("more", repeat=repeat)
+    call = f'<tool_call>\n{{"name": "look", "arguments": {given}}}\n</tool_call>'
+    said = [[*tiny_tokenizer().encode(text), IM_END] for text in (call, "good")]
+    (rollout,) = play(env, FuzzedClient(said))
+    assert (len(rollout.rows), rollout.tool_calls, rollout.turns) == (num_rows, 1, 2)
+
+
+def test_the_policy_sees_the_tools_of_a_later_turn():
+    first, second = ([{"name": name, "description": "", "parameters": {}}] for name in ("f1", "f2"))
+
+    async def changing(self, episode, speak):
+        spoken = await speak(list(HI), first)
+        await speak([*HI, spoken.message, user("more")], second)
+
+    client = ScriptedClient("good")
+    (rollout,) = play(changed(play=changing), client, max_seq_len=4096)
+    assert len(rollout.rows) == 2  # the history was rendered again
+    later = text(client.requests[1][0])
+    assert (b"f1" in later, b"f2" in later) == (False, True)
+
+
+def test_a_full_context_ends_the_episode_even_if_the_environment_catches_it():
+    async def catching(self, episode, speak):
+        with suppress(ContextFull):
+            await Driving.play(self, episode, speak)
+
+    endless, client = Driving(*["more"] * 20), ScriptedClient("good")
+    # The second prompt has 50 tokens, and the third has 79.
+    for env, limit in ((endless, 60), (changed("more", "again", play=catching), 60), (endless, 50)):
+        (rollout,) = play(env, client, max_seq_len=limit)
+        assert (rollout.reward, rollout.stop_reason) == (1.0, StopReason.CONTEXT)
+    assert [len(prompt) for prompt, *_ in client.requests] == [PREFIX, 50] * 2 + [PREFIX]
+
+
+class Talking(Environment):
+    """Two roles speak by turns; `scores` gives each its rewards."""
+
+    name = "talking"
+    holds_conversation = True
+    reward_weights = {"won": 1.0}  # noqa: RUF012 as environments write it
+    scores = {"first": {"won": 1.0}, "second": {"won": 0.0}}  # noqa: RUF012
+
+    async def play(self, episode, speak):
+        talks = {"first": [user("one")], "second": [user("two")]}
+        for _ in range(2):
+            for role, messages in talks.items():
+                spoken = await speak(messages, None, role=role)
+                messages += [spoken.message, user("go on")]
+        episode.memory["rounds"] = 2
+
+    async def score(self, episode):
+        assert episode.memory["rounds"] == 2  # the roles share the memory
+        return self.scores[episode.role]
+
+
+def talking(**attributes):
+    return type("Mine", (Talking,), attributes)()
+
+
+def test_each_role_has_its_own_rollout_and_alternating_turns_do_not_fork():
+    first, second = play(Talking(), ScriptedClient("a", "b", "c", "d"))
+    found = [(r.role, r.reward, r.turns) for r in (first, second)]
+    assert found == [("first", 1.0, 2), ("second", 0.0, 2)]
+    assert [[text(trained(row)) for row in r.rows] for r in (first, second)] == [[b"ac"], [b"bd"]]
+    assert [m["content"] for m in second.messages] == ["two", "b", "go on", "d"]
+    assert [row.turns.max() for r in (first, second) for row in r.rows] == [1, 1]
+    assert first.others == ()
+    assert {r.stop_reason for r in (first, second)} == {StopReason.STOP}
+    first, second = play(Talking(), ScriptedClient("a", "b", "c", "d" * 40))
+    assert (first.stop_reason, second.stop_reason) == (StopReason.STOP, StopReason.MAX_TOKENS)
+
+
+def test_a_role_without_a_reward_is_counted_and_the_other_role_keeps_its_own():
+    for given, said in (
+        ({}, "returned no reward for the role 'second': return NaN if this role must not"),
+        ({"won": [1.0, math.nan]}, "returned NaN or infinity for ['won']"),
+        ({"won": math.nan}, ""),  # the environment does not train this role
+    ):
+        env = talking(scores={"first": {"won": 1.0}, "second": given})
+        first, second = play(env, ScriptedClient("a"))
+        assert (first.reward, first.error, second.reward) == (1.0, "", None)
+        assert said in second.error
+        assert bool(second.error) == bool(said)
+
+
+def test_roles_share_the_number_of_their_episode_and_strategies_read_a_reward_that_is_no_nan():
+    async def score(self, episode):
+        return {"won": math.nan if episode.role == "first" else float(episode.number)}
+
+    strategy = AdaptiveSize(max_rounds=3)  # ends after the first round in which rewards differ
+    rollouts = play(talking(score=score), ScriptedClient("a"), 2, strategy=strategy)
+    found = [(r.role, r.reward) for r in rollouts]
+    assert found == [("second", 0.0), ("first", None), ("second", 1.0), ("first", None)]
+    assert [r.messages[0]["content"] for r in rollouts] == ["two", "one"] * 2
+
+
+def test_a_wrong_name_of_one_role_and_score_group_of_several_roles_are_refused():
+    env = talking(scores={"first": {"won": 1.0}, "second": {"lost": 1.0}})
+    with pytest.raises(ValueError, match=r"names 'won', but score.* returned only 'lost'"):
+        play(env, ScriptedClient("a"))
+    compared = talking(score_group=lambda _, episodes: [{"won": 1.0} for _ in episodes])
+    for rollout in play(compared, ScriptedClient("a")):
+        assert rollout.error.startswith("several roles spoke, which score_group does not allow")
+
+
+@pytest.mark.parametrize("answered", [(), ("a",)])
+def test_a_failed_request_of_any_role_costs_the_episode_even_if_it_is_caught(answered):
+    async def swallow(self, episode, speak):
+        with suppress(RequestFailed):
+            await Talking.play(self, episode, speak)
+
+    client = ScriptedClient(*answered, RequestFailed("vLLM answered 500"))
+    for rollout in play(talking(play=swallow), client):
+        assert (rollout.reward, rollout.stop_reason) == (None, StopReason.ENGINE_ERROR)

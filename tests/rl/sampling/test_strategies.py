@@ -1,21 +1,30 @@
-"""How strategies make a group: which attempts form it, and turns that begin with given tokens."""
+"""How strategies make a group: which attempts form it, and turns that begin with given tokens.
+
+The reference scores the tokens of the policy after a prompt that holds a hint.
+"""
 
 import asyncio
 from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
 
 from envs.episode import Example, StopReason
 from envs.messages import user
+from envs.protocol import Pool
+from losses.aggregation import token_mean
 from rl.dry_call.rewards import made_up_rollout
-from rl.records import Group
-from rl.rollouts.buffer import FifoBuffer
-from rl.rollouts.sampling_limits import FailureLimits
+from rl.records import Credit, Group, MicroBatch, Rollout
+from rl.rollouts import __main__ as main
+from rl.rollouts.plan import plan, weighted_rows
 from rl.sampling.branch import Branch
 from rl.sampling.prefix import prefix_of, turns_of
+from rl.sampling.renderer_chat import render
 from rl.sampling.strategies import AdaptiveSize, Extremes, HintWhenAllFail
 from rl.sampling.strategy import Independent, StartedGroup, Strategy, play_strategy
+from tests.rl.sampling.test_player import holding
 from tests.support import scripted
 from tests.support.rollouts import row
 from tests.support.scripted import (
@@ -26,6 +35,7 @@ from tests.support.scripted import (
     ScriptedClient,
     ScriptedEnv,
     text,
+    tiny_renderer,
     trained,
 )
 
@@ -48,9 +58,8 @@ EXTREMES, ADAPTIVE = Extremes(factor=2), AdaptiveSize(max_rounds=3)
 HINT = HintWhenAllFail(num_hinted=2, failed_reward=0.0)
 
 
-@pytest.mark.parametrize(
-    ("strategy", "rewards", "group", "num_played", "num_hinted"),
-    [
+def test_which_attempts_form_the_group():
+    for strategy, rewards, group, num_played, num_hinted in (
         # The best and the worst of twice as many attempts.
         (EXTREMES, [0, 3, 1, 2, 5, 4], [5, 4, 0], 6, 0),
         (EXTREMES, [None, 3, 1, 2], [3, 1], 4, 0),
@@ -65,12 +74,10 @@ HINT = HintWhenAllFail(num_hinted=2, failed_reward=0.0)
         (HINT, [0, 0.5, 0, 9, 9], [0, 0.5, 0], 3, 0),  # one has not failed
         (HINT, [None, None, None, 9, 9], [None] * 3, 3, 0),  # none has failed
         (HINT, [0, 1], [1], 1, 1),  # more than the group has
-    ],
-)
-def test_which_attempts_form_the_group(strategy, rewards, group, num_played, num_hinted):
-    seeds = [(i, None if i < num_played else "") for i in range(num_played + num_hinted)]
-    size = 2 if strategy is ADAPTIVE else len(group)
-    assert made(strategy, rewards, size) == (group, seeds)
+    ):
+        seeds = [(i, None if i < num_played else "") for i in range(num_played + num_hinted)]
+        size = 2 if strategy is ADAPTIVE else len(group)
+        assert made(strategy, rewards, size) == (group, seeds)
 
 
 def play(strategy, client, env, size, seed=None):
@@ -120,15 +127,13 @@ def test_the_uncertainty_is_the_mean_of_a_window_that_ends_with_its_turn():
         assert branch().position(rollout) is None
 
 
-def test_branches_are_shared_among_the_roots():
+def test_branches_are_shared_among_the_roots_that_can_have_them():
     for size, roots in ((1, 1), (3, 1), (4, 2), (7, 3)):
         client = ScriptedClient(*(f"{i}" for i in range(20)))
         rollouts = play(branch(), client, ScriptedEnv(), size)
         begins = [said[0] for (said,) in texts(rollouts)]
         assert begins == [str(i if i < roots else i % roots) for i in range(size)]
-
-
-def test_a_root_that_failed_or_has_one_token_gets_no_branch():
+    # A root that failed or has one token gets no branch.
     failed = play(branch(), ScriptedClient(TimeoutError()), ScriptedEnv(), 3)
     assert [r.stop_reason for r in failed] == [StopReason.TIMEOUT] * 3
     # The first root has no token after its first one, so all branches begin in the second root.
@@ -183,15 +188,6 @@ def test_groups_are_scored_after_a_strategy_that_reads_no_rewards():
         said = f"{type(reading).__name__} reads the rewards of attempts, but score_group"
         with pytest.raises(ValueError, match=said):
             play(reading, ScriptedClient("a"), Ranked(), 4)
-
-
-def test_eight_batches_of_groups_without_a_rollout_end_the_run():
-    limits, buffer = FailureLimits(group_size=2, groups_per_step=9), FifoBuffer()
-    group = Group(0, GROUP.example, 0, (), ())
-    for _ in range(71):
-        assert not limits.record_decision(accepted=buffer.add(group), counts=buffer.rejected)
-    end = limits.record_decision(accepted=buffer.add(group), counts=buffer.rejected)
-    assert "(whole run: 72 without_rollouts)" in str(end)
 
 
 AT_1 = replace(SAMPLER, temperature=1.0)
@@ -259,11 +255,6 @@ def test_masked_tokens_are_context_and_trained_ones_have_the_policys_logprobs():
         assert rollout.num_completion == (5 if trains else 3)
         ((prompt, sampling, n, _),) = client.requests  # given tokens cost the turn's limit
         assert (prompt[PREFIX:], sampling["max_tokens"], n) == ([*b"go"], 30, 1)
-
-
-def holding(play):
-    """Return an environment that holds the conversation."""
-    return type("Holding", (ScriptedEnv,), {"holds_conversation": True, "play": play})()
 
 
 def test_a_turn_that_an_environment_begins_is_told_from_the_sampled_rest():
@@ -378,13 +369,16 @@ def test_an_attempt_with_a_hint_trains_on_the_prompt_that_it_saw():
     assert len(hinted) == PREFIX + 2 + len("\n\nSay good.")
 
 
-def test_samplers_with_which_logprobs_or_stops_would_be_wrong_are_refused():
+def test_samplers_and_prefixes_with_which_logprobs_or_prompts_would_be_wrong_are_refused():
     with pytest.raises(ValueError, match=r"set sampler\.stop="):
         played(once(prefix="a"), ScoringClient("x"), sampler=replace(AT_1, stop=("x",)))
     trains = once(prefix="a", prefix_trains=True)
     for sampler in (SAMPLER, replace(AT_1, top_p=0.9)):
         with pytest.raises(ValueError, match="at temperature 1 only, but the sampler has"):
             played(trains, ScoringClient("x"), sampler=sampler)
+    # The attempt of this prefix saw another hint.
+    with pytest.raises(ValueError, match="was sampled after a first prompt that differs"):
+        played(continued(0, 2, hint=""), ScoringClient("good"), hint="Say good.")
 
 
 def test_a_prefix_that_leaves_no_token_costs_its_rollout():
@@ -407,6 +401,168 @@ def test_a_prefix_is_continued_by_every_retry():
     assert (rollout.retries, rollout.messages[-1]["content"]) == (1, "good")
 
 
-def test_a_prefix_of_an_attempt_that_saw_another_hint_is_refused():
-    with pytest.raises(ValueError, match="was sampled after a first prompt that differs"):
-        played(continued(0, 2, hint=""), ScoringClient("good"), hint="Say good.")
+HINTED = (user("hi\n\nSay good."),)
+EXAMPLE = Example(id=3, env="scripted", messages=list(HI), info={"hint": "Say good."})
+
+
+def answered(env, *answers: str, size: int = 1, hinted: bool = True, **options):
+    """Return rollouts of EXAMPLE."""
+    options |= {"hinted": hinted, "info": EXAMPLE.info}
+    return scripted.play(env, ScriptedClient(*answers), size, **options)
+
+
+def rendered(*messages) -> list[int]:
+    return render(tiny_renderer(), list(messages))
+
+
+def prompts(rollout: Rollout) -> list[list[int]]:
+    """Return the hinted prompt of each row."""
+    return [row.hinted_prompt.tolist() for row in rollout.rows]
+
+
+def micro_batch(*rollouts: Rollout, envs: tuple[str, ...] = ("scripted",)) -> MicroBatch:
+    groups = [
+        Group(i, replace(EXAMPLE, env=env), 0, (rollout,), (Credit(1.0, (1.0,)),))
+        for i, (rollout, env) in enumerate(zip(rollouts, envs, strict=True))
+    ]
+    rows = weighted_rows(groups, token_mean)
+    (share,) = plan(rows, step=0, ranks=1, tokens_per_micro_batch=10_000, metrics={})
+    (micro,) = share.micro_batches
+    if micro.hinted_mask is not None:  # the hinted prompts are followed by the same tokens
+        chosen = micro.token_ids[micro.completion_mask].tolist()
+        assert micro.hinted_token_ids[micro.hinted_mask].tolist() == chosen
+    return micro
+
+
+def test_a_group_shares_one_hinted_prompt_and_the_same_turns_and_replies_follow_it():
+    rollouts = answered(ScriptedEnv(), "good", "bad", size=2)
+    assert [prompts(rollout) for rollout in rollouts] == [[rendered(*HINTED)]] * 2
+    (rollout,) = answered(ScriptedEnv(("more", "again"), 5), "one", "two", "good")
+    (row,) = rollout.rows
+    assert row.hinted_prompt.dtype == np.int32
+    assert row.token_ids.tolist()[: len(rendered(*HI))] == rendered(*HI)  # without a hint
+    after = row.token_ids.tolist()[len(rendered(*HI)) :]
+    assert micro_batch(rollout).hinted_token_ids[0].tolist() == [*rendered(*HINTED), *after]
+    assert trained(row) == [*b"one", IM_END, *b"two", IM_END, *b"good", IM_END]
+
+
+class Rewriting(ScriptedEnv):
+    """Reply with an assistant message, so that the whole conversation is rendered again."""
+
+    async def reply(self, episode, message):
+        return [{"role": "assistant", "content": "x"}, user("go")] if episode.turns == 1 else None
+
+
+def test_a_fork_begins_with_a_hinted_prompt():
+    thought = "<think>\nhm\n</think>\n\nyes"  # the format drops it from history
+    (rollout,) = answered(Rewriting(max_turns=3), thought, "good")
+    history = rollout.messages[1:4]  # the policy's turn and the reply
+    assert prompts(rollout) == [rendered(*HINTED), rendered(*HINTED, *history)]
+    first, second = rollout.rows
+    assert trained(first) == [*thought.encode(), IM_END]
+    assert second.token_ids.tolist() == [*rendered(*HI, *history), *b"good", IM_END]
+    assert micro_batch(rollout).hinted_token_ids is not None
+
+
+def test_the_teacher_of_an_environment_that_holds_the_conversation_reads_the_hint():
+    async def hold(self, episode, speak):
+        spoken = await speak(list(HI), None)
+        await speak([*HI, spoken.message, user("more")], None)
+
+    (rollout,) = answered(holding(hold), "one", "good")
+    assert prompts(rollout) == [rendered(*HINTED)]
+
+
+def telling(hint) -> ScriptedEnv:
+    """Return an environment with this `teacher_messages`."""
+    return type("Mine", (ScriptedEnv,), {"teacher_messages": hint})()
+
+
+class Sharing(ScriptedEnv):
+    """The teacher sees a sibling's success, or what was wrong with the answer (SDPO)."""
+
+    def teacher_messages(self, example, messages, episode=None, group=()):
+        siblings = [e.text for e in group if e is not episode and e.reward == 2.0]
+        hint = f"Right: {siblings[0]}" if siblings else f"Not {episode.text}: {episode.reward}"
+        return [*messages, user(hint)]
+
+
+class Ranking(Sharing):
+    """The reward is known when the group is complete."""
+
+    async def score(self, episode):
+        return {}
+
+    async def score_group(self, episodes):
+        return [{"good": float(episode.text == "good")} for episode in episodes]
+
+
+def hints_of(rollouts: tuple[Rollout, ...], *hints: str) -> None:
+    """Assert the hint of each rollout's row."""
+    assert [prompts(rollout) for rollout in rollouts] == [
+        [rendered(*HI, user(hint))] for hint in hints
+    ]
+
+
+def test_a_hint_may_be_made_of_the_finished_episode_and_its_siblings():
+    rollouts = answered(Sharing(), "bad", "good", "worse", "good", size=4)
+    hints_of(rollouts, *["Right: good"] * 4)
+    rollouts = answered(Sharing(), "bad", "worse", size=2)
+    hints_of(rollouts, "Not bad: 0.0", "Not worse: 0.0")
+    rollouts = answered(Ranking(), "bad", "good", size=2)
+    hints_of(rollouts, "Right: good", "Not good: 2.0")
+
+
+TOLD = [*HINTED]  # the same list for every attempt
+
+
+@pytest.mark.parametrize("env", [ScriptedEnv(), telling(lambda *_: TOLD)])
+def test_the_teacher_of_an_attempt_with_a_hint_reads_the_hint_once(env):
+    strategy = HintWhenAllFail(num_hinted=2, failed_reward=0.0)
+    plain, *hinted = answered(env, "bad", size=3, strategy=strategy)
+    micro = micro_batch(plain, *hinted, envs=(env.name,) * 3)
+    for rollout in hinted:
+        assert [m["content"] for m in rollout.messages] == ["hi\n\nSay good.", "bad"]
+        assert rollout.rows[0].token_ids.tolist()[: len(rendered(*HINTED))] == rendered(*HINTED)
+    assert micro.hinted_token_ids.tolist() == [micro.hinted_token_ids[0].tolist()] * 3
+
+
+def test_a_hint_that_fails_costs_only_its_rollout():
+    def unhelpful(self, example, messages, episode, *_):
+        return [*messages, user({"good": "yes"}[episode.text])]
+
+    bad, good = answered(telling(unhelpful), "bad", "good", size=2)
+    assert (bad.rows, bad.reward, bad.stop_reason) == ((), None, StopReason.ENV_ERROR)
+    assert "teacher_messages raised KeyError: 'bad'" in bad.error
+    assert good.reward == 2.0
+    hints_of((good,), "yes")
+
+
+def test_rows_without_hints_keep_their_prompt_in_a_mixed_micro_batch():
+    (rollout,) = answered(ScriptedEnv(), "good", hinted=False)
+    assert rollout.rows[0].hinted_prompt is None
+    micro = micro_batch(rollout)
+    assert (micro.hinted_token_ids, micro.hinted_mask) == (None, None)
+    (hinted,) = answered(ScriptedEnv(), "good")
+    (plain,) = answered(ScriptedEnv(), "longer than that", hinted=False)
+    micro = micro_batch(hinted, plain, envs=("words", "maths"))
+    assert micro.envs == ("maths", "words")  # the longest first
+    ids = plain.rows[0].token_ids.tolist()
+    assert micro.hinted_token_ids[0, : len(ids)].tolist() == ids
+
+
+def test_an_example_without_a_hint_is_refused_before_the_first_rollout(monkeypatch):
+    monkeypatch.setattr(main, "sees_hint", lambda config, name: name == "scripted")
+    without = replace(EXAMPLE, id=4, info={"hint": " "})
+    other = replace(without, env="other")  # whose reference does not see hints
+
+    def hinted_envs(strategy, *examples):
+        run: Any = SimpleNamespace(plain=dict)
+        return main._hinted_envs(run, ScriptedEnv(), [Pool(1.0, examples)], strategy)
+
+    shown = HintWhenAllFail(num_hinted=1, failed_reward=0.0)
+    assert hinted_envs(Independent(), other) == frozenset()
+    assert hinted_envs(shown, EXAMPLE) == {"scripted"}
+    for strategy, examples in ((Independent(), (EXAMPLE, without)), (shown, (other,))):
+        with pytest.raises(ValueError, match="example 4 of env 'scripted' has no hint"):
+            hinted_envs(strategy, *examples)
