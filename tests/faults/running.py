@@ -6,7 +6,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, suppress
 from itertools import islice
@@ -31,14 +31,13 @@ RUN = [
     "evaluation.rollouts_per_example=1",
 ]  # fmt: skip
 DISK_MIB = 200
-LONGEST_S = 600
 
 
 class ScriptedRun:
     """A run of train.py with the scripted engine, and the fault that it meets."""
 
     settings: Sequence[str] = RUN
-    longest_s, most_mismatch = LONGEST_S, float("inf")
+    longest_s, most_mismatch = 600, float("inf")
 
     def __init__(self, case: Case, folder: Path) -> None:
         self.case, self.folder = case, RunFolder(folder / "run")
@@ -107,16 +106,10 @@ class ScriptedRun:
         if not wait_for(due, self.longest_s, every=0.01):  # because some moments are short
             return  # the row then says that the fault did not happen
         victim = self.pid(name) if name else 0
-        for each in case.fault.signals:
-            if process.poll() is not None or victim <= 1:
-                return  # the run has ended; kill(0) would signal the group of the campaign
-            self.happened = True
-            if isinstance(each, signal.Signals):
-                with suppress(ProcessLookupError):
-                    os.kill(victim, each)
-            else:
-                time.sleep(each)
-        self.happened |= process.poll() is None
+        if name and (process.poll() is not None or victim <= 1):
+            return  # the run has ended
+        send(victim, case.fault.signals)
+        self.happened = bool(name) or process.poll() is None
         self._damage()
 
     def _damage(self) -> None:
@@ -179,6 +172,16 @@ def run(case: Case, folder: Path, kind: type[ScriptedRun] = ScriptedRun) -> dict
     row: dict[str, object] = {"case": case.key, "outcome": outcome, "happened": one.happened}
     row |= {"ok": not problems, "problems": problems}
     return row | {"seconds": round(time.monotonic() - began, 1)}
+
+
+def send(victim: int, signals: Iterable[float]) -> None:
+    """Send signals to a process, and wait for so many seconds where there is a number instead."""
+    for each in signals:
+        if not isinstance(each, signal.Signals):
+            time.sleep(each)
+        elif victim > 1:  # kill(0) would signal the group of this program
+            with suppress(ProcessLookupError):
+                os.kill(victim, each)
 
 
 def _attempt(one: ScriptedRun, problems: list[str], *more: str, inflicts: bool = False) -> str:

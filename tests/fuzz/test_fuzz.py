@@ -11,7 +11,7 @@ from rl.config.check import check
 from rl.config.schema import ConfigError
 from rl.rollouts.__main__ import dispatcher_state
 from rl.runtime.folder import RunFolder
-from tests.fuzz.cases import Limits, findings
+from tests.fuzz.cases import findings
 from tests.fuzz.readers import COOLER, READERS
 from tests.support.composing import composed
 
@@ -29,8 +29,7 @@ for _ in range(3000):
 def test_a_damaged_input_is_read_or_refused_by_the_documented_error(name, tmp_path):
     reader = READERS[name](tmp_path)
     numbers = [*range(CASES[name]), *FOUND.get(name, [])]
-    with Limits(seconds=60.0) as limits:
-        assert list(findings(reader, name, 0, numbers, limits)) == []
+    assert list(findings(reader, name, 0, numbers, seconds=60.0)) == []
 
 
 @pytest.mark.parametrize(
