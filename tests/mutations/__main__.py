@@ -25,19 +25,6 @@ from tests.mutations.catalogue import MUTATIONS, REPO, Mutation
 OUTCOMES = {0: "NOT NOTICED", 1: "noticed", 2: "noticed"}
 
 
-def copy_of(repo: Path, folder: Path) -> Path:
-    """Copy all files that git tracks or would track, and link the virtual environment."""
-    listed = ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"]
-    names = subprocess.run(listed, cwd=repo, capture_output=True, check=True).stdout
-    for name in filter(None, names.decode().split("\0")):
-        if (repo / name).is_file():
-            (folder / name).parent.mkdir(parents=True, exist_ok=True)
-            shutil.copy2(repo / name, folder / name)
-    if (repo / ".venv").exists():
-        (folder / ".venv").symlink_to((repo / ".venv").resolve())
-    return folder
-
-
 def outcome_of(mutation: Mutation, root: Path, timeout: float) -> tuple[str, str]:
     """Run the tests with the mistake; return the outcome and the first test that failed."""
     if mutation.needs_vllm:
@@ -70,7 +57,9 @@ def main() -> int:
     write = Console(markup=False, highlight=False, soft_wrap=True).print
     missed = []
     with tempfile.TemporaryDirectory(prefix="mutations-") as folder:
-        root = copy_of(REPO, Path(folder))
+        root, left_out = Path(folder, "repo"), (".git", ".venv", "outputs", "__pycache__")
+        shutil.copytree(REPO, root, ignore=shutil.ignore_patterns(*left_out))
+        (root / ".venv").symlink_to(REPO / ".venv")
         for mutation in MUTATIONS:
             if any(fnmatch(mutation.name, pattern) for pattern in asked.select):
                 began = time.monotonic()

@@ -46,25 +46,19 @@ def main(job: Job):
     with open("calls.txt", "a") as file:
         file.write(f"rate={config['rate']} seed={config['seed']} from {first} on {cores}\n")
     print("printed by a job", *job.command[1:])
+    seed, noise = config["seed"], config["noise"]
+    reward = config["rate"] + (seed if noise is None else noise * (seed * 5 % 7 - 3) / 3)
     # A test finds the process of a job by its open files.
     with stopped_by_signals() as stop, run_folder.metrics.open("a"):
         stop.waits = True
-        take_steps(config, metrics, first, broken, stop)
-    if stop.asked:
-        raise Stopped(stop.number)
+        for step in range(first, config["max_steps"]):
+            if broken and config["crash"] == "error" and step == 2:
+                raise RunFailed("vLLM is gone\nand more")
+            metrics.append(step, {"train/reward": reward, "time/step": 6.0})
+            time.sleep(config["pause"])
+            if stop.asked:
+                raise Stopped(stop.number)
     return config["rate"]
-
-
-def take_steps(config, metrics, first, broken, stop):
-    for step in range(first, config["max_steps"]):
-        if stop.asked:
-            return
-        if broken and config["crash"] == "error" and step == 2:
-            raise RunFailed("vLLM is gone\nand more")
-        seed, noise = config["seed"], config["noise"]
-        reward = config["rate"] + (seed if noise is None else noise * (seed * 5 % 7 - 3) / 3)
-        metrics.append(step, {"train/reward": reward, "time/step": 6.0})
-        time.sleep(config["pause"])
 
 
 if __name__ == "__main__":
