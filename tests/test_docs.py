@@ -69,19 +69,6 @@ def test_the_page_of_benchmarks_equals_the_kept_measurements() -> None:
     assert all(f"## {program}\n" in text for program in programs())
 
 
-def test_the_page_of_ideas_names_choices_and_files_that_exist() -> None:
-    text, lab = (DOCS / "ideas.md").read_text(), REPO / "examples" / "my-lab"
-    named = re.findall(r"(?<![\w.])([a-z_]+)=([\w,-]+)", text)
-    groups = [(group, value) for group, value in named if (CONF / group).is_dir()]
-    assert len(groups) > 25
-    for group, value in ((group, value) for group, values in groups for value in values.split(",")):
-        files = [home / group / f"{value}.yaml" for home in (CONF, lab / "conf")]
-        assert any(file.is_file() for file in files), (group, value)
-    mine = re.findall(r"`(\w+\.py)` of\s+my-lab", text)
-    assert len(mine) > 8
-    assert all((lab / "my_lab" / name).is_file() for name in mine)
-
-
 async def test_the_environments_of_the_documentation_run_as_they_stand(monkeypatch, tmp_path):
     modules = {}
     sources = printed.files(DOCS / "environments.md")

@@ -5,7 +5,6 @@ from importlib import import_module
 import pytest
 
 from benchmarks.first_hour.__main__ import STAGES
-from benchmarks.first_hour.runs import ALIKE, IN_BFLOAT16, RUNS, gaps
 from benchmarks.first_hour.update import config
 from rl.dry_call.learn import run_with_facts
 from rl.model.shape import GIB, shape
@@ -42,11 +41,3 @@ def test_the_plan_is_within_15_percent_of_the_measured_peak(size, adapter, how, 
     sizes = shape(config(size, tiny=False).to_dict())
     plan = trainer_need(run, sizes, ranks=1, first=False, on_gpu=True).on_device / GIB
     assert plan == pytest.approx(measured, rel=0.15)
-
-
-def test_runs_are_compared_by_the_metrics_of_training_alone():
-    ours = {"train/loss": 1.0, "train/only": 2.0, "time/update": 5.0, "eval/reward": 1.0}
-    expected = {"train/loss": 1.1, "time/update": 6.0}
-    found = {key: gap for gap, key in gaps(ours, expected)}
-    assert found == {"train/loss": pytest.approx(0.1 / 1.1), "train/only": float("inf")}
-    assert set(IN_BFLOAT16) <= {*RUNS, *ALIKE}

@@ -200,8 +200,6 @@ advantage: returned 15 numbers instead of 16
     def mine(group): return group.rewards[:-1]
 advantage: returned 2 numbers instead of 1 numbers: return one per turn of a rollout
     def mine(group): return [[0.0] * (len(t or ()) + 1) for t in group.turn_rewards]
-advantage: returned inf instead of a finite number
-    def mine(group): return [float('inf')] * len(group.rewards)
 advantage: ZeroDivisionError
     def mine(group): return [1 / (max(r or 0 for r in group.rewards) - 1) for _ in group.rewards]
 advantage: as JSON ({1: 0.5} becomes {'1': 0.5}): return only numbers, texts, lists, and dicts
@@ -212,8 +210,6 @@ advantage: as JSON ({1: 0.5} becomes {'1': 0.5}): return only numbers, texts, li
 reward: derive it from rl.rollouts.credit.RewardShaping
     class mine:
         pass
-correction: return Correction(weights,
-    def mine(tokens): return tokens.anchor
 batch_credit: to [[1], [1]]: return as many
     def mine(groups): return [g.credits[:1] for g in groups]
 batch_credit: called with groups with the rewards [], raised ZeroDivisionError: division by
@@ -224,10 +220,6 @@ batch_credit: returned nan instead of a finite number
     def mine(groups):
         nan = (float('nan'),)
         return [[replace(c, advantages=nan) for c in g.credits] for g in groups]
-aggregation: 1 numbers instead of 4
-    def mine(lengths, groups): return [1.0]
-truncation: return Credit(reward, trains=...)
-    def mine(rollout): return 0.0
 kl.estimator: without a gradient
     def mine(a, b): return (a - b).detach()
 buffer: draw 16 new groups that add() accepted
@@ -238,12 +230,6 @@ buffer: drew the group 0 in two batches: as MixedBuffer does, use rl.rollouts.bu
         def state(self): return {}
         def load(self, state): ...
         def undo_draw(self): ...
-buffer: drew the group 0 in two batches: as MixedBuffer does, use rl.rollouts.buffer.replayed
-    class mine(Repeating):
-        def again(self, group): return replayed(group, 1)
-buffer: num_new(16) returned 0: return 1 to 16
-    class mine(FifoBuffer):
-        def num_new(self, count): return 0
 env: has examples of type str
     class mine(Environment):
         def examples(self, split): return ['question']
@@ -264,8 +250,6 @@ strategy: remembers groups, but not after a resume: define state() and load()
             rollouts = await super().play(group, play_one, size)
             self.sums[group.example.id] = sum(r.reward or 0 for r in rollouts)
             return rollouts
-critic.estimator: [2]: return a tensor with one advantage for each value, of shape [2, 3]
-    def mine(rewards, values): return (rewards - values).sum(1)
 logger: cannot be imported: Module
     import a_package_of_nobodys
     def mine(): ...
@@ -273,16 +257,14 @@ logger: cannot be imported: Module
 IMPORTS = """
 from dataclasses import replace
 from envs.protocol import Environment
-from losses.correction import Correction
 from losses.tokens import TokenLoss
-from rl.rollouts.buffer import FifoBuffer, replayed
+from rl.rollouts.buffer import FifoBuffer
 from rl.sampling.strategy import Independent, Strategy
 
 class Repeating(FifoBuffer):
-    def again(self, group): return group
     def num_new(self, count): return count - 1
     def draw(self, step, count, max_staleness, running):
-        if not step: self.first = self.again(self._groups[0])
+        if not step: self.first = self._groups[0]
         new = super().draw(step, count - 1, max_staleness, running)
         return new and [*new, self.first] if step else new
 """
@@ -291,9 +273,7 @@ class Repeating(FifoBuffer):
 @pytest.mark.parametrize(
     ("group", "said", "text"), re.findall(r"(?m)^([\w.]+): (.+)\n((?: {4}.+\n)+)", UNUSABLE)
 )
-def test_what_a_run_cannot_use_is_refused_with_its_file(group, said, text, own, config, modules):
-    if group.startswith("critic."):
-        config["critic"] = chosen("critic", "value")
+def test_what_a_run_cannot_use_is_refused_with_its_file(group, said, text, own, modules):
     with pytest.raises(ConfigError) as caught:
         learn(own(group, IMPORTS + dedent(text)))
     problem = caught.value.problems[0]
