@@ -169,9 +169,8 @@ def run(case: Case, folder: Path, kind: type[ScriptedRun] = ScriptedRun) -> dict
     # A process that has just created a semaphore, such as one of another program, maps it soon.
     wait_for(lambda: not _left_in_shared_memory() - before, 10)
     problems += [f"left in shared memory: {n}" for n in sorted(_left_in_shared_memory() - before)]
-    row: dict[str, object] = {"case": case.key, "outcome": outcome, "happened": one.happened}
-    row |= {"ok": not problems, "problems": problems}
-    return row | {"seconds": round(time.monotonic() - began, 1)}
+    row = {"case": case.key, "outcome": outcome, "happened": one.happened, "ok": not problems}
+    return row | {"problems": problems, "seconds": round(time.monotonic() - began, 1)}
 
 
 def send(victim: int, signals: Iterable[float]) -> None:

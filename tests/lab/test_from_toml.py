@@ -85,7 +85,7 @@ def test_each_key_is_translated_or_named_with_the_reason(text, command, noted):
         ("[orchestrator.sampling]\ntop_p = 0.9\ntop_k = 64", False),
         ("[orchestrator.sampling]\ntop_k = 129", True),
         ("[orchestrator.sampling]\ntop_k = 64\nrepetition_penalty = 1.1", True),
-        (HOSTED.replace("owner/unknown", "gsm8k"), False),
+        (HOSTED.replace("owner/unknown", "arithmetic").partition("harness")[0], False),
     ],
 )
 def test_a_command_passes_the_check_and_accepts_a_bias_only_where_no_exact_ratios_exist(

@@ -13,12 +13,9 @@ import shutil
 import subprocess
 import sys
 import tempfile
-import time
 from dataclasses import dataclass
 from fnmatch import fnmatch
 from pathlib import Path
-
-from rich.console import Console
 
 REPO = Path(__file__).parents[2]
 # A test process ends with 0 if all tests pass, and with 1 or 2 if a test or an import fails.
@@ -34,10 +31,6 @@ class Mutation:
     tests: list[str]  # arguments of pytest
     old: str = ""
     new: str = ""
-
-    @property
-    def needs_vllm(self) -> bool:
-        return self.tests[0].startswith("tests/runs/")
 
     def applied(self, root: Path) -> str:
         """Return the file with the mistake; ValueError if `old` does not occur exactly once."""
@@ -69,9 +62,9 @@ def _read(lines: list[str]) -> list[Mutation]:
 MUTATIONS = _read(Path(__file__).with_name("mistakes.txt").read_text().splitlines())
 
 
-def outcome_of(mutation: Mutation, root: Path, timeout: float) -> tuple[str, str]:
+def outcome_of(mutation: Mutation, root: Path) -> tuple[str, str]:
     """Run the tests with the mistake; return the outcome and the first test that failed."""
-    if mutation.needs_vllm:
+    if mutation.tests[0].startswith("tests/runs/"):
         return "only with vLLM", mutation.tests[0]
     path = root / mutation.file
     before = path.read_text()
@@ -80,11 +73,7 @@ def outcome_of(mutation: Mutation, root: Path, timeout: float) -> tuple[str, str
     command += ["no:cacheprovider", "-m", "not server and not gpu", *mutation.tests]
     environment = os.environ | {"PYTHONDONTWRITEBYTECODE": "1"}
     try:
-        ended = subprocess.run(
-            command, cwd=root, env=environment, timeout=timeout, capture_output=True, text=True
-        )
-    except subprocess.TimeoutExpired:
-        return "NO ANSWER", f"still running after {timeout:g} s"
+        ended = subprocess.run(command, cwd=root, env=environment, capture_output=True, text=True)
     finally:
         path.write_text(before)
     failed = [line for line in ended.stdout.splitlines() if line.startswith(("FAILED", "ERROR"))]
@@ -96,9 +85,7 @@ def main() -> int:
     """Return 0 if tests notice every mistake that has no test with the real vLLM."""
     parser = argparse.ArgumentParser(prog="python -m tests.mutations")
     parser.add_argument("--select", nargs="*", default=["*"], help="names, with * and ?")
-    parser.add_argument("--timeout", type=float, default=900.0, help="seconds per mistake")
     asked = parser.parse_args()
-    write = Console(markup=False, highlight=False, soft_wrap=True).print
     missed = []
     with tempfile.TemporaryDirectory(prefix="mutations-") as folder:
         root, left_out = Path(folder, "repo"), (".git", ".venv", "outputs", "__pycache__")
@@ -106,12 +93,10 @@ def main() -> int:
         (root / ".venv").symlink_to(REPO / ".venv")
         for mutation in MUTATIONS:
             if any(fnmatch(mutation.name, pattern) for pattern in asked.select):
-                began = time.monotonic()
-                outcome, first = outcome_of(mutation, root, asked.timeout)
+                outcome, first = outcome_of(mutation, root)
                 missed += [mutation.name] if outcome.isupper() else []
-                seconds = time.monotonic() - began
-                write(f"{outcome}: {mutation.name} ({seconds:.0f} s) {first}")
-    write(f"{len(missed)} not noticed", *missed, sep="\n")
+                print(f"{outcome}: {mutation.name}: {first}", flush=True)  # noqa: T201
+    print(f"{len(missed)} not noticed", *missed, sep="\n")  # noqa: T201
     return int(bool(missed))
 
 

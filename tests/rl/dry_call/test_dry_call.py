@@ -207,11 +207,6 @@ advantage: as JSON ({1: 0.5} becomes {'1': 0.5}): return only numbers, texts, li
         def __call__(self, group): return [0.0] * 16
         def state(self): return {1: 0.5}
         def load(self, state): ...
-reward: derive it from rl.rollouts.credit.RewardShaping
-    class mine:
-        pass
-batch_credit: to [[1], [1]]: return as many
-    def mine(groups): return [g.credits[:1] for g in groups]
 batch_credit: called with groups with the rewards [], raised ZeroDivisionError: division by
     def mine(groups):
         count = 1 / sum(len(g.credits) for g in groups)
@@ -230,9 +225,6 @@ buffer: drew the group 0 in two batches: as MixedBuffer does, use rl.rollouts.bu
         def state(self): return {}
         def load(self, state): ...
         def undo_draw(self): ...
-env: has examples of type str
-    class mine(Environment):
-        def examples(self, split): return ['question']
 env: cannot be called (too many positional arguments): its parameters must be the episode
     class mine(Environment):
         def examples(self, split): return []
