@@ -83,7 +83,6 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--folder", type=Path, default=Path("outputs/soak"))
     chosen = parser.parse_args()
-    signal.signal(signal.SIGINT, signal.default_int_handler)
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
     folder = chosen.folder.resolve()
     folder.mkdir(parents=True, exist_ok=True)

@@ -5,13 +5,10 @@
 `crash` names how the run of seed 1 fails. A file `mended` beside the program prevents it.
 """
 
-import os
-import signal
-import subprocess
 import sys
 from pathlib import Path
 
-REPO = Path(__file__).parents[2]
+from tests.support.launching import ROOT, Process, begin
 
 PROGRAM = r"""
 import os
@@ -93,21 +90,10 @@ class SweepApp:
         (folder / "app.py").write_text(PROGRAM)
         (folder / "app.yaml").write_text(CONFIG)
 
-    def start(self, *arguments: str) -> subprocess.Popen[str]:
+    def start(self, *arguments: str) -> Process:
         """Start it in a new process group, as a shell does, because Ctrl-C goes to a group."""
-        return subprocess.Popen(
-            [sys.executable, "app.py", *arguments],
-            cwd=self.folder,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            start_new_session=True,
-            env={
-                **{key: os.environ[key] for key in ("PATH", "HOME") if key in os.environ},
-                **{"PYTHONPATH": str(REPO), "COLUMNS": "100", "TMPDIR": str(self.folder)},
-            },
-            preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
-        )
+        environment = {"PYTHONPATH": str(ROOT), "COLUMNS": "100", "TMPDIR": str(self.folder)}
+        return begin([sys.executable, "app.py", *arguments], self.folder, environment)
 
     def run(self, *arguments: str) -> tuple[int, str]:
         """Return its status and output."""
