@@ -145,11 +145,15 @@ def run_piece(one: SoakRun, number: int, done: int, last: int, rng: Random, samp
 def table(samples: Iterable[Sample]) -> str:
     """Return the table of all processes as Markdown."""
     lines = [HEADS, ("---",) * len(HEADS)]
-    by_process: dict[str, list[Sample]] = defaultdict(list)
+    by_process: dict[str, Any] = defaultdict(lambda: defaultdict(list))  # lifetimes of each process
     for sample in samples:
-        by_process[sample["process"]].append(sample)
+        by_process[sample["process"]][sample["piece"], sample["pid"]].append(sample)
     for name, own in sorted(by_process.items()):
-        if not (lives := lifetimes(own)):
+        warm = (
+            [each for each in life if each["step"] >= life[0]["step"] + WARM_UP]
+            for life in own.values()
+        )
+        if not (lives := [life for life in warm if len(life) >= FEWEST]):
             continue
         memory = [sample["kib"] / 1024 for life in lives for sample in life]
         slope, low, high = slope_of(lives)
@@ -161,18 +165,6 @@ def table(samples: Iterable[Sample]) -> str:
         )
         lines.append((name, str(len(lives)), str(len(memory)), *sizes, *more))
     return "\n".join(f"| {' | '.join(line)} |" for line in lines)
-
-
-def lifetimes(samples: Iterable[Sample]) -> list[list[Sample]]:
-    """Return the samples of each lifetime of a process, without its first steps."""
-    by_life: dict[Any, list[Sample]] = defaultdict(list)
-    for sample in samples:
-        by_life[sample["piece"], sample["pid"]].append(sample)
-    lives = [
-        [each for each in life if each["step"] >= life[0]["step"] + WARM_UP]
-        for life in by_life.values()
-    ]
-    return [life for life in lives if len(life) >= FEWEST]
 
 
 def slope_of(lives: list[list[Sample]]) -> tuple[float, float, float]:
