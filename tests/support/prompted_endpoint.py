@@ -52,11 +52,20 @@ class PromptedEndpoint(Answers):
 
     def overrides(self, **more: object) -> list[str]:
         """Return overrides of optimize_prompt.py that use it as policy and teacher."""
-        fixed = "client=messages client.model=policy client.max_retries=0 reflection.model=teacher "
-        fixed += "reflection.max_retries=0 sampler.max_tokens=32 max_seq_len=256 num_train=12 "
-        fixed += "num_val=10 max_calls=80"
-        pairs = (word.partition("=") for word in fixed.split())
-        values: dict[str, object] = {key: value for key, _, value in pairs}
-        values |= {"client.url": self.url, "reflection.base_url": self.url}
-        values |= {"env.system_prompt": "Say the word.", **more}
+        values = {
+            "client": "messages",
+            "client.url": self.url,
+            "client.model": "policy",
+            "client.max_retries": 0,
+            "reflection.base_url": self.url,
+            "reflection.model": "teacher",
+            "reflection.max_retries": 0,
+            "sampler.max_tokens": 32,
+            "max_seq_len": 256,
+            "num_train": 12,
+            "num_val": 10,
+            "max_calls": 80,
+            "env.system_prompt": "Say the word.",
+            **more,
+        }
         return [f"{key}={value}" for key, value in values.items()]

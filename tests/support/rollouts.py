@@ -59,11 +59,12 @@ def group_credit(
     advantage: Callable[..., Any] = group_mean,
     *,
     cut: Callable[[Rollout], Credit] = keep,
+    shaping: RewardShaping | None = None,
     normalise_each: bool = False,
     length_penalty: float = 0.0,
     weights: Mapping[str, float] | None = None,
     **options: bool,
 ) -> GroupCredit:
     """Return the credit of a run, by default without truncation and shaping."""
-    shaping = RewardShaping(normalise_each=normalise_each, length_penalty=length_penalty)
-    return GroupCredit(cut, shaping, advantage, lambda _: weights or {}, **options)
+    plain = RewardShaping(normalise_each=normalise_each, length_penalty=length_penalty)
+    return GroupCredit(cut, shaping or plain, advantage, lambda _: weights or {}, **options)
