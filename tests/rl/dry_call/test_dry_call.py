@@ -462,9 +462,10 @@ def test_a_child_without_answers_is_ended_after_one_limit_and_its_answers_count(
 
 @pytest.mark.parametrize("selects", [True, False])
 def test_what_may_select_examples_or_rollouts_by_rewards_is_known(selects):
-    choices = ["order=shuffled", "buffer=difficulty", "buffer=replay", "strategy=branch"]
+    choices = ["order=shuffled", "buffer=replay", "strategy=branch"]
     if selects:
-        choices = ["order=difficulty", "strategy=adaptive_size", "strategy=extremes"]
+        choices = [f"{group}=difficulty" for group in ("order", "buffer")]
+        choices += ["strategy=adaptive_size", "strategy=extremes"]
     for choice in choices:
         config = composed(choice)
         assert selects_by_rewards(config) == selects, choice
