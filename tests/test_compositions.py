@@ -1,4 +1,4 @@
-"""Check that the refused compositions are the stored ones, and that the others train."""
+"""Check that the refused compositions are the stored ones; the others train in benchmarks/."""
 
 import re
 from collections import Counter
@@ -8,9 +8,8 @@ from random import Random
 
 import pytest
 
-from benchmarks._choices import NO_SERVER, NOT_TRAINED, Compositions, table
+from benchmarks._choices import Compositions, table
 from benchmarks._covering import Conflict, Covering, form_of
-from benchmarks.compositions import train_all
 
 README = (Path(__file__).parents[1] / "README.md").read_text()
 TEXT = (Path(__file__).parent / "compositions.txt").read_text()
@@ -28,7 +27,6 @@ def read_table(text: str) -> dict[Conflict, str]:
 
 
 CONFLICTS = read_table(TEXT)
-NUM_TRAINED = 5  # python -m benchmarks.compositions trains a covering of all pairs
 
 
 @pytest.fixture(scope="module")
@@ -53,20 +51,14 @@ def messages(compositions):
     return found
 
 
-@pytest.fixture(scope="module")
-def covering(compositions, messages):
-    return Covering(compositions.groups, compositions.problems, {**messages}).fill()
-
-
 def test_the_check_gives_every_message_of_the_table_whatever_else_is_chosen(messages):
     assert len(CONFLICTS) > 100
     assert set(CONFLICTS.values()) <= set(messages.values())
 
 
 @pytest.mark.slow
-def test_every_pair_that_the_table_does_not_refuse_occurs_in_an_allowed_run(
-    compositions, messages, covering
-):
+def test_every_pair_that_the_table_does_not_refuse_occurs_in_an_allowed_run(compositions, messages):
+    covering = Covering(compositions.groups, compositions.problems, {**messages}).fill()
     advice = "python -m benchmarks.compositions --refused > tests/compositions.txt"
     assert set(covering.conflicts) == set(messages), advice
     assert table(covering) == TEXT, advice
@@ -75,18 +67,3 @@ def test_every_pair_that_the_table_does_not_refuse_occurs_in_an_allowed_run(
     held = {pair for row in covering.rows for pair in combinations(sorted(row.items()), 2)}
     assert held == set(covering.pairs()) - set(covering.refused()) - covering.impossible
     assert not any(compositions.problems(row) for row in covering.rows)
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(900)
-def test_a_sample_of_the_compositions_trains(compositions, covering, capfd):
-    rows = [
-        {group: choice for group, choice in row.items() if group not in NOT_TRAINED}
-        for row in covering.rows
-        if not any(row[group] in choices for group, choices in NO_SERVER.items())
-    ]
-    rows = [row for row in rows if not compositions.problems(row)]  # with the defaults, too
-    sample = rows[:: len(rows) // NUM_TRAINED][:NUM_TRAINED]
-    failed = train_all(compositions, sample)
-    lines = [line for line in capfd.readouterr().out.splitlines() if line.startswith("{")]
-    assert (failed, len(lines)) == (0, NUM_TRAINED), lines

@@ -1,4 +1,4 @@
-"""Every command on the run folder of another person: it ends with a message and shows nothing else.
+"""Commands on the run folder of another person: each ends with a message and shows nothing else.
 
 The folder tries to run code, to show a file from outside of it, to write to one, to keep a command
 waiting for ever, to fill the memory, and to send escape codes to the terminal.
@@ -96,32 +96,11 @@ def test_report_and_view_show_what_they_can_read(foreign):
 
 def test_a_run_does_not_go_on_in_a_folder_with_foreign_files(foreign):
     plain = foreign.path = foreign.path.rename(foreign.path.parent / "plain")
-
-    def train(resume: str) -> subprocess.CompletedProcess[str]:
-        run = [f"output_dir={plain.parent}", "run_name=plain", f"resume={resume}"]
-        done = foreign.command("train.py", *run, "model.warm_start=null")
-        assert done.returncode == 2, done.stdout
-        return done
-
-    for unusable in (ALIASES, DEEP, "format: 2"):
-        (plain / "config.yaml").write_text(unusable)
-        train("true")
+    run = ["train.py", f"output_dir={plain.parent}", "run_name=plain", "model.warm_start=null"]
+    done = foreign.command(*run, "resume=true")
+    assert done.returncode == 2, done.stdout
     for path in [*plain.rglob("*step*"), plain / "metrics.jsonl"]:
         path.unlink()  # a folder without steps may be used again, if all of it is the user's
-    assert "is a link that leads out of" in train("false").stderr
-    for link in (plain / "lock", plain / "metrics.dropped"):
-        link.unlink()
-    assert "is neither a file nor a folder" in train("true").stderr
-
-
-def test_a_model_of_another_person_is_refused_with_a_reason(foreign):
-    model = foreign.path / "hf"
-    model.mkdir()
-    (model / "config.json").write_text(DEEP)
-    (model / "tokenizer.json").write_text(DEEP)
-    (model / "pytorch_model.bin").write_bytes(b"cos\nsystem\n(S'touch \"code ran\"'\ntR.")
-    common = ["model=hf", f"model.path={model}", "model.warm_start=null"]
-    for program in ("plan.py", "train.py", "evaluate.py"):
-        known = common if program != "evaluate.py" else common[:2]
-        done = foreign.command(program, *known, f"output_dir={foreign.path.parent}", "run_name=new")
-        assert done.returncode == 2, done.stderr
+    done = foreign.command(*run)
+    assert done.returncode == 2, done.stdout
+    assert "is a link that leads out of" in done.stderr

@@ -37,11 +37,6 @@ def rows() -> dict[str, str]:
     return found
 
 
-def keys_of(ours: str) -> list[str]:
-    """Return the keys and choices of offbyone that a cell names in backticks."""
-    return [text for text in re.findall(r"`([^`]+)`", ours) if KEY.fullmatch(text)]
-
-
 @cache
 def known() -> frozenset[str]:
     """Return every dotted key of every composed choice."""
@@ -64,15 +59,15 @@ def test_every_key_of_the_list_has_one_row_and_every_row_is_in_the_list() -> Non
 @pytest.mark.parametrize("seed_key", rows())
 def test_a_row_names_keys_that_exist_or_a_command_or_a_reason(seed_key: str) -> None:
     ours = rows()[seed_key]
-    keys = [] if ours.startswith("planned: ") else keys_of(ours)
-    for key in keys:
-        name, _, choice = key.partition("=")
-        is_choice = choice and (CONF / name).is_dir()
-        exists = (CONF / name / f"{choice}.yaml").is_file() if is_choice else name in known()
-        assert exists, f"{seed_key} -> {ours}"
-    targets = re.findall(r"`make (\w+)`", ours)
-    assert all(re.search(rf"^{target}:", MAKEFILE, re.MULTILINE) for target in targets)
-    programs = re.findall(r"`python (\w+\.py)`", ours)
-    assert all((REPO / program).is_file() for program in programs)
-    told = ("planned: ", "none, because ", "always", "the same name")
-    assert keys or targets or programs or ours.startswith(told)
+    named = re.findall(r"`([^`]+)`", ours) if not ours.startswith("planned: ") else []
+    for text in named:
+        name, _, choice = text.partition("=")
+        if command := re.fullmatch(r"make (\w+)|python (\w+\.py)", text):
+            target, program = command.groups()
+            assert program or re.search(rf"^{target}:", MAKEFILE, re.MULTILINE)
+            assert target or (REPO / program).is_file()
+        elif KEY.fullmatch(text):
+            is_choice = choice and (CONF / name).is_dir()
+            exists = (CONF / name / f"{choice}.yaml").is_file() if is_choice else name in known()
+            assert exists, f"{seed_key} -> {ours}"
+    assert named or ours.startswith(("planned: ", "none, because ", "always", "the same name"))

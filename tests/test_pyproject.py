@@ -9,15 +9,13 @@ from packaging.requirements import Requirement
 
 REPO = Path(__file__).parents[1]
 PROJECT = tomllib.loads((REPO / "pyproject.toml").read_text())["project"]
-REQUIREMENTS = [Requirement(text) for text in PROJECT["dependencies"]]
 
 
 @pytest.mark.parametrize("device", ["cpu", "cuda"])
 def test_every_dependency_has_a_lower_bound_that_the_lock_fulfils(device):
     text = (REPO / f"requirements-{device}.lock").read_text()
     pins = dict(re.findall(r"^([\w.-]+)==([\w.]+)", text, re.MULTILINE))
-    assert REQUIREMENTS
-    for requirement in REQUIREMENTS:
+    for requirement in map(Requirement, PROJECT["dependencies"]):
         assert {one.operator for one in requirement.specifier} <= {">=", "=="}
         assert len(requirement.specifier) == 1, requirement.name
         assert requirement.specifier.contains(pins[requirement.name]), requirement.name

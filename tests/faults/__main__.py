@@ -10,7 +10,6 @@ with a full disk and a read-only folder, which are mounts. Exits with status 1 i
 import argparse
 import json
 import shutil
-import signal
 import sys
 from pathlib import Path
 
@@ -28,8 +27,6 @@ def main() -> int:
     parser.add_argument("--real", action="store_true", help="kill the real vLLM once in each run")
     chosen = parser.parse_args()
     drawn = (real_cases if chosen.real else cases)(chosen.runs, chosen.seed)
-    # A shell lets background commands ignore Ctrl-C, and the runs would inherit that.
-    signal.signal(signal.SIGINT, signal.default_int_handler)
     results = chosen.folder.resolve() / f"results-{chosen.seed}{'-real' * chosen.real}.jsonl"
     results.parent.mkdir(parents=True, exist_ok=True)
     results.touch()

@@ -4,9 +4,8 @@ import os
 import shutil
 import signal
 import subprocess
-import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, suppress
 from itertools import islice
@@ -19,51 +18,45 @@ from rl.runtime.metrics import read_metrics, steps_done
 from rl.runtime.status import read_statuses
 from tests.faults.table import Case
 from tests.support import launching, whole_runs
-from tests.support.launching import ROOT, Result, alive, begin, groups_below, wait_for
+from tests.support.equal_runs import Run
+from tests.support.launching import ROOT, Process, Result, alive, groups_below, wait_for
 
 MAX_STEPS = 8
 RUN = [
-    f"max_steps={MAX_STEPS}", "batch_size=8", "group_size=4", "model.warm_start=null",
-    "trainer.num_threads=1", "trainer.checkpoint_every=2", "trainer.wait_timeout=30",
-    "inference.startup_timeout=60", "sampler.rollout_timeout=20", "record=all", "env.num_train=300",
-    "entropy_bonus=0.01",
-    "evaluation=default", "evaluation.every=2", "evaluation.num_examples=4",
+    f"max_steps={MAX_STEPS}", "batch_size=8", "group_size=4", "trainer.checkpoint_every=2",
+    "trainer.wait_timeout=30", "sampler.rollout_timeout=20", "record=all", "env.num_train=300",
+    "entropy_bonus=0.01", "evaluation=default", "evaluation.every=2", "evaluation.num_examples=4",
     "evaluation.rollouts_per_example=1",
 ]  # fmt: skip
 DISK_MIB = 200
-LONGEST_S = 600
 
 
 class ScriptedRun:
     """A run of train.py with the scripted engine, and the fault that it meets."""
 
     settings: Sequence[str] = RUN
-    longest_s, most_mismatch = LONGEST_S, float("inf")
+    longest_s, most_mismatch = 600, float("inf")
 
     def __init__(self, case: Case, folder: Path) -> None:
         self.case, self.folder = case, RunFolder(folder / "run")
         case.write_engine_faults(folder / "faults.json")
-        self.process: subprocess.Popen | None = None
+        self.process: Process | None = None
         self.is_repaired = self.happened = False  # happened: the fault met a running process
 
-    def start(self, *overrides: str) -> subprocess.Popen:
+    def start(self, *overrides: str) -> Process:
         """Start the run."""
         output = self.folder.path.parent
         given = [*self.settings, f"inference.replicas={self.case.replicas}", *overrides]
         given += [*self.engine(), *self.case.fault.overrides]
-        command = [sys.executable, "train.py", "run_name=run", f"output_dir={output}", *given]
-        path = f"{ROOT / 'tests' / 'support'}:{ROOT}"
-        environment = {"PYTHONPATH": path, "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
-        environment |= {"OFFBYONE_CACHE": str(output.parent / "cache"), "HF_HUB_OFFLINE": "1"}
+        environment = {"PYTHONPATH": f"{ROOT / 'tests' / 'support'}:{ROOT}"}
+        environment |= {"OFFBYONE_CACHE": str(output.parent / "cache")}
         environment |= {"REPAIRED": "1"} if self.is_repaired else {}
-        self.process = begin(command, ROOT, environment)
+        self.process = Run(ROOT, "run", given, output, environment).start()
         return self.process
 
     def engine(self) -> list[str]:
         """Return the overrides that choose the engine."""
-        faults = self.folder.path.parent / "faults.json"
-        scripted = "inference._target_=scripted_vllm.ScriptedVLLM"
-        return [scripted, "sync.max_mismatch=1e9", f"+inference.args.faults={faults}"]
+        return [f"+inference.args.faults={self.folder.path.parent / 'faults.json'}"]
 
     def is_at(self, moment: str, step: int) -> bool:
         """Return whether the run is at a moment, after at least `step` steps."""
@@ -107,16 +100,10 @@ class ScriptedRun:
         if not wait_for(due, self.longest_s, every=0.01):  # because some moments are short
             return  # the row then says that the fault did not happen
         victim = self.pid(name) if name else 0
-        for each in case.fault.signals:
-            if process.poll() is not None or victim <= 1:
-                return  # the run has ended; kill(0) would signal the group of the campaign
-            self.happened = True
-            if isinstance(each, signal.Signals):
-                with suppress(ProcessLookupError):
-                    os.kill(victim, each)
-            else:
-                time.sleep(each)
-        self.happened |= process.poll() is None
+        if name and (process.poll() is not None or victim <= 1):
+            return  # the run has ended
+        send(victim, case.fault.signals)
+        self.happened = bool(name) or process.poll() is None
         self._damage()
 
     def _damage(self) -> None:
@@ -148,7 +135,8 @@ class RealRun(ScriptedRun):
     longest_s, most_mismatch = 1500, whole_runs.MOST_MISMATCH
 
     def engine(self) -> list[str]:
-        return ["sampler.rollout_timeout=100"]
+        real = "inference._target_=rl.inference.server.VLLMServer"
+        return [real, "sync.max_mismatch=0.1", "sampler.rollout_timeout=100"]
 
 
 def run(case: Case, folder: Path, kind: type[ScriptedRun] = ScriptedRun) -> dict[str, object]:
@@ -176,9 +164,18 @@ def run(case: Case, folder: Path, kind: type[ScriptedRun] = ScriptedRun) -> dict
     # A process that has just created a semaphore, such as one of another program, maps it soon.
     wait_for(lambda: not _left_in_shared_memory() - before, 10)
     problems += [f"left in shared memory: {n}" for n in sorted(_left_in_shared_memory() - before)]
-    row: dict[str, object] = {"case": case.key, "outcome": outcome, "happened": one.happened}
-    row |= {"ok": not problems, "problems": problems}
-    return row | {"seconds": round(time.monotonic() - began, 1)}
+    row = {"case": case.key, "outcome": outcome, "happened": one.happened, "ok": not problems}
+    return row | {"problems": problems, "seconds": round(time.monotonic() - began, 1)}
+
+
+def send(victim: int, signals: Iterable[float]) -> None:
+    """Send signals to a process, and wait for so many seconds where there is a number instead."""
+    for each in signals:
+        if not isinstance(each, signal.Signals):
+            time.sleep(each)
+        elif victim > 1:  # kill(0) would signal the group of this program
+            with suppress(ProcessLookupError):
+                os.kill(victim, each)
 
 
 def _attempt(one: ScriptedRun, problems: list[str], *more: str, inflicts: bool = False) -> str:

@@ -1,4 +1,4 @@
-"""Read damaged inputs, and continue by the same command.
+"""Read damaged inputs; the same command continues after a case that ended the process.
 
     python -m tests.fuzz tokens --cases 100000 --seed 0 [--folder FOLDER]
     python -m tests.fuzz tokens --seed 0 --only 1234       one case, with its traceback
@@ -13,14 +13,12 @@ import argparse
 import json
 import sys
 import tempfile
-import time
+from itertools import chain
 from pathlib import Path
 
 from rl.runtime.files import write_atomically
-from tests.fuzz.cases import Limits, findings, input_of, problem_of
+from tests.fuzz.cases import findings, input_of, problem_of
 from tests.fuzz.readers import READERS
-
-PIECE = 500  # cases between two notes of the progress
 
 
 def main() -> int:
@@ -34,7 +32,8 @@ def main() -> int:
     chosen = parser.parse_args()
     chosen.folder.mkdir(parents=True, exist_ok=True)
     file = chosen.folder / f"{chosen.reader}-{chosen.seed}.jsonl"
-    state = file.with_suffix(".json")  # {"next": number, "running": the case that is being read}
+    running = file.with_suffix(".txt")  # the number of the case that is being read
+    first = int(running.read_text()) + 1 if running.is_file() else 0
     with tempfile.TemporaryDirectory(prefix="fuzz-") as folder:
         reader = READERS[chosen.reader](Path(folder))
         if chosen.only is not None:
@@ -43,31 +42,18 @@ def main() -> int:
             print(problem_of(reader, made) or "no problem")  # noqa: T201
             reader.read(made)
             return 0
-        done = json.loads(state.read_text()) if state.is_file() else {"next": 0, "seconds": 0.0}
-        if (ended := done.pop("running", None)) is not None:
-            done["next"] = ended + 1
-            note(file, ended, "the process ended or hung")
-        with Limits(lambda n: write_atomically(state, json.dumps({**done, "running": n}))) as it:
-            while done["next"] < chosen.cases:
-                began, first = time.monotonic(), done["next"]
-                numbers = range(first, min(first + PIECE, chosen.cases))
-                for number, problem in findings(reader, chosen.reader, chosen.seed, numbers, it):
-                    note(file, number, problem)
-                done["next"] = numbers.stop
-                done["seconds"] += round(time.monotonic() - began, 2)
-                write_atomically(state, json.dumps(done))
-    found = file.read_text().splitlines() if file.is_file() else []
-    what = f"{done['next']} cases with seed {chosen.seed} in {done['seconds']:.0f} s"
-    print(f"{chosen.reader}: {what}, {len(found)} findings")  # noqa: T201
-    for line in found[:20]:
-        print(line[:300])  # noqa: T201
-    return bool(found)
-
-
-def note(file: Path, number: int, problem: str) -> None:
-    """Append a finding."""
-    with file.open("a") as opened:
-        opened.write(json.dumps({"case": number, "problem": problem}) + "\n")
+        drawn = chosen.reader, chosen.seed, range(first, chosen.cases)
+        with file.open("a" if first else "w") as opened:
+            ended = [(first - 1, "the process ended or hung")] if first else []
+            found = findings(reader, *drawn, running=lambda n: write_atomically(running, str(n)))
+            for number, problem in chain(ended, found):
+                opened.write(json.dumps({"case": number, "problem": problem}) + "\n")
+                opened.flush()
+    running.unlink(missing_ok=True)
+    lines = file.read_text().splitlines()
+    what = f"{chosen.cases} cases with seed {chosen.seed}"
+    print(f"{chosen.reader}: {what}, {len(lines)} findings", *lines[:20], sep="\n")  # noqa: T201
+    return bool(lines)
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Make damaged inputs, read each within limits of time and memory, and return the problems."""
+"""Draw damaged inputs, read each within limits of time and memory, and return the problems."""
 
 import faulthandler
 import gc
@@ -9,10 +9,10 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from random import Random
-from typing import Any, Self
+from typing import Any
 
 SECONDS = 1.0  # processor time of a case; the tests allow more, because machines differ
-HANGS_S = 1800  # seconds after which some cases, of which one hangs, end the process
+HANGS_S = 1800  # seconds after which a case that hangs ends the process
 MORE_MIB = 200  # growth of the largest memory in a case
 ADDRESS_GIB = 4  # address space beyond that of the start
 
@@ -28,66 +28,53 @@ class TooSlow(BaseException):
     """The error raised in a case that needs too much processor time."""
 
 
-class Limits:
-    """A context manager that limits memory and time. `running` notes the case that is read."""
-
-    def __init__(
-        self, running: Callable[[int], object] = lambda _: None, seconds: float = SECONDS
-    ) -> None:
-        self._running, self.seconds = running, seconds
-
-    def __enter__(self) -> Self:
-        pages = int(Path("/proc/self/statm").read_text().split()[0])
-        self._before = resource.getrlimit(resource.RLIMIT_AS)
-        most = pages * resource.getpagesize() + (ADDRESS_GIB << 30)
-        resource.setrlimit(resource.RLIMIT_AS, (most, self._before[1]))
-        self._handler = signal.signal(signal.SIGPROF, _raise_too_slow)
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        signal.setitimer(signal.ITIMER_PROF, 0)
-        faulthandler.cancel_dump_traceback_later()
-        signal.signal(signal.SIGPROF, self._handler)
-        resource.setrlimit(resource.RLIMIT_AS, self._before)
-
-    def begin(self, number: int) -> None:
-        """Start the clocks of a case."""
-        self._running(number)
-        # A collection could run a `__del__` of another case, which would swallow TooSlow.
-        gc.disable()
-        signal.setitimer(signal.ITIMER_PROF, self.seconds)
-
-    def end(self) -> None:
-        """Stop the clocks."""
-        signal.setitimer(signal.ITIMER_PROF, 0)
-        gc.enable()
-
-
-def _raise_too_slow(*_: object) -> None:
-    raise TooSlow
-
-
 def input_of(reader: Reader, name: str, seed: int, number: int) -> Any:
     """Return the input of a case, which depends on nothing else."""
     return reader.make(Random(f"{name}:{seed}:{number}"))
 
 
 def findings(
-    reader: Reader, name: str, seed: int, numbers: Iterable[int], limits: Limits
+    reader: Reader,
+    name: str,
+    seed: int,
+    numbers: Iterable[int],
+    seconds: float = SECONDS,
+    running: Callable[[int], object] = lambda _: None,
 ) -> Iterator[tuple[int, str]]:
-    """Read these cases; yield the number and the problem of each that is a finding."""
-    faulthandler.dump_traceback_later(HANGS_S, exit=True)
-    for number in numbers:
-        made = input_of(reader, name, seed, number)
-        limits.begin(number)
-        try:
-            problem = problem_of(reader, made)
-        except TooSlow:
-            problem = f"took more than {limits.seconds:g} s"
-        finally:
-            limits.end()
-        if problem:
-            yield number, problem
+    """Read these cases; yield the number and the problem of each that is a finding.
+
+    `running` is called with the number of each case before it is read.
+    """
+
+    def raise_too_slow(*_: object) -> None:
+        raise TooSlow
+
+    pages = int(Path("/proc/self/statm").read_text().split()[0])
+    before, handler = resource.getrlimit(resource.RLIMIT_AS), signal.getsignal(signal.SIGPROF)
+    most = pages * resource.getpagesize() + (ADDRESS_GIB << 30)
+    resource.setrlimit(resource.RLIMIT_AS, (most, before[1]))
+    signal.signal(signal.SIGPROF, raise_too_slow)
+    try:
+        for number in numbers:
+            made = input_of(reader, name, seed, number)
+            running(number)
+            faulthandler.dump_traceback_later(HANGS_S, exit=True)
+            # A collection could run a `__del__` of another case, which would swallow TooSlow.
+            gc.disable()
+            signal.setitimer(signal.ITIMER_PROF, seconds)
+            try:
+                problem = problem_of(reader, made)
+            except TooSlow:
+                problem = f"took more than {seconds:g} s"
+            finally:
+                signal.setitimer(signal.ITIMER_PROF, 0)
+                gc.enable()
+            if problem:
+                yield number, problem
+    finally:
+        faulthandler.cancel_dump_traceback_later()
+        signal.signal(signal.SIGPROF, handler)
+        resource.setrlimit(resource.RLIMIT_AS, before)
 
 
 def problem_of(reader: Reader, made: Any) -> str:

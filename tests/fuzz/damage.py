@@ -24,29 +24,17 @@ VALUES: tuple[Any, ...] = (
 def damaged(data: bytes, rng: Random) -> bytes:
     """Return the bytes with one to four changes."""
     for _ in range(rng.randint(1, 4)):
-        at = rng.randrange(len(data) + 1)
+        at, other = rng.randrange(len(data) + 1), rng.randrange(len(data) + 1)
         size = rng.choice((1, 2, 4, 8, 64, max(len(data) // 3, 1)))
-        kind = rng.randrange(8)
-        if kind == 0 and data:  # one bit
-            at = min(at, len(data) - 1)
-            data = data[:at] + bytes([data[at] ^ 1 << rng.randrange(8)]) + data[at + 1 :]
-        elif kind == 1:
-            new = rng.randbytes(size)
-            data = data[:at] + new + data[at + len(new) :]
-        elif kind == 2:
-            data = data[:at] + data[at + size :]
-        elif kind == 3:
-            data = data[:at] + rng.randbytes(size) + data[at:]
-        elif kind == 4:
-            data = data[:at] + data[at : at + size] * 2 + data[at + size :]
-        elif kind == 5:
-            data = data[:at]
-        elif kind == 6:
-            word = rng.choice(WORDS)
-            data = data[:at] + word + data[at + len(word) :]
+        if at < len(data) and rng.random() < 0.2:  # one bit
+            new = bytes([data[at] ^ 1 << rng.randrange(8)])
+            removed = 1
         else:
-            other = rng.randrange(len(data) + 1)
-            data = data[:at] + data[other : other + size] + data[at + size :]
+            moved, word = data[other : other + size], rng.choice(WORDS)
+            new = rng.choice((b"", rng.randbytes(size), moved, word))
+            # Insert it, overwrite as much, replace a piece, or all that follows.
+            removed = rng.choice((0, len(new), size, len(data)))
+        data = data[:at] + new + data[at + removed :]
     return data
 
 

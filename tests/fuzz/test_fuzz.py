@@ -1,54 +1,21 @@
-"""Some damaged inputs for each reader, and the cases whose errors were once not documented.
-
-`python -m tests.fuzz` reads more.
-"""
+"""Some damaged inputs for each reader; `python -m tests.fuzz` reads more."""
 
 import json
 
 import pytest
 
-from rl.config.check import check
-from rl.config.schema import ConfigError
 from rl.rollouts.__main__ import dispatcher_state
 from rl.runtime.folder import RunFolder
-from tests.fuzz.cases import Limits, findings
-from tests.fuzz.readers import COOLER, READERS
-from tests.support.composing import composed
+from tests.fuzz.cases import findings
+from tests.fuzz.readers import READERS
 
 CASES = {"config": 60, "tools": 300, "tokens": 300, "checkpoint": 300, "wire": 500}
-FOUND = {  # cases that were findings: a class without a key that rl/ reads; a seek to a wrong place
-    "config": [692, 13750],
-    "checkpoint": [441],
-}
-NESTED: list = []
-for _ in range(3000):
-    NESTED = [NESTED]
 
 
 @pytest.mark.parametrize("name", READERS)
 def test_a_damaged_input_is_read_or_refused_by_the_documented_error(name, tmp_path):
     reader = READERS[name](tmp_path)
-    numbers = [*range(CASES[name]), *FOUND.get(name, [])]
-    with Limits(seconds=60.0) as limits:
-        assert list(findings(reader, name, 0, numbers, limits)) == []
-
-
-@pytest.mark.parametrize(
-    ("overrides", "group", "values"),
-    [
-        ([], "loss", {"clip_low": {}, "clip_high": {}}),
-        ([], "env", {"words": NESTED}),
-        ([COOLER], "sampler", {"_target_": 1.5}),
-        ([COOLER], "", {"max_steps": "many"}),
-        ([COOLER], "", {"max_steps": -(10**30)}),
-    ],
-    ids=["clip", "env", "target", "text", "negative"],
-)
-def test_a_wrong_configuration_is_a_config_error(overrides, group, values):
-    config = composed(*overrides)
-    (config[group] if group else config).update(values)
-    with pytest.raises(ConfigError):
-        check(config)
+    assert list(findings(reader, name, 0, range(CASES[name]), seconds=60.0)) == []
 
 
 @pytest.mark.parametrize("rollouts", [None, [], {"pending": 7, "places": []}])

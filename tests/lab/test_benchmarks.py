@@ -1,13 +1,19 @@
-"""Benchmarks that use reports: the stored baseline, and the claims of papers in claims/."""
+"""Benchmarks: the stored baseline, the claims of papers in claims/, and the first hour on a GPU."""
 
 import json
 from functools import partial
+from importlib import import_module
 
 import pytest
 import yaml
 
 from benchmarks import baseline, verdicts
 from benchmarks.claims import CLAIMS, FAILS, HOLDS, UNDECIDED, judged, line
+from benchmarks.first_hour.__main__ import STAGES
+from benchmarks.first_hour.update import config
+from rl.dry_call.learn import run_with_facts
+from rl.model.shape import GIB, shape
+from rl.placement.memory import trainer_need
 from rl.runtime.folder import RunFolder
 from tests.support.composing import check_all, composed
 from tests.support.finished_runs import made_arm
@@ -53,15 +59,10 @@ def test_few_simulated_sweeps_of_equal_arms_name_an_arm(case):
     assert sum(verdicts.judged(case, number) for number in range(4)) <= 1
 
 
-@pytest.mark.parametrize(
-    ("expected", "decision", "judgement"),
-    [("better", "better", HOLDS), ("better", "worse", FAILS), ("equal", "better", FAILS),
-     ("equal", "open", UNDECIDED)],
-)  # fmt: skip
-def test_a_claim_holds_if_its_second_arm_got_the_expected_decision(
-    expected, decision, judgement, tmp_path
-):
-    assert judged(expected, decision) == judgement
+def test_a_claim_holds_if_its_second_arm_got_the_expected_decision(tmp_path):
+    assert judged("better", "better") == HOLDS
+    assert judged("better", "worse") == judged("equal", "better") == FAILS
+    assert judged("equal", "open") == UNDECIDED
     interval = {"value": 0.05, "low": 0.01, "high": 0.09}
     first, second = {"run": "a", "decision": "baseline"}, {"run": "b", "decision": "better"}
     arms = [second | {"difference": interval}, first | {"difference": None}]
@@ -82,3 +83,34 @@ def test_every_claim_compares_two_runs_that_could_start(name, tmp_path):
         arm.pop("until")  # of the sweep, not of a job
         assert "claim" not in arm
         check_all(arm)
+
+
+@pytest.mark.parametrize("stage", STAGES)
+def test_each_stage_is_a_function(stage):
+    module, _, name = STAGES[stage].rpartition(".")
+    assert callable(getattr(import_module(f"benchmarks.first_hour.{module}"), name))
+
+
+@pytest.mark.parametrize(
+    ("size", "adapter", "how", "length", "measured"),  # in GiB, on an H100 (docs/cuda.md)
+    [
+        *(("0.6b", "lora", "plain", 1024, 17.2), ("0.6b", "none", "plain", 1024, 28.8)),
+        *(("1.7b", "lora", "plain", 1024, 27.4), ("1.7b", "none", "plain", 1024, 57.0)),
+        *(("4b", "lora", "plain", 1024, 53.0), ("4b", "lora", "checkpointed", 1024, 12.9)),
+        *(("moe", "lora", "plain", 1024, 18.8), ("moe", "none", "plain", 1024, 67.9)),
+        *(("0.6b", "lora", "compiled", 1000, 11.6), ("0.6b", "none", "compiled", 1000, 19.2)),
+        *(("1.7b", "lora", "compiled", 1000, 19.6), ("4b", "lora", "compiled", 1000, 39.3)),
+    ],
+)
+def test_the_plan_is_within_15_percent_of_the_measured_peak(size, adapter, how, length, measured):
+    run = run_with_facts(
+        composed(
+            *(f"adapter={adapter}", f"trainer.compile={str(how == 'compiled').lower()}"),
+            f"trainer.gradient_checkpointing={str(how == 'checkpointed').lower()}",
+            *("batch_size=8", "group_size=8", "model.dtype=bfloat16", f"max_seq_len={length}"),
+            *(f"trainer.tokens_per_micro_batch={8 * length}", "trainer.share_prefixes=false"),
+        )
+    )
+    sizes = shape(config(size, tiny=False).to_dict())
+    plan = trainer_need(run, sizes, ranks=1, first=False, on_gpu=True).on_device / GIB
+    assert plan == pytest.approx(measured, rel=0.15)

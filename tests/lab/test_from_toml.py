@@ -79,30 +79,21 @@ def test_each_key_is_translated_or_named_with_the_reason(text, command, noted):
     assert [re.split(" = |: ", note.removeprefix("# "))[0] for note in notes] == noted
 
 
-def test_the_translated_command_passes_the_check(tmp_path):
-    text = HOSTED.replace("unknown", "arithmetic")
-    _, _, *overrides = shlex.split(translate(text).splitlines()[0])
-    overrides = [item for item in overrides if not item.startswith(("env.", "inference.devices"))]
-    check(composed(*overrides, f"output_dir={tmp_path}"))
-
-
 @pytest.mark.parametrize(
-    ("sampling", "is_biased"),
-    [("top_p = 0.9\ntop_k = 64", False), ("top_k = 129", True),
-     ("top_k = 64\nrepetition_penalty = 1.1", True)],
-)  # fmt: skip
-def test_a_bias_is_accepted_only_where_no_exact_ratios_exist(sampling, is_biased, tmp_path):
-    command = translate(f"[orchestrator.sampling]\n{sampling}").splitlines()[0]
+    ("text", "is_biased"),
+    [
+        ("[orchestrator.sampling]\ntop_p = 0.9\ntop_k = 64", False),
+        ("[orchestrator.sampling]\ntop_k = 129", True),
+        ("[orchestrator.sampling]\ntop_k = 64\nrepetition_penalty = 1.1", True),
+        (HOSTED.replace("owner/unknown", "arithmetic").partition("harness")[0], False),
+    ],
+)
+def test_a_command_passes_the_check_and_accepts_a_bias_only_where_no_exact_ratios_exist(
+    text, is_biased, tmp_path
+):
+    command = translate(text).splitlines()[0]
     assert ("sampler.allow_biased_ratio=true" in command) == is_biased
     check(composed(*shlex.split(command)[2:], f"output_dir={tmp_path}"))
-
-
-def test_several_environments_are_left_to_a_file_of_the_user():
-    text = '[[env]]\nid = "gsm8k"\nweight = 0.5\n[[env]]\nid = "math-python"\nweight = 0.3\n'
-    command, note = translate(text).splitlines()
-    assert command == "offbyone train 'env=<copy>'"  # fails until the user has chosen the file
-    named = "env.id = gsm8k, env.weight = 0.5, env.id = math-python, env.weight = 0.3"
-    assert note.endswith(f"choose it with env=<copy>: {named}")
 
 
 def test_the_command_reads_a_file_and_refuses_one_that_is_no_toml(tmp_path, monkeypatch, capsys):

@@ -22,10 +22,6 @@ from tests.support.outcomes import outcome, without
 from tests.support.viewed_run import copy_run
 
 
-def problems_of(host):
-    return {name: problem for name, _, problem in doctor.checks(host)}
-
-
 def test_each_problem_says_what_to_do(monkeypatch, tmp_path):
     monkeypatch.setenv("CXX", "no-such-compiler")
     monkeypatch.setenv("OFFBYONE_CACHE", str(tmp_path / "not" / "made"))
@@ -36,10 +32,10 @@ def test_each_problem_says_what_to_do(monkeypatch, tmp_path):
     python.write_text("#!/bin/sh\necho details >&2\necho no Landlock >&2\nexit 3\n")
     python.chmod(0o700)
     monkeypatch.setattr(doctor.sys, "executable", str(python))
-    problems = problems_of(Host(devices=("0",)))
+    found = list(doctor.checks(Host(devices=("0", "1"), driver="550.1")))
+    assert ("GPUs", "2, driver 550.1") in [check[:2] for check in found]
+    problems = {name: problem for name, _, problem in found}
     assert problems["sandbox"] == "env=math-python cannot run on this machine: no Landlock"
-    host = Host(devices=("0", "1"), driver="550.1")
-    assert ("GPUs", "2, driver 550.1") in [check[:2] for check in doctor.checks(host)]
     assert "set CXX" in problems["C++ compiler"]
     assert "install python3-dev" in problems["Python headers"]
     assert "make install DEVICE=cuda" in problems["GPUs"]  # the CPU build beside a GPU

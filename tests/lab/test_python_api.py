@@ -12,11 +12,6 @@ from tests.lab.evaluation.test_standalone import OURS, played, rollout, written
 from tests.support.prompted_endpoint import PromptedEndpoint
 
 
-def shown(value: object) -> dict[str, str]:
-    """Return what a notebook shows, by its kind."""
-    return value._repr_mimebundle_([], [])
-
-
 @pytest.fixture
 def folder(tmp_path) -> RunFolder:
     folder = RunFolder(tmp_path / "mine")
@@ -31,7 +26,7 @@ def folder(tmp_path) -> RunFolder:
 def test_a_run_shows_rewards_files_how_to_resume_and_its_newest_model(folder):
     run = offbyone.load_run(folder.path)
     assert repr(run) == f"<Run {folder}: 4 steps, last reward 0.300>"
-    bundle = shown(run)
+    bundle = run._repr_mimebundle_([], [])  # what a notebook shows
     assert "0.050 (first 2) -> 0.250 (last 2)" in bundle["text/plain"]
     assert "resume=true" in bundle["text/plain"]
     assert "&lt;grpo&gt;" in bundle["text/html"]  # a name is no markup

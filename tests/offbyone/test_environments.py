@@ -47,28 +47,27 @@ def test_an_environment_that_compares_a_group_is_not_exported(monkeypatch):
 ASKED = Example(0, "scripted", [user("hi")])
 
 
-async def test_an_episode_ends_with_its_last_turn_and_not_before():
-    played = PlayedEpisode(ScriptedEnv(("again", "again"), max_turns=2), ASKED)
-    assert await played.take_turn(assistant("one"), cut_off=False) == [user("again")]
-    assert played.episode.stop_reason is None
-    assert await played.take_turn(assistant("two"), cut_off=False) is None
-    assert (played.episode.stop_reason, played.episode.turns) == (StopReason.MAX_TURNS, 2)
-    contents = [message["content"] for message in played.episode.messages]
-    assert contents == ["hi", "one", "again", "two"]
-
-
 @pytest.mark.parametrize(
-    ("replies", "cut_off", "reason"),
-    [((), False, StopReason.STOP), (("again",), True, StopReason.MAX_TOKENS)],
+    ("replies", "cut_off", "turns", "reason"),
+    [
+        ((), False, 1, StopReason.STOP),
+        (("again",), True, 1, StopReason.MAX_TOKENS),
+        (("again", "again"), False, 2, StopReason.MAX_TURNS),
+    ],
 )
-async def test_an_episode_of_a_mixture_ends_before_the_turn_limit(replies, cut_off, reason):
+async def test_an_episode_of_a_mixture_ends_with_its_last_turn_and_not_before(
+    replies, cut_off, turns, reason
+):
     env = ScriptedEnv(replies, max_turns=2)
     env.system_prompt = "Brief."
     played = PlayedEpisode(Mixture(envs={"scripted": env}, weights={"scripted": 1.0}), ASKED)
-    assert await played.take_turn(assistant("one"), cut_off=cut_off) is None
-    assert (played.episode.stop_reason, played.episode.turns) == (reason, 1)
+    for _ in range(turns - 1):
+        assert await played.take_turn(assistant("one"), cut_off=False) == [user("again")]
+        assert played.episode.stop_reason is None
+    assert await played.take_turn(assistant("two"), cut_off=cut_off) is None
+    assert (played.episode.stop_reason, played.episode.turns) == (reason, turns)
     contents = [message["content"] for message in played.episode.messages]
-    assert contents == ["Brief.", "hi", "one"]
+    assert contents == ["Brief.", "hi", *["one", "again"] * (turns - 1), "two"]
 
 
 async def test_a_reward_that_is_not_finite_is_refused():

@@ -94,24 +94,17 @@ def serve(folder) -> Iterator:
         thread.join(2)  # no longer, so that a failed test ends
 
 
-def receive(connection: socket.socket) -> Call:
-    size = HEADER.unpack(connection.recv(HEADER.size))[0]
-    return unpack(connection.recv(size), Call)
-
-
-def send(connection: socket.socket, answer: object) -> None:
-    data = pack(answer if isinstance(answer, Answer) else Answer(value=msgspec.Raw(pack(answer))))
-    connection.sendall(HEADER.pack(len(data)) + data)
-
-
 def test_each_call_of_a_rank_gets_its_answer(serve):
     calls, large = [], batch(500, 1000)  # it arrives in several reads
     over = [Answer(over="nothing to learn", stopped=stopped) for stopped in (True, False)]
 
     def behave(connection: socket.socket) -> None:
         for answer in (large, {}, {"next_index": 3, "pending": []}, *over):
-            calls.append(receive(connection))
-            send(connection, answer)
+            size = HEADER.unpack(connection.recv(HEADER.size))[0]
+            calls.append(unpack(connection.recv(size), Call))
+            is_end = isinstance(answer, Answer)
+            data = pack(answer if is_end else Answer(value=msgspec.Raw(pack(answer))))
+            connection.sendall(HEADER.pack(len(data)) + data)
 
     link = serve(behave)
     received = link.next_batch(7, 5.0)
@@ -140,15 +133,11 @@ def test_the_error_for_a_late_batch_names_the_timeout_and_the_log(serve):
     hold.set()
 
 
-def answer_half(connection: socket.socket) -> None:
-    connection.sendall(HEADER.pack(100) + b"half")
-
-
-@pytest.mark.parametrize("behave", [lambda connection: None, answer_half])
-def test_a_closed_connection_is_an_error_that_names_the_log(serve, behave, monkeypatch):
+@pytest.mark.parametrize("sent", [b"", HEADER.pack(100) + b"half"])
+def test_a_closed_connection_is_an_error_that_names_the_log(serve, sent, monkeypatch):
     monkeypatch.setattr(rollouts_link, "_REPORT_DELAY_S", 0.0)
     with pytest.raises(RunFailed, match=r"closed its connection: see logs/rollouts\.log"):
-        serve(behave).next_batch(0, 2.0)
+        serve(lambda connection: connection.sendall(sent)).next_batch(0, 2.0)
 
 
 def test_a_rank_waits_for_the_rollouts_process_to_listen(folder):

@@ -31,12 +31,12 @@ import numpy as np
 
 from rl.runtime.metrics import MetricsTail, read_metrics, steps_done
 from rl.runtime.status import read_statuses
-from tests.faults.running import ScriptedRun
+from tests.faults.running import ScriptedRun, send
 from tests.faults.table import Case, Fault
 from tests.support.launching import alive, groups_below, stop, wait_for
 
 EVERY = 5  # steps between two samples
-PAUSE_S = 3.0
+KILL, PAUSE = (signal.SIGKILL,), (signal.SIGSTOP, 3.0, signal.SIGCONT)
 KINDS = {"Status": (501, 997), "Garbage": (701, 1499), "CutShort": (901, 1999)}  # first, every
 FAULTS = [
     {"fault": kind, "at": at, "times": 1, **({"status": 500} if kind == "Status" else {})}
@@ -46,15 +46,11 @@ FAULTS = [
 OVERRIDES = ["trainer.checkpoint_every=50", "evaluation.every=100", "record.num_groups=2"]
 OVERRIDES += ["trainer.wait_timeout=120", "env.num_train=100000", "model.hidden_size=32"]
 OVERRIDES += ["model.num_layers=1", "logger=console", "accept_changed_code=true"]
-
-
 WARM_UP = 1000  # steps of each lifetime that are left out: caches and allocators fill
 FEWEST = 5  # samples of a lifetime that counts
-RESAMPLES = 10_000
-
 Sample = Mapping[str, Any]
 HEADS = ("process", "lifetimes", "samples", "memory", "slope", "interval")
-HEADS += ("descriptors", "threads", "shared memory")
+HEADS += ("descriptors", "threads", "shared KiB")
 
 
 class SoakRun(ScriptedRun):
@@ -87,13 +83,13 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--folder", type=Path, default=Path("outputs/soak"))
     chosen = parser.parse_args()
-    signal.signal(signal.SIGINT, signal.default_int_handler)
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
     folder = chosen.folder.resolve()
     folder.mkdir(parents=True, exist_ok=True)
     samples, one = folder / "samples.jsonl", SoakRun(folder)
     while (done := one.folder.num_saved_steps()) < chosen.steps:
-        number = _num_pieces(samples)
+        lines = samples.read_text().splitlines() if samples.is_file() else []
+        number = json.loads(lines[-1])["piece"] + 1 if lines else 0
         last = min(done + chosen.piece, chosen.steps)
         began = time.monotonic()
         status = run_piece(one, number, done, last, Random(f"{chosen.seed}:{number}"), samples)
@@ -108,21 +104,16 @@ def main() -> int:
     return 0
 
 
-def _num_pieces(samples: Path) -> int:
-    lines = samples.read_text().splitlines() if samples.is_file() else []
-    return json.loads(lines[-1])["piece"] + 1 if lines else 0
-
-
 def run_piece(one: SoakRun, number: int, done: int, last: int, rng: Random, samples: Path) -> str:
     """Run from step `done` to `last` with faults, and append samples. Return how it ended."""
     resume = ["resume=true"] if one.folder.has_results() else []
     process = one.start(f"max_steps={last}", *OVERRIDES, *resume)
-    tail, step, due, killed = MetricsTail(one.folder), done, done, False
-    groups, length = set[int](), last - done
-    kill_vllm = done + rng.randint(length // 4, length // 2)
-    victims = ["supervisor", "rollouts", "trainer.rank0", "inference"]
-    pauses = {done + rng.randint(length // 2, length - 1): victim for victim in victims}
-    end_early = last - rng.randint(1, max(length // 10, 1)) if number % 2 else last + 1
+    tail, step, due, groups, length = MetricsTail(one.folder), done, done, set[int](), last - done
+    faults = [(done + rng.randint(length // 4, length // 2), "inference", KILL)]
+    for victim in ("supervisor", "rollouts", "trainer.rank0", "inference"):
+        faults.append((done + rng.randint(length // 2, length - 1), victim, PAUSE))
+    if number % 2:
+        faults.append((last - rng.randint(1, max(length // 10, 1)), "rollouts", KILL))
     tail.read()
     # Read the screen in a thread, because the supervisor would wait if the pipe were full.
     with ThreadPoolExecutor(1) as pool, samples.open("a") as file:
@@ -139,70 +130,41 @@ def run_piece(one: SoakRun, number: int, done: int, last: int, rng: Random, samp
                             row = {"piece": number, "step": step, "process": name, **sample(pid)}
                             file.write(json.dumps(row) + "\n")
                     file.flush()
-                if step >= kill_vllm and not killed:
-                    killed = True
-                    _signal(one.pid("inference"), signal.SIGKILL)
-                for at in [at for at in pauses if step >= at]:
-                    pid = one.pid(pauses.pop(at))
-                    _signal(pid, signal.SIGSTOP)
-                    time.sleep(PAUSE_S)
-                    _signal(pid, signal.SIGCONT)
-                if step >= end_early:
-                    end_early = last + 1
-                    _signal(one.pid("rollouts"), signal.SIGKILL)
+                for fault in [fault for fault in faults if step >= fault[0]]:
+                    faults.remove(fault)
+                    send(one.pid(fault[1]), fault[2])
         finally:
             stop(process)
         screen = output.result()
     if not wait_for(lambda: not alive(groups), 10):
         return f"left: {alive(groups)}"
-    done = steps_done(read_metrics(one.folder))
-    if process.returncode and not number % 2:
-        return f"status {process.returncode} after {done} steps: {screen[-1500:]}"
-    return f"status {process.returncode} after {done} steps"
-
-
-def _signal(pid: int, number: int) -> None:
-    if pid > 1:
-        with suppress(ProcessLookupError):
-            os.kill(pid, number)
+    end = f"status {process.returncode} after {steps_done(read_metrics(one.folder))} steps"
+    return f"{end}: {screen[-1500:]}" if process.returncode and not number % 2 else end
 
 
 def table(samples: Iterable[Sample]) -> str:
     """Return the table of all processes as Markdown."""
     lines = [HEADS, ("---",) * len(HEADS)]
-    by_process: dict[str, list[Sample]] = defaultdict(list)
+    by_process: dict[str, Any] = defaultdict(lambda: defaultdict(list))  # lifetimes of each process
     for sample in samples:
-        by_process[sample["process"]].append(sample)
+        by_process[sample["process"]][sample["piece"], sample["pid"]].append(sample)
     for name, own in sorted(by_process.items()):
-        lives = lifetimes(own)
-        if not lives:
+        warm = (
+            [each for each in life if each["step"] >= life[0]["step"] + WARM_UP]
+            for life in own.values()
+        )
+        if not (lives := [life for life in warm if len(life) >= FEWEST]):
             continue
-        kept = [sample for life in lives for sample in life]
-        memory = [sample["kib"] / 1024 for sample in kept]
+        memory = [sample["kib"] / 1024 for life in lives for sample in life]
         slope, low, high = slope_of(lives)
-        ends = [(life[0], life[-1]) for life in lives]
-
-        def change(key: str, unit: int = 1, ends: Any = ends) -> str:
-            first, last = (max(pair[i][key] for pair in ends) // unit for i in (0, 1))
-            return f"{first} to {last}"
-
         between = f"{low:+.2f} to {high:+.2f}" if len(lives) > 1 else "one lifetime"
-        sizes = (f"{min(memory):.0f} to {max(memory):.0f} MiB", f"{slope:+.2f} KiB per step")
-        more = (change("descriptors"), change("threads"), f"{change('shared_kib', 1024)} MiB")
-        lines.append((name, str(len(lives)), str(len(kept)), *sizes, between, *more))
+        sizes = f"{min(memory):.0f} to {max(memory):.0f} MiB", f"{slope:+.2f} KiB per step", between
+        more = (
+            " to ".join(str(max(life[end][key] for life in lives)) for end in (0, -1))
+            for key in ("descriptors", "threads", "shared_kib")
+        )
+        lines.append((name, str(len(lives)), str(len(memory)), *sizes, *more))
     return "\n".join(f"| {' | '.join(line)} |" for line in lines)
-
-
-def lifetimes(samples: Iterable[Sample]) -> list[list[Sample]]:
-    """Return the samples of each lifetime of a process, without its first steps."""
-    by_life: dict[Any, list[Sample]] = defaultdict(list)
-    for sample in samples:
-        by_life[sample["piece"], sample["pid"]].append(sample)
-    lives = [
-        [each for each in life if each["step"] >= life[0]["step"] + WARM_UP]
-        for life in by_life.values()
-    ]
-    return [life for life in lives if len(life) >= FEWEST]
 
 
 def slope_of(lives: list[list[Sample]]) -> tuple[float, float, float]:
@@ -213,8 +175,8 @@ def slope_of(lives: list[list[Sample]]) -> tuple[float, float, float]:
         from_mean = steps - steps.mean()
         sums.append((from_mean @ memory, from_mean @ from_mean))
     pairs = np.array(sums)  # [lifetimes, 2]
-    chosen = np.random.default_rng(0).integers(0, len(pairs), (RESAMPLES, len(pairs)))
-    resampled = pairs[chosen].sum(1)  # [RESAMPLES, 2]
+    chosen = np.random.default_rng(0).integers(0, len(pairs), (10_000, len(pairs)))
+    resampled = pairs[chosen].sum(1)  # [10,000, 2]
     low, high = np.quantile(resampled[:, 0] / resampled[:, 1], [0.025, 0.975])
     whole = pairs.sum(0)
     return float(whole[0] / whole[1]), float(low), float(high)

@@ -1,10 +1,9 @@
 """Serve scripted answers over HTTP in threads of the test's process."""
 
-import json
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from http.server import ThreadingHTTPServer
 from typing import Any, Self
 
@@ -46,23 +45,8 @@ class Answers:
         script = self
 
         class Handler(PostHandler):
-            def do_POST(self) -> None:
-                self.send(*script._answered(self.path, self.posted(), self.headers))
-
-            do_GET = do_POST
-
-            def send(self, status: int, body: Any, headers: Any = ()) -> None:
-                self.send_response(status)
-                for name, value in dict(headers).items():
-                    self.send_header(name, value)
-                self.end_headers()
-                if isinstance(body, dict | list):
-                    body = json.dumps(body)
-                if isinstance(body, str):
-                    body = body.encode()
-                for part in [body] if isinstance(body, bytes) else body:
-                    with suppress(OSError):  # the client has gone
-                        self.wfile.write(part)
+            def reply(self, body: Any) -> tuple[Any, ...]:
+                return script._answered(self.path, body, self.headers)
 
         class Server(ThreadingHTTPServer):
             request_queue_size = 128

@@ -184,12 +184,9 @@ def compare(name: str, overrides: list[str], trees: list[Path], output: Path) ->
         compared = sum(1 for _ in runs[0].records())
         marks = next(iter(list(runs[0].checkpoints.values())[-1].values()))
         seconds = time.monotonic() - began
-        say(f"equal  {name:16} {compared} records, weights {marks}, {seconds:.0f} s")
+        told = f"equal  {name:16} {compared} records, weights {marks}, {seconds:.0f} s"
+        print(told, flush=True)  # noqa: T201
     return problem
-
-
-def say(text: str) -> None:
-    print(text, flush=True)  # noqa: T201
 
 
 def main() -> int:
@@ -205,7 +202,7 @@ def main() -> int:
         output = (chosen.output or Path(temporary)).resolve()
         for name in chosen.only.split(","):
             if problem := compare(name, COMPOSITIONS[name], trees, output):
-                say(f"DIFFER {name}: {problem}")
+                print(f"DIFFER {name}: {problem}", flush=True)  # noqa: T201
                 return 1
     return 0
 

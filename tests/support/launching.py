@@ -81,6 +81,8 @@ def begin(command: list[str] | str, folder: Path, environment: Mapping[str, str]
         stderr=subprocess.STDOUT,
         text=True,
         start_new_session=True,
+        # A shell lets background commands ignore Ctrl-C, and what they start would inherit that.
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
     )
 
 
@@ -118,10 +120,9 @@ class Launcher:
 
 def below(leader: int) -> set[int]:
     """Return the process ids of a process's descendants."""
-    try:
+    with suppress(psutil.NoSuchProcess):
         return {child.pid for child in psutil.Process(leader).children(recursive=True)}
-    except psutil.NoSuchProcess:
-        return set()
+    return set()
 
 
 def groups_below(leader: int) -> set[int]:

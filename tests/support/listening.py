@@ -1,9 +1,9 @@
-"""Serve routes of vLLM on a Unix socket, one request at a time."""
+"""Serve scripted answers to posts, one request at a time."""
 
 import json
 import threading
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, suppress
 from http.server import BaseHTTPRequestHandler
 from pathlib import Path
 from socketserver import BaseServer, TCPServer, UnixStreamServer
@@ -17,22 +17,27 @@ class PostHandler(BaseHTTPRequestHandler):
         """Return text as bytes, or an object that is sent as JSON."""
         raise NotImplementedError
 
-    def posted(self) -> Any:
-        return json.loads(self.rfile.read(int(self.headers.get("content-length") or 0)) or "{}")
+    def reply(self, body: Any) -> tuple[Any, ...]:
+        """Return the status, the content and perhaps headers."""
+        try:
+            return 200, self.answer(body)
+        except RuntimeError as error:
+            return 500, {"error": {"message": str(error)}}
 
     def do_POST(self):
-        status = 200
-        try:
-            reply = self.answer(self.posted())
-        except RuntimeError as error:
-            status, reply = 500, {"error": {"message": str(error)}}
-        prose = isinstance(reply, bytes)
-        content = reply if prose else json.dumps(reply).encode()
+        posted = self.rfile.read(int(self.headers.get("content-length") or 0))
+        status, content, *headers = self.reply(json.loads(posted or "{}"))
         self.send_response(status)
-        self.send_header("content-type", "text/plain" if prose else "application/json")
-        self.send_header("content-length", str(len(content)))
+        if isinstance(content, dict | list):
+            content = json.dumps(content)
+            self.send_header("content-type", "application/json")
+        for name, value in dict(*headers).items():
+            self.send_header(name, value)
         self.end_headers()
-        self.wfile.write(content)
+        content = content.encode() if isinstance(content, str) else content
+        for part in [content] if isinstance(content, bytes) else content:
+            with suppress(OSError):  # the client has gone
+                self.wfile.write(part)
 
     do_GET = do_POST
 

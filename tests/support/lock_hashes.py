@@ -31,8 +31,7 @@ TORCH_ON_CPU = {
 
 def files(lock: Path, python: str, folder: Path) -> dict[str, list[str]]:
     """Return the sha256 of each package's files that this Python can install."""
-    output = folder / "pylock.toml"
-    pins = folder / "pins.txt"
+    output, pins = folder / "pylock.toml", folder / "pins.txt"
     pins.write_text("\n".join(f"{name}=={pin}" for name, pin in ENTRY.findall(lock.read_text())))
     command = [str(Path(sys.executable).with_name("uv")), "pip", "compile", str(pins), "--quiet"]
     command += ["--no-deps", "--format", "pylock.toml", "--output-file", str(output)]
@@ -65,26 +64,19 @@ def with_hashes(lock: Path) -> str:
     return ENTRY.sub(entry, lock.read_text())
 
 
-def say(line: str) -> None:
-    sys.stdout.write(line + "\n")
-
-
 def main() -> int:
     """Write or check both locks; return the exit status."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--check", action="store_true")
-    check = parser.parse_args().check
-    differ = False
+    check, differ = parser.parse_args().check, False
     for lock in sorted(REPO.glob("requirements-*.lock")):
         text = with_hashes(lock)
         if not check:
             lock.write_text(text)
         elif different := set(text.splitlines()) ^ set(lock.read_text().splitlines()):
-            differ = True
-            names = sorted({line.split("==")[0] for line in different})
-            say(f"{lock.name}: the hashes of {', '.join(names)} differ from the registry's.")
-        else:
-            say(f"{lock.name}: ok for Python {', '.join(PYTHONS)}")
+            names, differ = sorted({line.split("==")[0] for line in different}), True
+            told = f"the hashes of {', '.join(names)} differ from the registry's"
+            print(f"{lock.name}: {told}")  # noqa: T201
     return int(differ)
 
 

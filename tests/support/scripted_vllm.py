@@ -43,12 +43,12 @@ class ScriptedVLLM:
     args: dict[str, Any]
 
     def command(self, model: Path, address: Any, policy: Any) -> list[str]:
-        flags = [*("--model", model), *("--max-model-len", policy.max_seq_len)]
-        where = {"uds": address.path} if address.path else {"host": address.host}
-        where |= {} if address.path else {"port": address.port}
-        flags += [part for name, value in where.items() for part in (f"--{name}", value)]
-        flags += ["--faults", self.args["faults"]] if "faults" in self.args else []
-        return [sys.executable, __file__, *map(str, flags)]
+        flags = {"model": model, "max-model-len": policy.max_seq_len}
+        flags |= {name: value for name, value in self.args.items() if name == "faults"}
+        network = {"host": address.host, "port": address.port}
+        flags |= {"uds": address.path} if address.path else network
+        words = (str(part) for name, value in flags.items() for part in (f"--{name}", value))
+        return [sys.executable, __file__, *words]
 
     def environment(self, *, adapter: Any | None, key_file: Path | None = None) -> dict[str, str]:
         """Return the environment variable of the key file, as for vLLM."""
@@ -61,9 +61,8 @@ class Engine:
     def __init__(self, model: Path, max_model_len: int, version: str = "0") -> None:
         self._max_model_len = max_model_len
         self._tokenizer = Tokenizer.from_file(str(model / "tokenizer.json"))
-        self._template: str = json.loads((model / "tokenizer_config.json").read_text()).get(
-            "chat_template", ""
-        )
+        config = json.loads((model / "tokenizer_config.json").read_text())
+        self._template: str = config.get("chat_template", "")
         self._vocabulary = json.loads((model / "config.json").read_text())["vocab_size"]
         self._names, self._version, self._updating, self._read = {"policy"}, version, False, ""
         self._live = asyncio.Event()
@@ -91,8 +90,7 @@ class Engine:
 
     async def models(self, request: web.Request) -> web.Response:
         """Answer with the names of the served models."""
-        card = {"id": "policy", "max_model_len": self._max_model_len}
-        return web.json_response({"data": [card]})
+        return web.json_response({"data": [{"id": "policy", "max_model_len": self._max_model_len}]})
 
     async def control(self, request: web.Request) -> web.Response:
         """Handle the requests of a push, and refuse requests in the wrong order."""
@@ -145,12 +143,9 @@ class Engine:
     def _generated(self, body: dict[str, Any]) -> dict[str, Any]:
         prompt, sampling = body["token_ids"], body["sampling_params"]
         seed = json.dumps([prompt, self._version, sampling], sort_keys=True)
-        answer: dict[str, Any] = {
-            "choices": [
-                self._choice(i, prompt, sampling, Random(f"{i}:{seed}"))
-                for i in range(sampling.get("n", 1))
-            ]
-        }
+        randoms = [Random(f"{i}:{seed}") for i in range(sampling.get("n", 1))]
+        choices = [self._choice(i, prompt, sampling, rng) for i, rng in enumerate(randoms)]
+        answer: dict[str, Any] = {"choices": choices}
         if "prompt_logprobs" in sampling:
             rng = Random(seed)
             scored = [{str(token): {"logprob": self._logprob(rng)}} for token in prompt[1:]]

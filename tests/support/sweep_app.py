@@ -5,13 +5,10 @@
 `crash` names how the run of seed 1 fails. A file `mended` beside the program prevents it.
 """
 
-import os
-import signal
-import subprocess
 import sys
 from pathlib import Path
 
-REPO = Path(__file__).parents[2]
+from tests.support.launching import ROOT, Process, begin
 
 PROGRAM = r"""
 import os
@@ -46,25 +43,19 @@ def main(job: Job):
     with open("calls.txt", "a") as file:
         file.write(f"rate={config['rate']} seed={config['seed']} from {first} on {cores}\n")
     print("printed by a job", *job.command[1:])
+    seed, noise = config["seed"], config["noise"]
+    reward = config["rate"] + (seed if noise is None else noise * (seed * 5 % 7 - 3) / 3)
     # A test finds the process of a job by its open files.
     with stopped_by_signals() as stop, run_folder.metrics.open("a"):
         stop.waits = True
-        take_steps(config, metrics, first, broken, stop)
-    if stop.asked:
-        raise Stopped(stop.number)
+        for step in range(first, config["max_steps"]):
+            if broken and config["crash"] == "error" and step == 2:
+                raise RunFailed("vLLM is gone\nand more")
+            metrics.append(step, {"train/reward": reward, "time/step": 6.0})
+            time.sleep(config["pause"])
+            if stop.asked:
+                raise Stopped(stop.number)
     return config["rate"]
-
-
-def take_steps(config, metrics, first, broken, stop):
-    for step in range(first, config["max_steps"]):
-        if stop.asked:
-            return
-        if broken and config["crash"] == "error" and step == 2:
-            raise RunFailed("vLLM is gone\nand more")
-        seed, noise = config["seed"], config["noise"]
-        reward = config["rate"] + (seed if noise is None else noise * (seed * 5 % 7 - 3) / 3)
-        metrics.append(step, {"train/reward": reward, "time/step": 6.0})
-        time.sleep(config["pause"])
 
 
 if __name__ == "__main__":
@@ -99,21 +90,10 @@ class SweepApp:
         (folder / "app.py").write_text(PROGRAM)
         (folder / "app.yaml").write_text(CONFIG)
 
-    def start(self, *arguments: str) -> subprocess.Popen[str]:
+    def start(self, *arguments: str) -> Process:
         """Start it in a new process group, as a shell does, because Ctrl-C goes to a group."""
-        return subprocess.Popen(
-            [sys.executable, "app.py", *arguments],
-            cwd=self.folder,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            start_new_session=True,
-            env={
-                **{key: os.environ[key] for key in ("PATH", "HOME") if key in os.environ},
-                **{"PYTHONPATH": str(REPO), "COLUMNS": "100", "TMPDIR": str(self.folder)},
-            },
-            preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
-        )
+        environment = {"PYTHONPATH": str(ROOT), "COLUMNS": "100", "TMPDIR": str(self.folder)}
+        return begin([sys.executable, "app.py", *arguments], self.folder, environment)
 
     def run(self, *arguments: str) -> tuple[int, str]:
         """Return its status and output."""

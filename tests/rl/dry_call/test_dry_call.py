@@ -75,21 +75,20 @@ def the_problem(config):
     return problem
 
 
-READ = {
-    "alone by_shape at_random with_gradients": set(),
-    "by_a_helper": {"advantages"},
-    "by_hand by_replacing whole": {"advantages"} | RATIO,
-}
-
-
 @pytest.mark.parametrize(
-    ("name", "fields"), [(name, fields) for names, fields in READ.items() for name in names.split()]
+    ("names", "fields"),
+    [
+        ("alone by_shape at_random with_gradients", set()),
+        ("by_a_helper", {"advantages"}),
+        ("by_hand by_replacing whole", {"advantages"} | RATIO),
+    ],
 )
-def test_a_loss_reads_the_fields_whose_numbers_it_uses_however_it_gets_them(name, fields, own):
-    learned = learn(own("loss", LOSSES, name))
-    assert {field for field in FIELDS if learned.reads({field})} == fields
-    assert learned.is_supervised == (not fields)
-    assert learned.uses_ratio == (fields >= RATIO)
+def test_a_loss_reads_the_fields_whose_numbers_it_uses_however_it_gets_them(names, fields, own):
+    for name in names.split():
+        learned = learn(own("loss", LOSSES, name))
+        assert {field for field in FIELDS if learned.reads({field})} == fields, name
+        assert learned.is_supervised == (not fields)
+        assert learned.uses_ratio == (fields >= RATIO)
 
 
 def test_a_file_may_name_the_fields_that_a_branch_hides(own):
@@ -201,8 +200,6 @@ advantage: returned 15 numbers instead of 16
     def mine(group): return group.rewards[:-1]
 advantage: returned 2 numbers instead of 1 numbers: return one per turn of a rollout
     def mine(group): return [[0.0] * (len(t or ()) + 1) for t in group.turn_rewards]
-advantage: returned inf instead of a finite number
-    def mine(group): return [float('inf')] * len(group.rewards)
 advantage: ZeroDivisionError
     def mine(group): return [1 / (max(r or 0 for r in group.rewards) - 1) for _ in group.rewards]
 advantage: as JSON ({1: 0.5} becomes {'1': 0.5}): return only numbers, texts, lists, and dicts
@@ -210,17 +207,6 @@ advantage: as JSON ({1: 0.5} becomes {'1': 0.5}): return only numbers, texts, li
         def __call__(self, group): return [0.0] * 16
         def state(self): return {1: 0.5}
         def load(self, state): ...
-reward: derive it from rl.rollouts.credit.RewardShaping
-    class mine:
-        pass
-reward: returned 1 numbers instead of 9
-    class mine(RewardShaping):
-        def __init__(self): ...
-        def penalties(self, group): return [0.0]
-correction: return Correction(weights,
-    def mine(tokens): return tokens.anchor
-batch_credit: to [[1], [1]]: return as many
-    def mine(groups): return [g.credits[:1] for g in groups]
 batch_credit: called with groups with the rewards [], raised ZeroDivisionError: division by
     def mine(groups):
         count = 1 / sum(len(g.credits) for g in groups)
@@ -229,10 +215,6 @@ batch_credit: returned nan instead of a finite number
     def mine(groups):
         nan = (float('nan'),)
         return [[replace(c, advantages=nan) for c in g.credits] for g in groups]
-aggregation: 1 numbers instead of 4
-    def mine(lengths, groups): return [1.0]
-truncation: return Credit(reward, trains=...)
-    def mine(rollout): return 0.0
 kl.estimator: without a gradient
     def mine(a, b): return (a - b).detach()
 buffer: draw 16 new groups that add() accepted
@@ -243,15 +225,6 @@ buffer: drew the group 0 in two batches: as MixedBuffer does, use rl.rollouts.bu
         def state(self): return {}
         def load(self, state): ...
         def undo_draw(self): ...
-buffer: drew the group 0 in two batches: as MixedBuffer does, use rl.rollouts.buffer.replayed
-    class mine(Repeating):
-        def again(self, group): return replayed(group, 1)
-buffer: num_new(16) returned 0: return 1 to 16
-    class mine(FifoBuffer):
-        def num_new(self, count): return 0
-env: has examples of type str
-    class mine(Environment):
-        def examples(self, split): return ['question']
 env: cannot be called (too many positional arguments): its parameters must be the episode
     class mine(Environment):
         def examples(self, split): return []
@@ -269,10 +242,6 @@ strategy: remembers groups, but not after a resume: define state() and load()
             rollouts = await super().play(group, play_one, size)
             self.sums[group.example.id] = sum(r.reward or 0 for r in rollouts)
             return rollouts
-critic.estimator: [2]: return a tensor with one advantage for each value, of shape [2, 3]
-    def mine(rewards, values): return (rewards - values).sum(1)
-critic.loss: called with eight made-up values, returned a Tensor of shape [8]: return TokenLoss(
-    def mine(values, old_values, returns): return values
 logger: cannot be imported: Module
     import a_package_of_nobodys
     def mine(): ...
@@ -280,17 +249,14 @@ logger: cannot be imported: Module
 IMPORTS = """
 from dataclasses import replace
 from envs.protocol import Environment
-from losses.correction import Correction
 from losses.tokens import TokenLoss
-from rl.rollouts.buffer import FifoBuffer, replayed
-from rl.rollouts.credit import RewardShaping
+from rl.rollouts.buffer import FifoBuffer
 from rl.sampling.strategy import Independent, Strategy
 
 class Repeating(FifoBuffer):
-    def again(self, group): return group
     def num_new(self, count): return count - 1
     def draw(self, step, count, max_staleness, running):
-        if not step: self.first = self.again(self._groups[0])
+        if not step: self.first = self._groups[0]
         new = super().draw(step, count - 1, max_staleness, running)
         return new and [*new, self.first] if step else new
 """
@@ -299,9 +265,7 @@ class Repeating(FifoBuffer):
 @pytest.mark.parametrize(
     ("group", "said", "text"), re.findall(r"(?m)^([\w.]+): (.+)\n((?: {4}.+\n)+)", UNUSABLE)
 )
-def test_what_a_run_cannot_use_is_refused_with_its_file(group, said, text, own, config, modules):
-    if group.startswith("critic."):
-        config["critic"] = chosen("critic", "value")
+def test_what_a_run_cannot_use_is_refused_with_its_file(group, said, text, own, modules):
     with pytest.raises(ConfigError) as caught:
         learn(own(group, IMPORTS + dedent(text)))
     problem = caught.value.problems[0]
@@ -496,18 +460,13 @@ def test_a_child_without_answers_is_ended_after_one_limit_and_its_answers_count(
                 dry_call.learned(number)
 
 
-@pytest.mark.parametrize(
-    ("order", "buffer", "strategy"),
-    [
-        ("shuffled", "fifo", "independent"),
-        ("difficulty", "fifo", "independent"),
-        ("shuffled", "difficulty", "independent"),
-        ("shuffled", "replay", "independent"),
-        *(("shuffled", "fifo", name) for name in ("adaptive_size", "extremes", "branch")),
-    ],
-)
-def test_what_may_select_examples_or_rollouts_by_rewards_is_known(order, buffer, strategy):
-    config = composed(f"order={order}", f"buffer={buffer}", f"strategy={strategy}")
-    expected = bool({"difficulty", "adaptive_size", "extremes"} & {order, buffer, strategy})
-    assert selects_by_rewards(config) == expected
-    assert learn(config).selects_examples == expected
+@pytest.mark.parametrize("selects", [True, False])
+def test_what_may_select_examples_or_rollouts_by_rewards_is_known(selects):
+    choices = ["order=shuffled", "buffer=replay", "strategy=branch"]
+    if selects:
+        choices = [f"{group}=difficulty" for group in ("order", "buffer")]
+        choices += ["strategy=adaptive_size", "strategy=extremes"]
+    for choice in choices:
+        config = composed(choice)
+        assert selects_by_rewards(config) == selects, choice
+        assert learn(config).selects_examples == selects, choice
