@@ -10,7 +10,7 @@ from rl.runtime.token_files import read_rows
 from tests.support.beginning_strategy import TEXT
 from tests.support.launching import COLD
 
-pytestmark = [pytest.mark.server, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.slow, pytest.mark.server, pytest.mark.timeout(900)]
 
 # Two steps, because the first step changes the weights that sample the second.
 # An untrained policy does not end its turns, so limit them.
@@ -35,7 +35,6 @@ def seeded(launcher) -> list:
     return [launcher.succeed(f"seeded-{i}", *overrides, warm=COLD) for i in (1, 2)]
 
 
-@pytest.mark.slow
 def test_a_seeded_synchronous_run_of_several_turns_repeats_itself(seeded):
     first, second = seeded
     assert said(first) == said(second)
@@ -45,7 +44,6 @@ def test_a_seeded_synchronous_run_of_several_turns_repeats_itself(seeded):
         assert {key: one[key] for key in same} == {key: other[key] for key in same}
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("client", ["renderer", "tokens"])
 def test_a_stop_text_ends_turns_and_its_tokens_are_trained_on(client, seeded, launcher):
     result = seeded[0]  # with client=renderer
@@ -63,13 +61,11 @@ def test_a_stop_text_ends_turns_and_its_tokens_are_trained_on(client, seeded, la
 LIMITED = ["sampler.top_p=0.9", "sampler.top_k=24", "sampler.temperature=0.8"]
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("client", ["renderer", "tokens"])
-def test_logprobs_among_the_kept_tokens_are_those_of_vllm(client, launcher):
-    given = [*SHORT, *LIMITED, f"client={client}", "record=all", "kl=k3", "updates_per_batch=2"]
+def test_logprobs_among_the_kept_tokens_are_those_of_vllm(launcher):
+    given = [*SHORT, *LIMITED, "client=tokens", "record=all", "kl=k3", "updates_per_batch=2"]
     given += ["evaluation=default", "evaluation.num_examples=2", "evaluation.temperature=0.5"]
     given += ["entropy_bonus=0.1"]  # a gradient even if all rewards are equal
-    result = launcher.succeed(f"limited-{client}", *given, warm=COLD)
+    result = launcher.succeed("limited", *given, warm=COLD)
     for step, line in enumerate(result.metrics[:2]):  # the third is the last evaluation
         assert (line["staleness/max"], line["mismatch/sampled_max_abs"] < 1e-3) == (0, True)
         for row in (row for row in read_rows(RunFolder(result.folder), step) if row.trained):
@@ -81,7 +77,6 @@ def test_logprobs_among_the_kept_tokens_are_those_of_vllm(client, launcher):
                 assert differences.max() < 1e-5 if is_equal else differences.max() > 1e-4
 
 
-@pytest.mark.slow
 def test_given_tokens_have_the_logprobs_and_versions_of_the_policy_token_by_token(launcher):
     own = "strategy._target_=tests.support.beginning_strategy.Beginning"
     result = launcher.succeed("beginning", *SHORT, "record=all", own, warm=COLD)
