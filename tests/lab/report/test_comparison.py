@@ -245,11 +245,7 @@ def answers(rng, right, num_seeds=8, lost=None):
 
 def two_arms(cispo, grpo, **options):
     """Return the comparison of cispo with grpo, given rewards by seed, question and rollout."""
-    arms = [
-        Arm(name, name, tuple(run(one, name=f"{name}-{s}", seed=s) for s, one in enumerate(y)))
-        for name, y in (("grpo", grpo), ("cispo", cispo))
-    ]
-    return compare(arms, **options)
+    return compare([arm("grpo", grpo), arm("cispo", cispo)], **options)
 
 
 @pytest.mark.parametrize(("lost", "counted"), [(0.0, "lowest"), (1.0, "highest")])

@@ -232,3 +232,9 @@ def test_arms_are_named_by_differing_settings_and_no_two_arms_share_a_name():
     labels = [arm.label for arm in arms_of(runs)]
     assert len(set(labels)) == 6
     assert {"loss=grpo f=7", "loss=grpo f=8"} <= set(labels)
+
+
+def test_arms_whose_cut_names_would_be_equal_get_numbers():
+    words = [["x=" + "a" * 30 + middle + "b" * 30] for middle in "123"]
+    names = [arm.name for arm in arms_of([run("r", *overrides) for overrides in words])]
+    assert [name[-3:] for name in names] == ["(1)", "(2)", "(3)"]

@@ -5,7 +5,6 @@ import json
 import os
 import re
 import signal
-import subprocess
 import sys
 import urllib.error
 import urllib.request
@@ -27,6 +26,7 @@ from rl.runtime.folder import RunFolder
 from rl.runtime.lock import locked
 from tests.support.composing import REPO
 from tests.support.golden import golden
+from tests.support.launching import begin
 from tests.support.outcomes import without
 from tests.support.viewed_run import add_step, copy_run
 
@@ -295,22 +295,14 @@ def test_what_cannot_be_shown_or_exported_is_refused(words, problem, run, capsys
 
 
 def test_the_server_requires_the_key_and_ends_on_ctrl_c(run):
-    command = [sys.executable, "view.py", str(run)]
-    environment = {**os.environ, "PYTHONPATH": str(REPO), "PYTHONUNBUFFERED": "1"}
-    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
-    with subprocess.Popen(command, cwd=REPO, env=environment, **pipes) as viewer:
-        try:
-            line = next(line for line in viewer.stdout if line.startswith("http"))
-            address = line.strip()
-            with urllib.request.urlopen(f"{address}table?run=0&start=0&generation=0") as table:
-                assert json.load(table)["name"] == "run"
-            with pytest.raises(urllib.error.HTTPError, match="404"):
-                urllib.request.urlopen(f"{address[:-2]}/")  # a wrong key
-        finally:
-            viewer.send_signal(signal.SIGINT)
-            try:
-                _, errors = viewer.communicate(timeout=30)
-            finally:
-                viewer.kill()
-    assert errors == ""
-    assert viewer.returncode in (0, 130)
+    environment = {"PYTHONPATH": str(REPO), "PYTHONUNBUFFERED": "1"}
+    with begin([sys.executable, "view.py", str(run)], REPO, environment) as viewer:
+        address = next(line for line in viewer.stdout if line.startswith("http")).strip()
+        with urllib.request.urlopen(f"{address}table?run=0&start=0&generation=0") as table:
+            assert json.load(table)["name"] == "run"
+        with pytest.raises(urllib.error.HTTPError, match="404"):
+            urllib.request.urlopen(f"{address[:-2]}/")  # a wrong key
+        viewer.send_signal(signal.SIGINT)
+        screen, _ = viewer.communicate(timeout=30)
+        assert "Traceback" not in screen
+        assert viewer.returncode in (0, 130)

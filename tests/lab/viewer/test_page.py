@@ -103,12 +103,7 @@ def test_a_number_is_rounded_to_its_digits_but_never_to_zero(browser, address):
     assert dict(zip(shown, texts, strict=True)) == shown
 
 
-def coloured(page) -> int:
-    script = "all => all.filter(one => one.style.background || one.matches('.hatched')).length"
-    return page.locator(".body .token").evaluate_all(script)
-
-
-def test_a_conversation_shows_its_turns_calls_thoughts_forks_and_no_markup(browser, address):
+def test_a_conversation_shows_turns_calls_thoughts_forks_clips_and_no_markup(browser, address):
     with looking(browser, f"{address}#open=training.0.1.0") as page:
         expect(page.locator(".message.assistant .text").last).to_have_text(HOSTILE)
         assert page.evaluate("window.broken") is None
@@ -124,21 +119,9 @@ def test_a_conversation_shows_its_turns_calls_thoughts_forks_and_no_markup(brows
         expect(page.locator(".rawrow h4")).to_contain_text(heads)
         page.locator(".token.given").first.hover()
         expect(page.locator("#card")).to_contain_text("given, not sampled: no gradient")
-
-
-def test_every_colour_colours_tokens_and_names_its_meaning(browser, address):
     with looking(browser, f"{address}#open=training.1.4.1&step=1") as page:
-        expect(page.locator(".message")).to_have_count(5)
-        assert coloured(page) == 0
-        for key, meaning in {
-            "1": "better or worse than its group",
-            "2": "how much more probable than before (pi / anchor)",
-            "5": "difference between the trainer's and the server's logprob",
-            "6": "how training moved the token's probability",
-        }.items():
-            page.keyboard.press(key)
-            expect(page.locator(".legend")).to_contain_text(meaning)
-            assert coloured(page) > 30, key
+        page.keyboard.press("6")
+        expect(page.locator(".legend")).to_contain_text("how training moved the token")
         page.locator(".token.hatched").first.hover()
         expect(page.locator("#card")).to_contain_text("clipped (clip_fraction")
 

@@ -10,7 +10,7 @@ import pytest
 from rl.config.build import build, construct
 from rl.config.check import check
 from rl.config.schema import ConfigError
-from rl.config.signatures import definition_of, options_of
+from rl.config.signatures import options_of
 from tests.support.composing import changed, composed, only_problem
 
 BASE = """
@@ -57,14 +57,6 @@ def test_options_are_read_without_importing_the_module(target, required, optiona
     assert sorted(key for key, option in options.items() if option.required) == required
     assert sorted(key for key, option in options.items() if not option.required) == optional
     assert "knobs_base" not in sys.modules
-
-
-def test_a_folder_that_another_package_hides_is_named(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "losses").mkdir()
-    (tmp_path / "losses" / "mine.py").write_text("def mine(tokens): ...")
-    with pytest.raises(LookupError, match="another package losses instead of the folder losses in"):
-        definition_of("losses.mine.mine")
 
 
 def take(modules: Path, annotation: str) -> str:

@@ -4,7 +4,6 @@ import json
 import os
 import re
 import time
-from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
@@ -23,20 +22,14 @@ def folder(tmp_path):
     return RunFolder(tmp_path)
 
 
-@pytest.mark.parametrize(
-    ("text", "address", "url"),
-    [
+def test_an_address_is_parsed_and_formatted_and_a_wrong_one_refused_with_the_right_form():
+    for text, address, url in (
         ("unix:/run/a b.sock", Address(path=Path("/run/a b.sock")), "http://vllm"),
         ("tcp://node-3:65535", Address(host="node-3", port=65535), "http://node-3:65535"),
         ("tcp://[::1]:8000", Address(host="::1", port=8000), "http://[::1]:8000"),
-    ],
-)
-def test_an_address_is_parsed_and_formatted(text, address, url):
-    assert Address.parse(text) == address
-    assert (str(address), address.url) == (text, url)
-
-
-def test_a_wrong_address_is_refused_with_the_right_form():
+    ):
+        assert Address.parse(text) == address
+        assert (str(address), address.url) == (text, url)
     wrong = "unix: unix:a.sock tcp://host tcp://:80 tcp://h:0 tcp://h:99999 tcp://h:x http://h:80"
     for text in ("", *wrong.split(), "tcp://h:80/v1", "/run/a.sock"):
         with pytest.raises(ValueError, match=r"write unix:/path or tcp://host:port"):
@@ -157,10 +150,10 @@ def test_the_first_failure_is_the_oldest_complete_report(folder):
         assert first_failure(folder, prefix) == {"part": first, "message": first}
 
 
-@pytest.mark.parametrize("error", [None, KeyboardInterrupt, SystemExit])
-def test_neither_success_nor_an_interrupt_is_a_failure(folder, error):
-    ended = pytest.raises(error) if error else nullcontext()
-    with ended, reporting_failures(folder, "rollouts"):
-        if error:
+def test_neither_success_nor_an_interrupt_is_a_failure(folder):
+    with reporting_failures(folder, "rollouts"):
+        pass
+    for error in (KeyboardInterrupt, SystemExit):
+        with pytest.raises(error), reporting_failures(folder, "rollouts"):
             raise error
     assert first_failure(folder) is None

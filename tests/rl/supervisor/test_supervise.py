@@ -267,15 +267,6 @@ def test_the_files_that_env_and_sampler_read_are_hashed_for_a_resume(tmp_path, m
     assert set(changed_code(launch.run_folder)) == {"prompt.txt", "lines.jsonl"}
 
 
-def test_a_cache_that_cannot_be_written_is_named(tmp_path, refused, monkeypatch):
-    (tmp_path / "file").touch()
-    monkeypatch.setenv("OFFBYONE_CACHE", str(tmp_path / "file"))
-    assert refused("run_name=r") == (
-        f"the cache of warm starts, {tmp_path}/file/warm, is not writable (Not a directory): "
-        "set the environment variable OFFBYONE_CACHE to a writable folder"
-    )
-
-
 @pytest.mark.parametrize("damage", DAMAGES)
 def test_an_unusable_model_is_refused_before_anything_starts(damage, tmp_path, refused):
     model = saved_model(tmp_path / "model")
