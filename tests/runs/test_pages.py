@@ -99,13 +99,6 @@ def test_a_printed_command_is_accepted_but_for_a_mistake_that_is_added(command, 
     assert all(wrong in problem for problem in problems)
 
 
-def test_the_configuration_is_shown_and_planned(mine):
-    shown, plan = (do(command, mine) for command in (SHOWN, PLAN))
-    assert (shown.status, plan.status) == (0, 0), shown.screen + plan.screen
-    assert "_target_: losses.ppo_clip.ppo_clip" in shown.screen
-    assert plan.screen.splitlines()[2].startswith("trainer ")
-
-
 @pytest.fixture(scope="module")
 def first(mine) -> Result:
     early = "'stop_when=\"step >= 2\"' max_steps=50 trainer.profile=1 model.warm_start=null"

@@ -18,9 +18,7 @@ from rl.runtime.folder import RunFolder
 from rl.runtime.metrics import MetricsFile
 from rl.runtime.stop_request import Stopped, stopped_by_signals
 from rl.runtime.sweep_folder import DONE, RUNNING, WAITING, JobRecord, SweepFolder
-from tests.support.golden import golden
 from tests.support.launching import alive, groups_below, wait_for
-from tests.support.outcomes import without
 from tests.support.sweep_app import SweepApp
 
 DIR = "hydra.sweep.dir=outputs/x"
@@ -248,15 +246,17 @@ def test_a_job_that_is_out_of_time_waits_and_resumes_at_next_start(tmp_path):
     assert sweep.records()[0].state == "done"
 
 
-@pytest.mark.parametrize(
-    ("kind", "task"),
-    [("hydra.BasicSweeper", ["seed=0,1", "rate=1,2", "pause=3"]), ("optuna.Sweeper", ["pause=3"])],
-)
-def test_the_seed_of_a_config_file_varies_last(kind, task):
-    sweeper = {"_target_": kind, "params": {"rate": "1,2", "seed": "0,1"}}
-    config = OmegaConf.create({"hydra": {"sweeper": sweeper, "overrides": {"task": ["pause=3"]}}})
-    vary_seeds_last(config)
-    assert config.hydra.overrides.task == task
+def test_the_seed_of_a_config_file_varies_last():
+    for kind, task in (
+        ("hydra.BasicSweeper", ["seed=0,1", "rate=1,2", "pause=3"]),
+        ("optuna.Sweeper", ["pause=3"]),
+    ):
+        sweeper = {"_target_": kind, "params": {"rate": "1,2", "seed": "0,1"}}
+        config = OmegaConf.create(
+            {"hydra": {"sweeper": sweeper, "overrides": {"task": ["pause=3"]}}}
+        )
+        vary_seeds_last(config)
+        assert config.hydra.overrides.task == task
 
 
 @pytest.mark.parametrize(
@@ -275,16 +275,6 @@ def test_every_wrong_option_of_until_is_named(smallest_effect, max_hours, wrong)
     ]
 
 
-@pytest.mark.parametrize(("cpus", "cores_less_one"), [(8, "3"), (2, "1")])
-def test_the_threads_of_a_parallel_job_leave_a_core_free(cpus, cores_less_one, monkeypatch):
-    monkeypatch.setattr(module, "core_of", lambda cpu: cpu // 2)
-    monkeypatch.setattr(module.signal, "signal", lambda *_: None)
-    for given, expected in (("", cores_less_one), ("5", "5")):  # a value of the user stays
-        monkeypatch.setattr(os, "environ", {"OMP_NUM_THREADS": given} if given else {})
-        module._prepare_for_parallel_jobs([Slot(cores=list(range(cpus)), gpus=[])])
-        assert os.environ["OMP_NUM_THREADS"] == expected
-
-
 EIGHT = list(range(8))
 JOBLIB = "hydra_plugins.hydra_joblib_launcher.joblib_launcher.JoblibLauncher"
 LOCAL = "hydra_plugins.hydra_submitit_launcher.submitit_launcher.LocalLauncher"
@@ -298,10 +288,8 @@ def local(cpus_per_task=None, gpus_per_node=None):
     return {"_target_": LOCAL, "cpus_per_task": cpus_per_task, "gpus_per_node": gpus_per_node}
 
 
-@pytest.mark.parametrize(
-    ("launcher", "cores", "gpus", "expected"),
-    [
-        (joblib(3), EIGHT, [], [((0, 1), ()), ((2, 3), ()), ((4, 5), ())]),
+def test_slots_share_the_machine():
+    for launcher, cores, gpus, expected in (
         (joblib(1), EIGHT, ["0"], []),  # in the sweep's process, without slots
         (joblib(9), [0, 1], [], [((0,), ()), ((1,), ())]),  # at least one core each
         (joblib(-1), EIGHT, [], [((i, i + 1), ()) for i in (0, 2, 4, 6)]),
@@ -311,17 +299,13 @@ def local(cpus_per_task=None, gpus_per_node=None):
         (local(cpus_per_task=3), EIGHT, [], [((0, 1, 2), ()), ((3, 4, 5), ())]),
         (local(gpus_per_node=2), EIGHT, list("0123"),
          [((0, 1, 2, 3), ("0", "1")), ((4, 5, 6, 7), ("2", "3"))]),
-        (local(cpus_per_task=4, gpus_per_node=1), EIGHT, list("0123"),
-         [((0, 1, 2, 3), ("0",)), ((4, 5, 6, 7), ("1",))]),
         ({"_target_": LOCAL.replace("Local", "Slurm"), "cpus_per_task": 4}, EIGHT, ["0"], []),
-    ],
-)  # fmt: skip
-def test_slots_share_the_machine(launcher, cores, gpus, expected):
-    slots = slots_of(launcher, cores, gpus)
-    assert [(slot.cores, slot.gpus) for slot in slots] == expected
-    for devices in ([slot.cores for slot in slots], [slot.gpus for slot in slots]):
-        taken = [device for each in devices for device in each]
-        assert len(set(taken)) == len(taken)
+    ):  # fmt: skip
+        slots = slots_of(launcher, cores, gpus)
+        assert [(slot.cores, slot.gpus) for slot in slots] == expected
+        for devices in ([slot.cores for slot in slots], [slot.gpus for slot in slots]):
+            taken = [device for each in devices for device in each]
+            assert len(set(taken)) == len(taken)
 
 
 def test_more_devices_than_the_machine_has_are_refused():
@@ -363,38 +347,3 @@ def test_a_record_that_cannot_be_read_is_left_out(tmp_path):
     (sweep.jobs / "00002.json").write_text("[]")
     assert list(sweep.records()) == [0, 3]
     assert sweep.claim(["loss=new"])[0] == 4
-
-
-def test_the_lines_about_jobs_in_every_state(tmp_path, monkeypatch, capsys):
-    """start_message, progress, the line of each job, and the last lines."""
-    (tmp_path / "sweep").mkdir()
-    sweep = SweepFolder(tmp_path / "sweep")
-    monkeypatch.chdir(tmp_path)
-    states = {
-        "done": (1.0, 31.0, 0.25, None),
-        "done too": (10.0, 100.0, None, None),
-        "failed": (0.0, 5.0, None, "vLLM ended"),
-        "waiting, stopped before": (0.0, 50.0, None, "interrupted"),
-        "waiting, stopped now": (150.0, 170.0, None, "max_time"),
-        "running": (150.0, None, None, "did not end"),
-        "waiting": (None, None, None, "not started"),
-    }
-    for name, times in states.items():
-        number, record = sweep.claim(["max_steps=9", f"loss={name}", "seed=0"])
-        record.state = name.replace(",", "").split()[0]
-        record.started, record.ended, record.result, record.error = times
-        if "stopped" in name:
-            record.folder = str(tmp_path / name)
-            (tmp_path / name).mkdir()
-            RunFolder(tmp_path / name).metrics.write_text('{"step": 0}\n')
-        sweep.write(number, record)
-    slots, found = [{"cores": [0, 1, 2], "gpus": ["3"]}] * 2, {}
-    for info in ({"question": "Why?", "slots": slots, "started": 120.0},
-                 {"slots": [], "jobs": [0, 2, 3], "started": 0.0}):  # fmt: skip
-        sweep.write_info(info)
-        jobs = overview.read_jobs(sweep)
-        lines = [jobs.line_of(number, sweep.log_of(number)) for number in jobs.records]
-        overview.print_end(sweep, "python train.py")
-        start = overview.start_message(sweep, "python train.py").splitlines()
-        found[f"{len(lines)} jobs"] = [start, lines, jobs.seconds_left, capsys.readouterr().out]
-    golden("sweeps/overview", without(tmp_path, found))

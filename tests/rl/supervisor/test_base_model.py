@@ -91,17 +91,8 @@ def test_a_teacher_that_cannot_be_reached_is_refused_before_anything_starts(monk
         ConfigError, match=rf"reference\.url={url} cannot be reached .*: start the server"
     ):
         fetch_references(run)
-    mistyped = run.with_values({"reference.url": "http://localhost:80a0/v1"})
-    with pytest.raises(ConfigError, match=r"cannot be reached .*InvalidURL.*correct this URL"):
-        fetch_references(mistyped)
     ray = run.with_values({"cluster": composed("cluster=ray")["cluster"]})
     assert fetch_references(ray) == []
-
-
-def test_a_damaged_record_of_the_model_is_named(run_folder):
-    (run_folder.path / "model.txt").write_text("/models/half")
-    with pytest.raises(ConfigError, match=r"model\.txt"):
-        model_of(run_folder, pytest.fail)
 
 
 def test_a_killed_start_leaves_the_old_record_of_the_model(run_folder, model, monkeypatch):
@@ -207,22 +198,15 @@ def test_a_change_to_a_file_that_learns_or_that_the_dry_call_imported_changes_th
         assert len(keys) == number, f"{name} changes nothing"
 
 
-def finished(folder: Path) -> RunFolder:
-    """The folder of a supervised run that has exported its model."""
-    run_folder = RunFolder(folder)
-    export = run_folder.export_of(run_folder.checkpoint(8))
-    export.mkdir(parents=True)
-    (export / "config.json").write_text("{}")
-    return run_folder
-
-
 def test_only_one_of_two_runs_computes_their_warm_start(monkeypatch, tmp_path, capsys) -> None:
     begun, launch_of = list[Path](), cast("Any", _Launch)
 
     def compute(_: Any, __: Run, ___: Run, folder: RunFolder, ____: DryCall) -> None:
         begun.append(folder.path)
         assert wait_for(lambda: "waiting for another run" in capsys.readouterr().out, 60)
-        finished(folder.path)
+        export = folder.export_of(folder.checkpoint(8))
+        export.mkdir(parents=True)
+        (export / "config.json").write_text("{}")
 
     monkeypatch.setenv("OFFBYONE_CACHE", str(tmp_path / "cache"))
     monkeypatch.setattr(module, "_TICK_S", 0.01)
