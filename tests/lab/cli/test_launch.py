@@ -26,9 +26,8 @@ from tests.support.launching import train
 OWN = ["--config-dir", str(CONF.parent / "examples" / "my-lab" / "conf"), "loss=focal"]
 
 
-@pytest.mark.parametrize(
-    ("arguments", "said"),
-    [
+def test_a_name_that_hydra_does_not_know_is_explained():
+    for arguments, said in (
         (["loss=cispoo"], "loss=cispoo does not exist: did you mean cispo? (loss has cispo, "),
         (["trainer.max_step=3"], "there is no key trainer.max_step: did you mean max_steps?"),
         (
@@ -40,13 +39,11 @@ OWN = ["--config-dir", str(CONF.parent / "examples" / "my-lab" / "conf"), "loss=
         (["buffer.replay_share=0.5"], "choice of buffer: set buffer=demonstrations|replay"),
         (["inference.args.max_num_batched_tokens=8"], "with +inference.args.max_num_batched_tok"),
         (["gpus=8"], "gpus is not in the configuration yet: add it with +gpus=..."),
-    ],
-)
-def test_a_name_that_hydra_does_not_know_is_explained(arguments, said):
-    with pytest.raises(Exception) as caught, initialize_config_dir(str(CONF), version_base=None):  # noqa: PT011
-        hydra.compose("train", arguments)
-    (problem,) = explain_hydra_error(caught.value, arguments, added=["gpus"]).problems
-    assert said in problem
+    ):
+        with pytest.raises(Exception) as caught, initialize_config_dir(str(CONF), "app", None):  # noqa: PT011
+            hydra.compose("train", arguments)
+        (problem,) = explain_hydra_error(caught.value, arguments, added=["gpus"]).problems
+        assert said in problem
 
 
 @pytest.mark.parametrize(
@@ -106,9 +103,11 @@ def test_a_sweep_whose_settings_changed_is_refused(tmp_path):
 NAMED = "python train.py --config-name losses --config-dir sweeps hydra.mode=RUN"
 
 
-@pytest.mark.parametrize(
-    ("typed", "command"),
-    [
+def test_the_command_before_the_overrides_is_kept_as_typed():
+    sweep = ["hydra.mode=MULTIRUN", "hydra.sweep.dir=x", "hydra.sweeper.max_batch_size=1"]
+    sweep += ["hydra/sweeper=optuna", "hydra/launcher=joblib", "hydra.launcher.n_jobs=2"]
+    kept = ["hydra.job.chdir=true"]
+    for typed, command in (
         (".venv/bin/python -u /x/train.py seed=1 -m", ".venv/bin/python -u /x/train.py"),
         ("python train.py --config-dir sweeps --config-name losses seed=1", NAMED),
         ("python train.py -cd mine loss=own", "python train.py --config-dir mine"),
@@ -116,17 +115,10 @@ NAMED = "python train.py --config-name losses --config-dir sweeps hydra.mode=RUN
             "python /bin/offbyone train --config-dir mine loss=own",
             "offbyone train --config-dir mine",
         ),
-    ],
-)
-def test_the_command_before_the_overrides_is_kept_as_typed(typed, command):
-    parts = typed.split()
-    program = next(
-        index for index, part in enumerate(parts) if part.endswith(("train", "train.py"))
-    )
-    sweep = ["hydra.mode=MULTIRUN", "hydra.sweep.dir=x", "hydra.sweeper.max_batch_size=1"]
-    sweep += ["hydra/sweeper=optuna", "hydra/launcher=joblib", "hydra.launcher.n_jobs=2"]
-    kept = ["hydra.job.chdir=true"]
-    assert command_of(parts, parts[program:], sweep + kept) == command.split() + kept
+    ):
+        parts = typed.split()
+        program = next(i for i, part in enumerate(parts) if part.endswith(("train", "train.py")))
+        assert command_of(parts, parts[program:], sweep + kept) == command.split() + kept
 
 
 @pytest.mark.parametrize(

@@ -116,17 +116,14 @@ def test_a_job_whose_configuration_is_damaged_is_not_done(content, tmp_path):
     assert not is_done(record, 3)
 
 
-@pytest.mark.parametrize(
-    ("typed", "kept"),
-    [
+def test_the_command_that_resumes_a_sweep_suits_hydra(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for typed, kept in (
         ("hydra.sweep.dir=y accept_changed_code=true seed=0,1 -m", "seed=0,1 -m"),
         ("~kl +a=1 -m", "'~kl' +a=1 -m"),
-    ],
-)
-def test_the_command_that_resumes_a_sweep_suits_hydra(typed, kept, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    again = rerun_command(["python", "train.py", *typed.split()], tmp_path / "x")
-    assert again == f"python train.py {kept} hydra.sweep.dir=x"
+    ):
+        again = rerun_command(["python", "train.py", *typed.split()], tmp_path / "x")
+        assert again == f"python train.py {kept} hydra.sweep.dir=x"
 
 
 def test_one_folder_has_one_sweep_at_a_time(app):

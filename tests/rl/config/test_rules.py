@@ -251,16 +251,15 @@ def test_a_secret_is_refused_and_not_repeated(monkeypatch):
 
 
 REMOVE, ADD = "remove the option", "add sampler.top_k=128 or less"
-BIASED = {
-    **{"top_p": (0.9, ADD), "top_k": (129, ADD), "min_p": (0.1, ADD)},
-    **{"repetition_penalty": (1.1, REMOVE), "presence_penalty": (0.5, REMOVE)},
-    "frequency_penalty": (-0.5, REMOVE),
-}
 
 
-@pytest.mark.parametrize("key", BIASED)
-def test_learning_from_another_distribution_must_be_accepted(key, config):
-    value, remedy = BIASED[key]
+@pytest.mark.parametrize(
+    ("key", "value", "remedy"),
+    [("top_p", 0.9, ADD), ("top_k", 129, ADD), ("min_p", 0.1, ADD),
+     ("repetition_penalty", 1.1, REMOVE), ("presence_penalty", 0.5, REMOVE),
+     ("frequency_penalty", -0.5, REMOVE)],
+)  # fmt: skip
+def test_learning_from_another_distribution_must_be_accepted(key, value, remedy, config):
     given = with_choices(config, {f"sampler.{key}": value})
     assert only_problem(given) == (
         f"with sampler.{key}={value} vLLM does not sample the policy's distribution, so "

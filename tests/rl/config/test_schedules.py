@@ -29,9 +29,8 @@ def plain():
     return composed("evaluation=default", "env=reverse-text")
 
 
-@pytest.mark.parametrize(
-    ("key", "node", "said"),
-    [
+def test_a_schedule_is_refused_with_the_step_or_the_keys(plain):
+    for key, node, said in (
         ("sampler.temperature", {"end": -0.2}, "at step 50: sampler.temperature=-0.2, but"),
         ("sampler.temperature", {"end": -0.2, "steps": 150}, "at step 150: sampler."),  # the last
         ("env.reward_weights.exact", {}, "env.reward_weights.exact cannot be a schedule, but "),
@@ -40,12 +39,10 @@ def plain():
         ("kl.beta", {"_target_": "rl.schedule.pieces", "values": {2: 1.0}}, "has no step 0"),
         ("sampler.temperature", {"stop": 1}, "stop is not a key of rl.schedule.linear"),
         ("sampler.temperature", {"_target_": "rl.schedule.liner"}, "did you mean linear?"),
-    ],
-)
-def test_a_schedule_is_refused_with_the_step_or_the_keys(key, node, said, plain):
-    with pytest.raises(ConfigError) as caught:
-        check(changed(plain, {key: node if "values" in node else {**LINEAR, **node}}))
-    assert said in str(caught.value)
+    ):
+        with pytest.raises(ConfigError) as caught:
+            check(changed(plain, {key: node if "values" in node else {**LINEAR, **node}}))
+        assert said in str(caught.value)
 
 
 def test_a_problem_that_no_schedule_causes_is_reported_once_and_without_a_step(plain):
@@ -133,15 +130,12 @@ def test_a_model_and_an_address_of_the_command_line_are_kept(write):
         assert client["api_key_variable"] == "OPENAI_API_KEY"
 
 
-@pytest.mark.parametrize(
-    ("text", "said"),
-    [
+def test_a_wrong_name_or_file_is_refused(write):
+    for text, said in (
         (TEXT, "endpoints.toml has no endpoint larg: use large or local"),
         ("[large]\nurl = 'x'\nmodel = 'y'\nkey = 'z'\n", r"\[large\] needs url and model"),
         ("[large", "endpoints.toml cannot be read"),
-    ],
-)
-def test_a_wrong_name_or_file_is_refused(text, said, write):
-    write(text)
-    with pytest.raises(ConfigError, match=said):
-        composed("client=messages", "client.url=larg", primary="evaluate")
+    ):
+        write(text)
+        with pytest.raises(ConfigError, match=said):
+            composed("client=messages", "client.url=larg", primary="evaluate")

@@ -49,9 +49,8 @@ def drawn(plan: Plan) -> str:
     return f"{' '.join(ranks)} | {' '.join(replicas)}".strip()
 
 
-@pytest.mark.parametrize(
-    ("sizes", "said", "expected"),
-    [
+def test_devices_are_shared_out():
+    for sizes, said, expected in (
         ((1,), {}, "0:0 | 0:0"),
         ((8,), {}, "0:0123 | 0:4 0:5 0:6 0:7"),
         ((8,), {"ranks": 6, "group": 2}, "0:012345 | 0:67"),
@@ -65,10 +64,8 @@ def drawn(plan: Plan) -> str:
         ((8, 8), {"train": [0, 1], "sample": [2, 3], "group": 2}, "0:01 1:01 | 0:23 1:23"),
         ((2,), {"names": "25", "train": [5], "sample": [2]}, "0:5 | 0:2"),
         ((4,), {"sampler": IMITATOR, "train": [1, 3]}, "0:13 |"),
-    ],
-)
-def test_devices_are_shared_out(sizes, said, expected):
-    assert drawn(plan(*sizes, **said)) == expected
+    ):
+        assert drawn(plan(*sizes, **said)) == expected
 
 
 def test_a_placement_that_does_not_fit_is_refused_with_the_arithmetic():
