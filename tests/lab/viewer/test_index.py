@@ -283,19 +283,16 @@ def test_the_answers_of_the_server_and_the_usage(index, tmp_path, monkeypatch, c
     golden("viewer/server", without(index.run_folder.path.parent, found))
 
 
-@pytest.mark.parametrize(
-    ("words", "problem"),
-    [
+def test_what_cannot_be_shown_or_exported_is_refused(run, capsys, monkeypatch):
+    monkeypatch.chdir(run.parent)
+    for words, problem in (
         (["run", "export=run"], "Is a directory: 'run': choose another path or port"),
         (["run", "export=page.html", "step=99"], "no rollout is selected"),
         (["run", "port=65536"], "port=65536 is not a port: give a number"),
-    ],
-)
-def test_what_cannot_be_shown_or_exported_is_refused(words, problem, run, capsys, monkeypatch):
-    monkeypatch.chdir(run.parent)
-    assert main(words) == 2
-    assert problem in capsys.readouterr().out
-    assert not Path("page.html").exists()
+    ):
+        assert main(words) == 2
+        assert problem in capsys.readouterr().out
+        assert not Path("page.html").exists()
 
 
 def test_the_server_requires_the_key_and_ends_on_ctrl_c(run):
