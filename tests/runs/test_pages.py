@@ -1,21 +1,31 @@
-"""Copy the files and commands of docs/a-new-idea.md and docs/everyday.md and run them.
+"""The files and commands of docs/a-new-idea.md and docs/everyday.md, and the examples.
 
-A script answers in place of vLLM.
+A script answers in place of vLLM. The notebook runs in an event loop, as in Jupyter. The files of
+examples/cluster are not run: composition, shell syntax, versions.
 """
 
 import gzip
 import json
 import os
 import pty
+import re
+import shlex
 import subprocess
 import sys
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
+import yaml
 
 from losses.groups import ScoredGroup
+from rl.config.build import build
+from rl.config.check import check
+from rl.config.rules import RULES
+from rl.runtime.folder import RunFolder
 from tests.support import printed
-from tests.support.launching import ROOT, SCRIPTED, Result, begin, ended, nightly
+from tests.support.composing import composed
+from tests.support.launching import ROOT, SCRIPTED, Process, Result, begin, ended, nightly
 
 IDEA, EVERYDAY = (ROOT / "docs" / f"{name}.md" for name in ("a-new-idea", "everyday"))
 _, TABLE, FIRST_LOOK, SWEEP = printed.commands(IDEA)
@@ -89,13 +99,6 @@ def test_a_printed_command_is_accepted_but_for_a_mistake_that_is_added(command, 
     assert all(wrong in problem for problem in problems)
 
 
-def test_the_configuration_is_shown_and_planned(mine):
-    shown, plan = (do(command, mine) for command in (SHOWN, PLAN))
-    assert (shown.status, plan.status) == (0, 0), shown.screen + plan.screen
-    assert "_target_: losses.ppo_clip.ppo_clip" in shown.screen
-    assert plan.screen.splitlines()[2].startswith("trainer ")
-
-
 @pytest.fixture(scope="module")
 def first(mine) -> Result:
     early = "'stop_when=\"step >= 2\"' max_steps=50 trainer.profile=1 model.warm_start=null"
@@ -118,40 +121,24 @@ def test_a_run_logs_the_metric_follows_the_schedule_is_profiled_and_stops_early(
     assert "aten::mm" in (first.folder / "profile" / "rank0.txt").read_text()
 
 
-def debugged(command: str, folder: Path, *lines: str) -> str:
-    """Type each line at a prompt of pdb, and `c` at all later ones; return the screen."""
-    terminal, theirs = pty.openpty()
-    # An empty value is Python's default, whatever this session's environment says.
-    own = {**os.environ, **environment(folder), "PYTHONBREAKPOINT": ""}
-    process = subprocess.Popen(
-        typed(command), shell=True, cwd=folder, env=own,
-        stdin=theirs, stdout=theirs, stderr=theirs, start_new_session=True,
-    )  # fmt: skip
-    os.close(theirs)
-    screen, to_type, num_typed = "", iter(lines), 0
-    try:
-        while True:
-            screen += os.read(terminal, 4096).decode(errors="replace")
-            # The supervisor may have written behind a prompt, so count the prompts.
-            if screen.count("(Pdb) ") > num_typed:
-                num_typed += 1
-                os.write(terminal, f"{next(to_type, 'c')}\n".encode())
-    except OSError:  # all processes have closed the terminal
-        assert process.wait(SECONDS) == 0, screen
-        return screen
-    finally:
-        process.kill()
-        os.close(terminal)
-
-
 @nightly
 def test_breakpoint_opens_pdb_in_the_terminal_in_a_run_from_the_weights_of_another(first, mine):
     text = (mine / "watched.py").read_text()
     stops = text.replace("    ratio =", "    breakpoint()\n    ratio =", 1)
     (mine / "watched.py").write_text(stops)
-    typed_lines = ("p tokens.logprobs.requires_grad, most + 37", "p most * 1000")
     command = f"{SECOND} max_steps=1 model.max_tokens=32 {SHORT}"
-    screen = debugged(command, mine, *typed_lines)
+    # An empty value is Python's default, whatever this session's environment says.
+    own = {**os.environ, **environment(mine), "PYTHONBREAKPOINT": ""}
+    terminal, theirs = pty.openpty()
+    os.write(terminal, b"p tokens.logprobs.requires_grad, most + 37\np most * 1000\n" + b"c\n" * 99)
+    pipes, screen = dict.fromkeys(("stdin", "stdout", "stderr"), theirs), ""
+    with Process(typed(command), shell=True, cwd=mine, env=own, **pipes) as process:
+        os.close(theirs)
+        with suppress(OSError):  # when all processes have closed the terminal
+            while part := os.read(terminal, 4096):
+                screen += part.decode(errors="replace")
+        os.close(terminal)
+        assert process.wait(SECONDS) == 0, screen
     (mine / "watched.py").write_text(text)
     said = ("-> ratio = ratio_to(tokens.anchor", "(True, 42.0)", "5000.0", "1/1 steps")
     assert [part for part in said if part not in screen] == [], screen
@@ -172,3 +159,56 @@ def test_a_file_is_evaluated_and_python_reads_the_run(first, mine):
     assert looked.status == 0, looked.screen
     assert "columns of tokens id row update" in looked.screen
     assert "gradient tensor([-1.0000, -0.3679])" in looked.screen
+
+
+CLUSTER = sorted((ROOT / "examples" / "cluster").iterdir())
+NOTEBOOK = '"max_steps=3", "batch_size=16", "group_size=8", "sampler=sync", "model.warm_start=null"'
+ENGINE, MISMATCH = (f'"{override}"' for override in SCRIPTED)
+
+
+@nightly
+def test_the_notebook_trains_draws_and_samples(tmp_path):
+    changes = [
+        f'"max_steps=60"=>{NOTEBOOK}, {ENGINE}, {MISMATCH}',
+        f'"num_examples=20"=>"num_examples=2", "model.max_tokens=32", {ENGINE}',
+    ]
+    notebook = str(ROOT / "examples" / "a-run-from-python.ipynb")
+    command = [sys.executable, "-m", "tests.support.notebooks", notebook, *changes]
+    result = ended(begin(command, tmp_path, {"PYTHONPATH": str(ROOT)}), tmp_path, 500)
+    assert result.status == 0, result.screen
+    assert result.screen.count("displayed image/png") == 3
+    assert "displayed text/plain text/html <Run " in result.screen
+    evaluation, run = sorted((tmp_path / "outputs").iterdir())
+    assert len(RunFolder(evaluation).evaluated.read_text().splitlines()) == 4
+    assert os.listdir(RunFolder(run).checkpoints) == ["step_000003"]
+    # The command that resumes the run is that of a terminal.
+    assert "offbyone\n- train" in RunFolder(run).overrides.read_text()
+
+
+async def test_own_harness_passes_the_check_and_searches_its_index(monkeypatch, tmp_path):
+    home = ROOT / "examples" / "own-harness"
+    monkeypatch.syspath_prepend(str(home))
+    monkeypatch.chdir(home)
+    config = composed("experiment=own-harness", config_dir=home / "conf")
+    check({**config, "output_dir": str(tmp_path)})
+    env = build(config["env"])()
+    (example, *_) = env.examples("train")
+    assert "Lake" in example.messages[-1]["content"]
+    (search,) = env.tool_specs
+    assert list(search["parameters"]["properties"]) == ["query"]  # the index is not the policy's
+
+
+@pytest.mark.parametrize("path", CLUSTER, ids=lambda path: path.name)
+def test_a_file_of_a_cluster_has_no_error_of_syntax_and_its_run_composes(path, tmp_path):
+    text = path.read_text()
+    content = yaml.safe_load(text) if path.suffix == ".yaml" else {"run": text}
+    shell = content.get("run") or content["spec"]["entrypoint"]
+    if path.name == "kuberay.yaml":
+        (pinned,) = re.findall(r'"ray==([\d.]+)"', (ROOT / "pyproject.toml").read_text())
+        assert content["spec"]["rayClusterSpec"]["rayVersion"] == pinned
+    subprocess.run(["bash", "-n"], input=shell, text=True, check=True)
+    (command,) = re.findall(r"train\.py (cluster=[^&\n]*)", shell.replace("\\\n", " "))
+    overrides = shlex.split(re.sub(r"\$\w+", "some", command))  # variables get some value
+    config = composed(*overrides, f"output_dir={tmp_path}")
+    assert [problem for rule in RULES for problem in rule(config)] == []
+    assert config["cluster"]["gpus"]

@@ -7,7 +7,7 @@ from scipy import stats
 from lab.report import power
 from lab.report import statistics as st
 from lab.report.sequential import State, decide_arms, decision_of, radius, radius_of
-from lab.report.statistics import OPEN, Interval, Scores, Spread
+from lab.report.statistics import OPEN, Interval, Spread
 
 
 def scores(y, strata=None):
@@ -15,31 +15,29 @@ def scores(y, strata=None):
     return st.Scores(y, np.zeros(y.shape[1], int) if strata is None else np.asarray(strata))
 
 
-def simulated(rng, num_seeds, num_questions, *, seeds, questions, noise, gain=0.0, arms=2):
-    """Return arms on the same questions; the first one is better by `gain`."""
+def simulated(rng, num_seeds, num_questions, *, seeds, questions, noise, gain=0.0):
+    """Return two arms on the same questions; the first one is better by `gain`."""
     difficulty = rng.normal(0.5, 0.3, num_questions)
     made = [
         difficulty
         + rng.normal(0, questions, num_questions)
         + rng.normal(0, seeds, (num_seeds, 1))
         + rng.normal(0, noise, (num_seeds, num_questions))
-        for _ in range(arms)
+        for _ in range(2)
     ]
-    made[0] = made[0] + gain
-    return [scores(y) for y in made]
+    return scores(made[0] + gain), scores(made[1])
 
 
-def compared(arms, rng, num_draws=400):
-    """Return the differences of all arms to the last one, and the decisions."""
-    questions = st.question_weights(arms[0].strata, rng, num_draws)
-    weights = [st.seed_weights(arm.num_seeds, rng, num_draws) for arm in arms]
-    *draws, base = [st.draw_scores(*one, questions) for one in zip(arms, weights, strict=True)]
-    differences, p_values = [], []
-    for arm, drawn in zip(arms, draws, strict=False):
-        value, spread = float(arm.y.mean() - arms[-1].y.mean()), st.spread_of(arm, arms[-1])
-        differences.append(st.interval(value, drawn - base, spread))
-        p_values.append(st.p_value(value, spread))
-    return differences, list(map(st.decide, differences, st.adjust_by_holm(p_values)))
+def compared(one, base, rng, num_draws=400):
+    """Return the difference of an arm to another one, and the decision."""
+    questions = st.question_weights(one.strata, rng, num_draws)
+    weights = [st.seed_weights(arm.num_seeds, rng, num_draws) for arm in (one, base)]
+    drawn, of_base = [
+        st.draw_scores(a, w, questions) for a, w in zip((one, base), weights, strict=True)
+    ]
+    value, spread = float(one.y.mean() - base.y.mean()), st.spread_of(one, base)
+    difference = st.interval(value, drawn - of_base, spread)
+    return difference, st.decide(difference, st.p_value(value, spread))
 
 
 @pytest.mark.parametrize(("num_seeds", "num_questions"), [(8, 1), (1, 40)])
@@ -170,7 +168,7 @@ def test_intervals_cover_the_true_difference_at_their_level(num_seeds, seeds, qu
     rng, num, covered = np.random.default_rng(5), 600, 0
     design = {"seeds": seeds, "questions": questions, "noise": noise, "gain": 0.1}
     for _ in range(num):
-        ((ours,), _) = compared(simulated(rng, num_seeds, 48, **design), rng, 300)
+        ours, _ = compared(*simulated(rng, num_seeds, 48, **design), rng, 300)
         covered += ours.low <= 0.1 <= ours.high
     assert 0.92 <= covered / num <= 0.97
 
@@ -182,8 +180,8 @@ def test_the_smallest_visible_difference_is_found_with_chance_0_8():
     visible = np.median(
         [power.visible_difference(st.spread_of(*simulated(rng, **design))) for _ in range(200)]
     )
-    runs = [compared(simulated(rng, gain=visible, **design), rng)[1] for _ in range(300)]
-    assert 0.72 <= np.mean([decisions == [st.BETTER] for decisions in runs]) <= 0.9
+    runs = [compared(*simulated(rng, gain=visible, **design), rng)[1] for _ in range(300)]
+    assert 0.72 <= np.mean([decision == st.BETTER for decision in runs]) <= 0.9
 
 
 def test_with_the_needed_seeds_the_difference_is_visible():
@@ -218,10 +216,6 @@ def test_the_interquartile_mean_is_scipys():
     ours = st.interquartile_interval(arm, np.random.default_rng(0))
     assert ours.value == 6.5
     assert ours.low < 6.5 < ours.high
-
-
-def scores_of(y):
-    return [Scores(one, np.zeros(y.shape[2], np.int64)) for one in y]
 
 
 def test_the_radius_is_the_linear_boundary_with_known_variance_and_wider_with_few_seeds():
@@ -265,13 +259,13 @@ def test_arms_are_better_worse_equal_or_open_and_a_decision_stays():
     y[1] += 0.05
     y[2] -= 0.05
     y[4] += rng.normal(0, 0.2, (8, 1))
-    states = decide_arms(scores_of(y), 0, 0.03)
+    states = decide_arms([*map(scores, y)], 0, 0.03)
     assert [one.decision for one in states[1:]] == ["better", "worse", "equal", "open"]
     assert (states[4].seeds_needed or 0) > 8
     later = y.copy()
     later[1, 7] -= 10.0  # one more seed that would change the difference
-    assert decide_arms(scores_of(later), 0, 0.03)[1] == states[1]
-    wide = decide_arms(scores_of(y), 0, 0.2)[1]
+    assert decide_arms([*map(scores, later)], 0, 0.03)[1] == states[1]
+    wide = decide_arms([*map(scores, y)], 0, 0.2)[1]
     assert wide.decision == "equal"  # because equal wins over better
 
 
@@ -280,7 +274,7 @@ def test_the_last_arm_has_the_whole_error_once_the_others_are_decided():
     y = rng.normal(0, 0.01, (3, 6, 20))
     y[1] += 0.1
     y[2] += rng.normal(0.02, 0.08, (6, 1))
-    state = decide_arms(scores_of(y), 0, 0.03)[2]
+    state = decide_arms([*map(scores, y)], 0, 0.03)[2]
     assert (state.decision, state.error) == (OPEN, 0.05)
     half = radius_of(state.spread, 0.03, 0.05)
     assert state.difference.high - state.difference.value == pytest.approx(half)
@@ -288,7 +282,7 @@ def test_the_last_arm_has_the_whole_error_once_the_others_are_decided():
 
 def test_arms_without_enough_seeds_keep_their_share_of_the_error():
     y = np.random.default_rng(0).normal(0, 0.01, (2, 6, 20))
-    short = Scores(y[1, :2], np.zeros(20, np.int64))
-    alone = decide_arms(scores_of(y), 0, 0.001)[1]
-    assert decide_arms([*scores_of(y), short], 0, 0.001)[1].error == alone.error / 2
-    assert decide_arms(scores_of(y), 0, 0.001, num_unscored=3)[1].error == alone.error / 4
+    short = scores(y[1, :2])
+    alone = decide_arms([*map(scores, y)], 0, 0.001)[1]
+    assert decide_arms([*map(scores, y), short], 0, 0.001)[1].error == alone.error / 2
+    assert decide_arms([*map(scores, y)], 0, 0.001, num_unscored=3)[1].error == alone.error / 4

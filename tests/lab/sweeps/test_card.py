@@ -3,7 +3,6 @@
 import json
 import re
 from itertools import product
-from pathlib import Path
 from types import SimpleNamespace
 
 import msgspec
@@ -15,9 +14,8 @@ from lab.sweeps import card as cards
 from lab.sweeps.card import RATE, ROWS, split_jobs
 from rl.runtime.folder import RunFolder
 from rl.runtime.sweep_folder import SWEEP_VARIABLE, SweepFolder
-from tests.support.composing import REPO, check_all, composed
+from tests.support.composing import check_all, composed
 from tests.support.golden import golden
-from tests.support.launching import train
 from tests.support.outcomes import without
 
 ROW_NAMES = sorted(path.stem for path in ROWS.glob("*.yaml"))
@@ -135,15 +133,6 @@ def test_every_level_of_every_row_is_a_run_that_could_start(row, tmp_path):
         config = composed(*choices, sweep="report_card")
         check_all(config)
         assert "card" not in config
-
-
-def test_a_card_of_several_losses_is_refused_before_it_starts(tmp_path):
-    sweep = ["--config-dir", str(REPO / "sweeps"), "--config-name", "report_card"]
-    words = ["card.level=easy", "loss=cispo,grpo", "row=basic"]
-    done = train(*sweep, *words, output_dir=tmp_path / "outputs", started_in=tmp_path)
-    assert done.returncode == 2
-    assert "a report card takes one value of loss: start a card" in done.stderr
-    assert not Path(tmp_path, "outputs").exists()
 
 
 def test_a_report_card_and_what_is_left_of_it(sweep, tmp_path, monkeypatch):

@@ -9,14 +9,15 @@ from omegaconf import OmegaConf
 
 from lab.cli import sweep as module
 from lab.cli.sweep import record_jobs, rerun_command, vary_seeds_last
+from lab.sweeps import overview
 from lab.sweeps.job import is_done, run_job
-from lab.sweeps.slots import Slot
+from lab.sweeps.slots import Slot, hold_slot, slots_of
 from rl.config.schema import ConfigError
 from rl.runtime.failure import OutOfTime, RunFailed
 from rl.runtime.folder import RunFolder
 from rl.runtime.metrics import MetricsFile
 from rl.runtime.stop_request import Stopped, stopped_by_signals
-from rl.runtime.sweep_folder import JobRecord, SweepFolder
+from rl.runtime.sweep_folder import DONE, RUNNING, WAITING, JobRecord, SweepFolder
 from tests.support.launching import alive, groups_below, wait_for
 from tests.support.sweep_app import SweepApp
 
@@ -115,17 +116,14 @@ def test_a_job_whose_configuration_is_damaged_is_not_done(content, tmp_path):
     assert not is_done(record, 3)
 
 
-@pytest.mark.parametrize(
-    ("typed", "kept"),
-    [
+def test_the_command_that_resumes_a_sweep_suits_hydra(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for typed, kept in (
         ("hydra.sweep.dir=y accept_changed_code=true seed=0,1 -m", "seed=0,1 -m"),
         ("~kl +a=1 -m", "'~kl' +a=1 -m"),
-    ],
-)
-def test_the_command_that_resumes_a_sweep_suits_hydra(typed, kept, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    again = rerun_command(["python", "train.py", *typed.split()], tmp_path / "x")
-    assert again == f"python train.py {kept} hydra.sweep.dir=x"
+    ):
+        again = rerun_command(["python", "train.py", *typed.split()], tmp_path / "x")
+        assert again == f"python train.py {kept} hydra.sweep.dir=x"
 
 
 def test_one_folder_has_one_sweep_at_a_time(app):
@@ -245,15 +243,17 @@ def test_a_job_that_is_out_of_time_waits_and_resumes_at_next_start(tmp_path):
     assert sweep.records()[0].state == "done"
 
 
-@pytest.mark.parametrize(
-    ("kind", "task"),
-    [("hydra.BasicSweeper", ["seed=0,1", "rate=1,2", "pause=3"]), ("optuna.Sweeper", ["pause=3"])],
-)
-def test_the_seed_of_a_config_file_varies_last(kind, task):
-    sweeper = {"_target_": kind, "params": {"rate": "1,2", "seed": "0,1"}}
-    config = OmegaConf.create({"hydra": {"sweeper": sweeper, "overrides": {"task": ["pause=3"]}}})
-    vary_seeds_last(config)
-    assert config.hydra.overrides.task == task
+def test_the_seed_of_a_config_file_varies_last():
+    for kind, task in (
+        ("hydra.BasicSweeper", ["seed=0,1", "rate=1,2", "pause=3"]),
+        ("optuna.Sweeper", ["pause=3"]),
+    ):
+        sweeper = {"_target_": kind, "params": {"rate": "1,2", "seed": "0,1"}}
+        config = OmegaConf.create(
+            {"hydra": {"sweeper": sweeper, "overrides": {"task": ["pause=3"]}}}
+        )
+        vary_seeds_last(config)
+        assert config.hydra.overrides.task == task
 
 
 @pytest.mark.parametrize(
@@ -272,11 +272,75 @@ def test_every_wrong_option_of_until_is_named(smallest_effect, max_hours, wrong)
     ]
 
 
-@pytest.mark.parametrize(("cpus", "cores_less_one"), [(8, "3"), (2, "1")])
-def test_the_threads_of_a_parallel_job_leave_a_core_free(cpus, cores_less_one, monkeypatch):
-    monkeypatch.setattr(module, "core_of", lambda cpu: cpu // 2)
-    monkeypatch.setattr(module.signal, "signal", lambda *_: None)
-    for given, expected in (("", cores_less_one), ("5", "5")):  # a value of the user stays
-        monkeypatch.setattr(os, "environ", {"OMP_NUM_THREADS": given} if given else {})
-        module._prepare_for_parallel_jobs([Slot(cores=list(range(cpus)), gpus=[])])
-        assert os.environ["OMP_NUM_THREADS"] == expected
+EIGHT = list(range(8))
+JOBLIB = "hydra_plugins.hydra_joblib_launcher.joblib_launcher.JoblibLauncher"
+LOCAL = "hydra_plugins.hydra_submitit_launcher.submitit_launcher.LocalLauncher"
+
+
+def joblib(n_jobs):
+    return {"_target_": JOBLIB, "n_jobs": n_jobs}
+
+
+def local(cpus_per_task=None, gpus_per_node=None):
+    return {"_target_": LOCAL, "cpus_per_task": cpus_per_task, "gpus_per_node": gpus_per_node}
+
+
+def test_slots_share_the_machine():
+    for launcher, cores, gpus, expected in (
+        (joblib(1), EIGHT, ["0"], []),  # in the sweep's process, without slots
+        (joblib(9), [0, 1], [], [((0,), ()), ((1,), ())]),  # at least one core each
+        (joblib(-1), EIGHT, [], [((i, i + 1), ()) for i in (0, 2, 4, 6)]),
+        (joblib(-1), EIGHT, ["0", "2"], [((0, 1, 2, 3), ("0",)), ((4, 5, 6, 7), ("2",))]),
+        (joblib(2), EIGHT, ["0"], [(tuple(EIGHT), ("0",))]),  # the second job waits
+        (local(), [0, 1], [], [((0, 1), ())]),
+        (local(cpus_per_task=3), EIGHT, [], [((0, 1, 2), ()), ((3, 4, 5), ())]),
+        (local(gpus_per_node=2), EIGHT, list("0123"),
+         [((0, 1, 2, 3), ("0", "1")), ((4, 5, 6, 7), ("2", "3"))]),
+        ({"_target_": LOCAL.replace("Local", "Slurm"), "cpus_per_task": 4}, EIGHT, ["0"], []),
+    ):  # fmt: skip
+        slots = slots_of(launcher, cores, gpus)
+        assert [(slot.cores, slot.gpus) for slot in slots] == expected
+        for devices in ([slot.cores for slot in slots], [slot.gpus for slot in slots]):
+            taken = [device for each in devices for device in each]
+            assert len(set(taken)) == len(taken)
+
+
+def test_more_devices_than_the_machine_has_are_refused():
+    with pytest.raises(ConfigError, match="gpus_per_node=1, but this machine has only 0"):
+        slots_of(local(gpus_per_node=1), EIGHT, [])
+
+
+def test_a_slot_restricts_this_process_until_the_block_ends(tmp_path, monkeypatch):
+    before = os.sched_getaffinity(0)
+    cores = {min(before), max(before)}
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")  # hides all GPUs
+    with hold_slot([Slot(tuple(cores), ("3", "MIG-GPU-4/1/0"))], tmp_path):
+        assert os.sched_getaffinity(0) == cores
+        assert os.environ["CUDA_VISIBLE_DEVICES"] == "3,MIG-GPU-4/1/0"
+        locks = {path.name for path in tmp_path.iterdir()}  # one of each core and of each GPU
+        assert locks == {*(f"core-{core}" for core in cores), "gpu-3", "gpu-MIG-GPU-4-1-0"}
+    assert os.sched_getaffinity(0) == before
+    assert os.environ["CUDA_VISIBLE_DEVICES"] == ""
+
+
+@pytest.mark.parametrize(
+    ("num_slots", "max_steps", "jobs"),
+    # With two slots, the running job ends before the waiting job.
+    [(1, 100, 1.4), (2, 100, 1), (1, 50, 1), (1, None, 2)],
+)
+def test_a_running_job_counts_by_the_steps_that_are_left(num_slots, max_steps, jobs, tmp_path):
+    RunFolder(tmp_path).metrics.write_text('{"step": 59}\n')
+    done = JobRecord([], state=DONE, started=100.0, ended=160.0)
+    running = JobRecord([], state=RUNNING, folder=str(tmp_path), max_steps=max_steps)
+    records = {0: done, 1: running, 2: JobRecord([], state=WAITING)}
+    left = overview.RecordedJobs(records, 50.0, num_slots).seconds_left
+    assert left == pytest.approx(60 * jobs)
+
+
+def test_a_record_that_cannot_be_read_is_left_out(tmp_path):
+    sweep = SweepFolder(tmp_path)
+    assert [sweep.claim([f"seed={seed}"])[0] for seed in range(4)] == [0, 1, 2, 3]
+    (sweep.jobs / "00001.json").write_text('{"overrides"')
+    (sweep.jobs / "00002.json").write_text("[]")
+    assert list(sweep.records()) == [0, 3]
+    assert sweep.claim(["loss=new"])[0] == 4

@@ -1,11 +1,11 @@
-"""The index of a run, the answers of the server, and the command line of view.py."""
+"""The index of a run, its token record, the answers of the server, and view.py."""
 
 import gzip
 import json
+import math
 import os
 import re
 import signal
-import subprocess
 import sys
 import urllib.error
 import urllib.request
@@ -15,6 +15,7 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+import tokenizers
 from starlette.testclient import TestClient
 
 from lab.viewer import answers
@@ -22,11 +23,14 @@ from lab.viewer.command import _runs_of, main
 from lab.viewer.export import page
 from lab.viewer.index import RunIndex
 from lab.viewer.server import application
+from lab.viewer.token_record import pieces, tokens_of, zero_reason
 from rl.runtime.files import json_line
 from rl.runtime.folder import RunFolder
 from rl.runtime.lock import locked
+from rl.runtime.token_files import read_rows
 from tests.support.composing import REPO
 from tests.support.golden import golden
+from tests.support.launching import begin
 from tests.support.outcomes import without
 from tests.support.viewed_run import add_step, copy_run
 
@@ -279,38 +283,114 @@ def test_the_answers_of_the_server_and_the_usage(index, tmp_path, monkeypatch, c
     golden("viewer/server", without(index.run_folder.path.parent, found))
 
 
-@pytest.mark.parametrize(
-    ("words", "problem"),
-    [
+def test_what_cannot_be_shown_or_exported_is_refused(run, capsys, monkeypatch):
+    monkeypatch.chdir(run.parent)
+    for words, problem in (
         (["run", "export=run"], "Is a directory: 'run': choose another path or port"),
         (["run", "export=page.html", "step=99"], "no rollout is selected"),
         (["run", "port=65536"], "port=65536 is not a port: give a number"),
-    ],
-)
-def test_what_cannot_be_shown_or_exported_is_refused(words, problem, run, capsys, monkeypatch):
-    monkeypatch.chdir(run.parent)
-    assert main(words) == 2
-    assert problem in capsys.readouterr().out
-    assert not Path("page.html").exists()
+    ):
+        assert main(words) == 2
+        assert problem in capsys.readouterr().out
+        assert not Path("page.html").exists()
 
 
 def test_the_server_requires_the_key_and_ends_on_ctrl_c(run):
-    command = [sys.executable, "view.py", str(run)]
-    environment = {**os.environ, "PYTHONPATH": str(REPO), "PYTHONUNBUFFERED": "1"}
-    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
-    with subprocess.Popen(command, cwd=REPO, env=environment, **pipes) as viewer:
-        try:
-            line = next(line for line in viewer.stdout if line.startswith("http"))
-            address = line.strip()
-            with urllib.request.urlopen(f"{address}table?run=0&start=0&generation=0") as table:
-                assert json.load(table)["name"] == "run"
-            with pytest.raises(urllib.error.HTTPError, match="404"):
-                urllib.request.urlopen(f"{address[:-2]}/")  # a wrong key
-        finally:
-            viewer.send_signal(signal.SIGINT)
-            try:
-                _, errors = viewer.communicate(timeout=30)
-            finally:
-                viewer.kill()
-    assert errors == ""
-    assert viewer.returncode in (0, 130)
+    environment = {"PYTHONPATH": str(REPO), "PYTHONUNBUFFERED": "1"}
+    with begin([sys.executable, "view.py", str(run)], REPO, environment) as viewer:
+        address = next(line for line in viewer.stdout if line.startswith("http")).strip()
+        with urllib.request.urlopen(f"{address}table?run=0&start=0&generation=0") as table:
+            assert json.load(table)["name"] == "run"
+        with pytest.raises(urllib.error.HTTPError, match="404"):
+            urllib.request.urlopen(f"{address[:-2]}/")  # a wrong key
+        viewer.send_signal(signal.SIGINT)
+        screen, _ = viewer.communicate(timeout=30)
+        assert "Traceback" not in screen
+        assert viewer.returncode in (0, 130)
+
+
+TOKEN = {"grad": 0.0, "advantage": 0.5, "ratio": 1.3125, "weight": 0.1, "correction": 1.0}
+PPO = {"clip_low": 0.2, "clip_high": 0.28, "dual_clip": 3.0, "epsilon": 1e-8}
+
+
+def read(run: RunFolder, identity: str, step: int = 0, *, used: bool = True):
+    def recorded(step: int) -> dict:
+        return {identity: read_rows(run, step, identity)}
+
+    return tokens_of(run, step, identity, recorded, used=used, options={"clip_low": 0.2})
+
+
+UP, DOWN = "ratio 1.31 and advantage > 0: clipped", "ratio 0.50 and advantage < 0: clipped"
+BOUNDS = "loss: clip_low=0.2, clip_high=0.28, dual_clip=3"
+DROPPED = "the correction for vLLM's logprobs dropped the token (correction 0)"
+MEAN = "advantage 0: the reward equals its baseline, such as the mean of the group"
+CLIPS = ["clip_fraction", "mask_fraction"]
+
+
+def test_why_a_token_has_no_gradient():
+    for changes, flagged, reason in (
+        ({"grad": -0.01}, ["clip_fraction"], None),
+        ({"grad": math.nan}, [], None),
+        ({"weight": 0.0}, ["clip_fraction"], "the token's weight in the objective is 0"),
+        ({"correction": 0.0}, [], DROPPED),
+        ({"advantage": 0.0}, [], MEAN),
+        ({"advantage": -1.0, "ratio": 0.5}, CLIPS[:1], f"{DOWN} (clip_fraction; {BOUNDS})"),
+        ({}, [*CLIPS, "dropped"], f"{UP} (clip_fraction, mask_fraction, dropped; {BOUNDS})"),
+        ({}, ["trust"], "the objective does not change with the token's probability"),
+    ):
+        assert zero_reason({**TOKEN, **changes}, flagged, PPO) == reason
+
+
+def test_only_sampled_tokens_have_numbers(tmp_path: Path):
+    run = RunFolder(copy_run(tmp_path / "run"))
+    (row,) = read(run, "000003.2", 1)["rows"]
+    sampled = [i for i, m in enumerate(row["mask"]) if m]
+    for name in ("pi", "mu", "ratio", "mismatch", "grad", "entropy"):
+        assert [i for i, x in enumerate(row[name]) if x is not None] == sampled
+    for i in sampled:
+        ratio = math.exp(row["pi"][i] - row["mu"][i])
+        assert row["ratio"][i] == pytest.approx(ratio, rel=1e-4)
+        clipped = bool(row["metrics"]["clip_fraction"][i])
+        assert clipped == (row["grad"][i] == 0) == (row["reason"][i] is not None)
+        if not clipped:
+            expected = -row["weight"][i] * row["advantage"][i] * row["ratio"][i]
+            assert row["grad"][i] == pytest.approx(expected, rel=1e-4)
+    text = "".join(row["pieces"])
+    assert text.startswith("<|im_start|>system\nAnswer from the pages")
+    assert text.count("<|im_end|>") in (3, 5)
+
+
+@pytest.mark.parametrize(("change", "limited"), [(0.5, 0.5), (30.0, 20.0), (-30.0, -20.0)])
+def test_old_logprobs_replace_mu_in_the_ratio_and_pi_in_the_mismatch(change, limited, tmp_path):
+    moved = RunFolder(copy_run(tmp_path / "run", steps=1))
+    for path in (tmp_path / "run" / "tokens").glob("*.trainer.rank*"):
+        table = pq.read_table(path)
+        old = [[x - change for x in line] for line in table["pi"].to_pylist()]
+        pq.write_table(table.append_column("old", [old]), path)
+    (row,) = read(moved, "000000.2")["rows"]
+    i = row["mask"].index(True)
+    assert row["ratio"][i] == pytest.approx(math.exp(limited), rel=1e-4)
+    assert row["mismatch"][i] == pytest.approx(row["pi"][i] - change - row["mu"][i], abs=1e-4)
+
+
+def test_a_record_of_other_tokens_is_reported_and_not_shown(tmp_path: Path):
+    run = RunFolder(copy_run(tmp_path / "run", steps=1))
+    for path in (tmp_path / "run" / "tokens").glob("*.trainer.rank*"):
+        table = pq.read_table(path)
+        shorter = table.set_column(2, "pi", [[line[1:] for line in table["pi"].to_pylist()]])
+        pq.write_table(shorter, path)
+    answer = read(run, "000000.0")
+    assert answer["rows"] == []
+    assert "the files come from different runs" in answer["why"]
+
+
+def test_the_last_token_of_a_character_shows_it_and_invalid_bytes_hide_no_later_ones():
+    words = {"<unk>": 0, "a": 1, **{f"<0x{i:02X}>": 2 + i for i in range(256)}}
+    model = tokenizers.models.BPE(words, [], byte_fallback=True, unk_token="<unk>")
+    tokenizer = tokenizers.Tokenizer(model)
+    decoders = tokenizers.decoders
+    tokenizer.decoder = decoders.Sequence([decoders.ByteFallback(), decoders.Fuse()])
+    whole = [2 + byte for byte in "日".encode()]
+    ids = [1, *whole, *whole[:2], 1, *whole, 1]
+    shown = pieces(tokenizer, ids)
+    assert shown == ["a", "", "", "日", "", "", "a", "", "", "日", "a"]

@@ -1,4 +1,4 @@
-"""Schedules: values worked by hand, the check at both ends, and what reaches each component."""
+"""Schedules: values by hand, and what reaches a component; endpoints.toml: names of addresses."""
 
 from dataclasses import dataclass
 from functools import partial
@@ -15,16 +15,13 @@ LINEAR = {"_target_": "rl.schedule.linear", "start": 1.0, "end": 0.6, "steps": 5
 HOW = "{_target_:rl.schedule.linear,start:1.0,end:0.6,steps:50}"
 
 
-@pytest.mark.parametrize(
-    ("schedule", "values"),
-    [
+def test_values_by_hand():
+    for schedule, values in (
         (partial(linear, start=1.0, end=0.6, steps=4), [1.0, 0.9, 0.8, 0.7, 0.6, 0.6]),
         (partial(cosine, start=2.0, end=0.0, steps=4), [2, 1.70711, 1, 0.29289, 0, 0]),
         (partial(pieces, values={0: 3.0, 2: 1.0, 5: 4.0}), [3, 3, 1, 1, 1, 4, 4]),
-    ],
-)
-def test_values_by_hand(schedule, values):
-    assert list(map(schedule, range(len(values)))) == pytest.approx(values, abs=1e-5)
+    ):
+        assert list(map(schedule, range(len(values)))) == pytest.approx(values, abs=1e-5)
 
 
 @pytest.fixture(scope="module")
@@ -32,9 +29,8 @@ def plain():
     return composed("evaluation=default", "env=reverse-text")
 
 
-@pytest.mark.parametrize(
-    ("key", "node", "said"),
-    [
+def test_a_schedule_is_refused_with_the_step_or_the_keys(plain):
+    for key, node, said in (
         ("sampler.temperature", {"end": -0.2}, "at step 50: sampler.temperature=-0.2, but"),
         ("sampler.temperature", {"end": -0.2, "steps": 150}, "at step 150: sampler."),  # the last
         ("env.reward_weights.exact", {}, "env.reward_weights.exact cannot be a schedule, but "),
@@ -43,12 +39,10 @@ def plain():
         ("kl.beta", {"_target_": "rl.schedule.pieces", "values": {2: 1.0}}, "has no step 0"),
         ("sampler.temperature", {"stop": 1}, "stop is not a key of rl.schedule.linear"),
         ("sampler.temperature", {"_target_": "rl.schedule.liner"}, "did you mean linear?"),
-    ],
-)
-def test_a_schedule_is_refused_with_the_step_or_the_keys(key, node, said, plain):
-    with pytest.raises(ConfigError) as caught:
-        check(changed(plain, {key: node if "values" in node else {**LINEAR, **node}}))
-    assert said in str(caught.value)
+    ):
+        with pytest.raises(ConfigError) as caught:
+            check(changed(plain, {key: node if "values" in node else {**LINEAR, **node}}))
+        assert said in str(caught.value)
 
 
 def test_a_problem_that_no_schedule_causes_is_reported_once_and_without_a_step(plain):
@@ -89,3 +83,59 @@ def test_a_function_gets_the_options_of_a_step_and_an_instance_new_attributes():
     owner = Owner()
     assert schedules.apply(owner, "reward", 4) is owner
     assert owner.limit == 6
+
+
+TEXT = """
+[large]
+url = "https://host/v1"
+model = "large-1"
+api_key_variable = "LARGE_KEY"
+[local]
+url = "http://localhost:8000/v1"
+model = "small"
+"""
+
+
+@pytest.fixture
+def write(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    return (tmp_path / "endpoints.toml").write_text
+
+
+@pytest.mark.parametrize(
+    ("primary", "overrides", "path"),
+    [
+        ("evaluate", ["client=messages", "client.url=large"], "client"),
+        ("train", ["env=wiki-search-judged", "env.judge.url=large"], "env.judge"),
+        ("train", ["loss=distill", "reference=endpoint", "reference.url=large"], "reference"),
+        ("optimize_prompt", ["model.path=x", "reflection.base_url=large"], "reflection"),
+    ],
+)
+def test_a_name_stands_for_the_url_the_model_and_the_key(primary, overrides, path, write):
+    write(TEXT)
+    node = composed(*overrides, primary=primary)
+    for key in path.split("."):
+        node = node[key]
+    assert node.get("url", node.get("base_url")) == "https://host/v1"
+    assert node["model"] == "large-1"
+    assert node.get("api_key_variable", "LARGE_KEY") == "LARGE_KEY"
+
+
+def test_a_model_and_an_address_of_the_command_line_are_kept(write):
+    write(TEXT)
+    for url, kept in (("local", "http://localhost:8000/v1"), ("http://a/v1", "http://a/v1")):
+        given = ["client=messages", f"client.url={url}", "client.model=b"]
+        client = composed(*given, primary="evaluate")["client"]
+        assert (client["url"], client["model"]) == (kept, "b")
+        assert client["api_key_variable"] == "OPENAI_API_KEY"
+
+
+def test_a_wrong_name_or_file_is_refused(write):
+    for text, said in (
+        (TEXT, "endpoints.toml has no endpoint larg: use large or local"),
+        ("[large]\nurl = 'x'\nmodel = 'y'\nkey = 'z'\n", r"\[large\] needs url and model"),
+        ("[large", "endpoints.toml cannot be read"),
+    ):
+        write(text)
+        with pytest.raises(ConfigError, match=said):
+            composed("client=messages", "client.url=larg", primary="evaluate")

@@ -1,21 +1,33 @@
-"""Everything in conf/ and sweeps/ composes and passes the check.
+"""Everything in conf/ and sweeps/ composes and passes the check, and nodes take what they should.
 
 A typo or a missing key is refused. The texts of refusals are stored in tests/golden/config.
 """
 
+import sys
+from importlib import invalidate_caches
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import yaml
 
-from rl.config.annotations import takes_only_int
+from rl.config.build import build, construct
 from rl.config.check import check
 from rl.config.schema import ConfigError
 from rl.config.signatures import options_of
-from rl.config.transport import adapter_obstacle, transport
+from rl.config.transport import adapter_obstacle, transport, transport_problems
 from tests.support import golden as stored
-from tests.support.composing import CONF, SWEEPS, check_all, composed, with_choices
+from tests.support.composing import (
+    CONF,
+    SWEEPS,
+    changed,
+    check_all,
+    composed,
+    only_problem,
+    with_choices,
+)
+from tests.support.own_sync import RequestSender
 
 DATA = Path(__file__).parents[2] / "support" / "data.jsonl"
 # What a choice cannot do without, given as a user would.
@@ -128,15 +140,9 @@ def test_every_refusal(config):
     stored.golden("config/problems", found)
 
 
-def test_what_the_check_reads_about_the_shipped_choices(config):
-    """Options (! required, # whole numbers), the sender of sync=auto, and obstacles of adapters."""
+def test_how_an_adapter_is_pushed(config):
+    """The sender of sync=auto, and obstacles of adapters."""
     found = {}
-    for path in sorted(CONF.glob("*/*.yaml")):
-        if isinstance(target := (yaml.safe_load(path.read_text()) or {}).get("_target_"), str):
-            options = options_of(target).items()
-            found[f"{path.parent.name}={path.stem}"] = [
-                f"{k}{'!' * o.required}{'#' * takes_only_int(o)}" for k, o in options
-            ]
     for changes in (
         {"adapter": "=none"}, {}, {"model": "=tiny-moe"}, {"cluster": "=ray"}, {"sync": "=nccl"},
         {"adapter.rank": 513}, {"adapter.modules_to_save": ["a"]}, {"model.warm_start": None},
@@ -145,3 +151,208 @@ def test_what_the_check_reads_about_the_shipped_choices(config):
         made, why = transport(given), adapter_obstacle(given["adapter"], given["model"])
         found[str(changes)] = [made.name, made.has("adapter_only"), why]
     stored.golden("config/choices", found)
+
+
+HF = ["model=hf", "model.path=Qwen/Qwen3-0.6B"]
+LORA, NONE = "rl.model.lora.LoRA", "rl.model.lora.NoAdapter"
+
+
+def test_the_command_line_has_priority_and_auto_pushes_the_least():
+    for overrides, adapter, how in (
+        (["adapter=lora", "sync=shm"], LORA, "shm"),
+        (HF, LORA, "adapter"),
+        ([*HF, "adapter=none"], NONE, "shm"),
+        (["sync=gloo"], NONE, "gloo"),
+        (["adapter=lora", "sync=ipc"], LORA, "ipc"),
+        (["sync=nccl"], NONE, "nccl"),
+    ):
+        config = composed(*overrides)
+        assert config["adapter"]["_target_"] == adapter
+        chosen = transport(config)
+        assert (chosen.name, chosen.has("adapter_only")) == (how, how == "adapter")
+        sender = build(chosen.node)()
+        assert sender.probe_rows == 4
+        for key in ("is_placeholder", "one_host", "reader_copy", "on_gpus", "own_gpus"):
+            assert chosen.has(key) == getattr(sender, key), key  # the check imports no sender
+
+
+EXTERNAL = {"inference": {"_target_": "rl.inference.external.ExternalServers"}}
+SPREAD = {"cluster": {"_target_": "rl.cluster.ray_cluster.RayCluster"}}
+OWN_SYNC = "sync._target_=tests.support.own_sync.RequestSender"
+
+
+def refusals(*overrides, **changes):
+    return list(transport_problems({**composed(*overrides), **changes}))
+
+
+def test_a_user_adds_a_sender_by_its_target():
+    chosen = transport(composed(OWN_SYNC))
+    assert (chosen.name, chosen.has("adapter_only")) == ("own_sync", False)
+    assert isinstance(build(chosen.node)(), RequestSender)
+    assert refusals(OWN_SYNC) == refusals(OWN_SYNC, **SPREAD) == []
+
+
+def test_between_hosts_a_sender_for_one_host_is_refused_and_auto_pushes_the_adapter_or_by_gloo():
+    for elsewhere in (EXTERNAL, SPREAD):
+        assert transport({**composed(), **elsewhere}).name == "gloo"
+        assert transport({**composed("adapter=lora"), **elsewhere}).name == "adapter"
+        for name in ("shm", "ipc"):
+            assert len(refusals(f"sync={name}", **elsewhere)) == 1
+    for name in ("gloo", "nccl"):
+        assert refusals(f"sync={name}", **SPREAD) == refusals(f"sync={name}") == []
+
+
+BASE = """
+import does_not_exist_anywhere
+from dataclasses import dataclass, field
+from typing import ClassVar, Literal
+Speed = Literal["slow", "fast"]
+@dataclass(frozen=True, kw_only=True)
+class Base:
+    kind: ClassVar[str] = "base"
+    steps: int
+    rate: float = 0.1
+    made: int = field(init=False, default=0)
+@dataclass(frozen=True, kw_only=True)
+class Derived(Base):
+    rate: float
+    names: list[str] = field(default_factory=list)
+class Written:
+    def __init__(self, folder, *, size: int, speed: Speed = "slow") -> None: ...
+async def call(tokens, scale=1, *, low: float, high: "float | None" = None): ...
+"""
+IMPORTING = """
+from knobs_base import Derived as Renamed, Written
+class Child(Renamed):
+    def method(self, *, other: int): ...
+class Written(Written): ...
+"""
+
+
+@pytest.mark.parametrize(
+    ("target", "required", "optional"),
+    [
+        ("knobs_base.Derived", ["rate", "steps"], ["names"]),
+        ("knobs_base.Written", ["size"], ["speed"]),
+        ("knobs_base.call", ["low"], ["high"]),
+        ("knobs_importing.Child", ["rate", "steps"], ["names"]),
+        ("knobs_importing.Written", ["size"], ["speed"]),
+    ],
+)
+def test_options_are_read_without_importing_the_module(target, required, optional, modules):
+    (modules / "knobs_base.py").write_text(BASE)
+    (modules / "knobs_importing.py").write_text(IMPORTING)
+    options = options_of(target)
+    assert sorted(key for key, option in options.items() if option.required) == required
+    assert sorted(key for key, option in options.items() if not option.required) == optional
+    assert "knobs_base" not in sys.modules
+
+
+def take(modules: Path, annotation: str) -> str:
+    """Write a function with one option `x` of this annotation and return its target."""
+    name = f"knobs_x{len(list(modules.iterdir()))}"
+    (modules / f"{name}.py").write_text(
+        "from collections.abc import Mapping, Sequence\n"
+        "from pathlib import Path\n"
+        "from typing import Annotated, Any, Literal, Optional, Union\n"
+        "from msgspec import Meta\n"
+        "Alias = Literal['slow', 'fast']\n"
+        "Rate = Annotated[float, Meta(gt=0, le=1)]\n"
+        "class Part:\n    def __init__(self, *, size: int) -> None: self.size = size\n"
+        "def part(*, size: int): return size\n"
+        f"def f(*, x: {annotation}): return x\n"
+    )
+    invalidate_caches()
+    return f"{name}.f"
+
+
+@pytest.mark.parametrize(
+    ("annotation", "value", "becomes"),
+    [
+        ("float", 5, 5.0),
+        ("'int | None'", 4, 4),
+        ("Literal[1, None]", None, None),
+        ("Alias", "fast", "fast"),
+        ("Rate", 1, 1.0),
+        ("tuple[float, ...]", [1, 2], (1.0, 2.0)),
+        ("Mapping[str, list[int]]", {"a": [1]}, {"a": [1]}),
+        ("Path", "a/b", Path("a/b")),
+        ("Any", {"a": [1, None]}, {"a": [1, None]}),
+        ("'unheard.Of'", 3, 3),
+    ],
+)
+def test_a_value_becomes_what_its_annotation_says(modules, annotation, value, becomes):
+    made = build({"_target_": take(modules, annotation), "x": value})()
+    assert made == becomes
+    assert type(made) is type(becomes)
+
+
+@pytest.mark.parametrize(
+    ("annotation", "value", "said"),
+    [
+        ("int", True, "is true, expected int"),
+        ("list[float]", [float("inf")], "x.0 is inf, expected a finite number"),
+        ("Rate", 0, "=0, but it must be > 0"),
+        ("Rate | None", 1.5, "=1.5, but it must be <= 1"),
+        ("tuple[int, str]", [1], "is [1], expected list of length 2"),
+        ("Part", {"size": 3}, 'is {"size": 3}, expected a node with _target_'),
+        ("Part | int", "x", 'is "x", expected int, or a node with _target_'),
+        ("int", {"_target_": "a.b"}, "is a node, expected int"),
+    ],
+)
+def test_a_value_that_does_not_fit_is_refused_in_words(modules, annotation, value, said):
+    with pytest.raises(ValueError, match=r"expected|must be") as caught:
+        build({"_target_": take(modules, annotation), "x": value})
+    assert said in str(caught.value)
+
+
+def test_a_nested_node_is_built_first_and_a_class_among_them_is_instantiated(modules):
+    target = take(modules, "Any")
+    module = target.removesuffix(".f")
+    part = {"_target_": f"{module}.Part", "size": 3}
+    function = {"_target_": f"{module}.part", "size": 4}
+    made = build({"_target_": target, "x": {"one": part, "two": [function]}})()
+    assert made["one"].size == 3
+    assert made["two"][0]() == 4
+    union = take(modules, "Part | int")
+    assert build({"_target_": union, "x": part})().size == 3
+    assert build({"_target_": union, "x": 5})() == 5
+
+
+def test_a_nested_node_is_checked_with_its_whole_path(modules, config):
+    module = take(modules, "Any").removesuffix(".f")
+    part = {"_target_": f"{module}.Part", "sise": 3, "size": "big"}
+    config["env"] = {"_target_": f"{module}.f", "x": [part]}
+    with pytest.raises(ConfigError) as caught:
+        check(config)
+    said = f"env.x.0.sise is not a key of {module}.Part: did you mean size?"
+    assert {said, 'env.x.0.size is "big", expected int'} <= set(caught.value.problems)
+
+
+OWN = """
+from rl.rollouts.example_order import ExampleOrder
+class Forgetful(ExampleOrder):
+    def observe(self, place, group): ...
+class Needy:
+    def check_machine(self): raise OSError("no sandbox")
+"""
+
+
+def test_an_order_that_would_forget_and_an_unusable_machine_are_refused(modules):
+    (modules / "knobs_own.py").write_text(OWN)
+    nodes = {"order": "Forgetful", "env": "Needy", "client": "Needy"}
+    run = {key: {"_target_": f"knobs_own.{name}"} for key, name in nodes.items()}
+    with pytest.raises(ConfigError) as caught:
+        construct(SimpleNamespace(**run, reference=None), [*run, "reference"])
+    order, env = caught.value.problems
+    assert order == (
+        "order: Forgetful observes groups, but a resumed run would lose its state: define "
+        "state() and load()"
+    )
+    assert env == "env: OSError: no sandbox"
+
+
+def test_a_syntax_error_in_a_users_file_is_reported_with_its_line(modules):
+    (modules / "knobs_slip.py").write_text("def loss(tokens):\n    return (\n")
+    problem = only_problem(changed(composed(), {"loss": {"_target_": "knobs_slip.loss"}}))
+    assert problem == f"{modules}/knobs_slip.py, line 2: '(' was never closed"

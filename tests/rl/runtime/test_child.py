@@ -1,6 +1,7 @@
-"""Children never outlive the supervisor, whatever signals they ignore and whatever is killed."""
+"""Children never outlive the supervisor, and how the processes of a run answer signals."""
 
 import os
+import pickle
 import signal
 import subprocess
 import sys
@@ -15,9 +16,10 @@ from rl.runtime.child import (
     Reaper,
     Start,
     group_alive,
-    last_lines,
     python_module,
 )
+from rl.runtime.folder import RunFolder
+from rl.runtime.stop_request import Stopped, StopRequest, stopped_by_signals
 from tests.support.launching import ROOT, wait_for
 
 # A child that ends when told to, and a grandchild in its group that does not.
@@ -33,10 +35,6 @@ def alive(pid: int) -> bool:
         return False
 
 
-def wait_until(condition, seconds: float = 5.0) -> bool:
-    return wait_for(condition, seconds, every=0.02)
-
-
 class Family:
     """`command` starts a child with a stubborn grandchild; calling it gives both process ids."""
 
@@ -44,7 +42,7 @@ class Family:
         self.pids, self.command = pids, ["sh", "-c", FAMILY.format(pids=pids)]
 
     def __call__(self) -> list[int]:
-        assert wait_until(self.pids.exists)
+        assert wait_for(self.pids.exists, 5)
         return [int(pid) for pid in self.pids.read_text().split()]
 
 
@@ -89,31 +87,17 @@ def test_a_child_has_its_own_group_its_environment_and_a_log_that_later_starts_c
         command = ["sh", "-c", "echo out $WORD; echo err >&2; exit 3"]
         with make(*command, env={"WORD": word}) as child:
             assert child.group != os.getpgrp()
-            assert wait_until(lambda child=child: child.returncode == 3)
+            assert wait_for(lambda child=child: child.returncode == 3, 5)
     assert (tmp_path / "log").read_text() == "out first\nerr\nout second\nerr\n"
-
-
-def test_the_end_of_a_log_has_twenty_lines_and_the_last_state_of_a_progress_bar(tmp_path):
-    assert last_lines(tmp_path / "log") == "(no log yet)"
-    lines = [*(f"line {number}" for number in range(24)), "10%\r50%"]
-    (tmp_path / "log").write_bytes("\r\n".join([*lines, "", ""]).encode())
-    assert last_lines(tmp_path / "log").split("\n") == [*lines[5:24], "50%"]
-
-
-def test_a_child_in_the_terminal_writes_to_it_and_not_to_its_log(make, tmp_path, capfd):
-    with make("sh", "-c", "echo out; echo err >&2", in_terminal=True) as child:
-        assert wait_until(lambda: child.returncode == 0)
-    assert capfd.readouterr() == ("out\n", "err\n")
-    assert (tmp_path / "log").read_text() == ""
 
 
 @pytest.mark.parametrize("ends_on_term", [True, False])
 def test_a_child_that_takes_term_as_a_request_is_killed_at_once(ends_on_term, make, tmp_path):
     script = "trap 'echo asked; exit 7' TERM; sleep 30 & echo ready; wait"
     with make("sh", "-c", script, ends_on_term=ends_on_term) as child:
-        assert wait_until(lambda: child.tail() == "ready")
+        assert wait_for(lambda: child.tail() == "ready", 5)
         child.kill()
-        assert wait_until(lambda: child.returncode == (7 if ends_on_term else -signal.SIGKILL))
+        assert wait_for(lambda: child.returncode == (7 if ends_on_term else -signal.SIGKILL), 5)
     assert ("asked" in (tmp_path / "log").read_text()) == ends_on_term
 
 
@@ -140,7 +124,7 @@ def test_killing_the_holder_ends_all_or_without_the_reaper_the_child(reaper_died
             os.kill(reaper, signal.SIGKILL)
             everyone = everyone[:1]
         holder.kill()
-    assert wait_until(lambda: not any(alive(pid) for pid in everyone))
+    assert wait_for(lambda: not any(alive(pid) for pid in everyone), 5)
 
 
 def test_a_reaper_that_was_killed_is_replaced_and_knows_all_groups(family, tmp_path):
@@ -174,7 +158,7 @@ def test_the_reaper_ignores_signals_and_does_not_end_forgotten_groups():
             ignored = int(status.partition("SigIgn:")[2].split()[0], 16)
             return all(ignored >> (number - 1) & 1 for number in numbers)
 
-        assert wait_until(ignores_all)  # Python takes a moment to start
+        assert wait_for(ignores_all, 5)  # Python takes a moment to start
         reaper.__exit__()
         assert reaper._process.returncode == 0
         assert stranger.poll() is None
@@ -188,3 +172,90 @@ def test_a_file_in_the_working_folder_replaces_no_library_in_a_child(tmp_path):
     done = subprocess.run(command, cwd=tmp_path, input="", capture_output=True, text=True)
     assert "replaced" not in done.stderr
     assert "EOFError" in done.stderr
+
+
+RANK = """
+import sys, time
+from pathlib import Path
+from rl.runtime.folder import RunFolder
+from rl.runtime.stop_request import pass_on_signals
+pass_on_signals(RunFolder(Path(sys.argv[1])))
+print("ready", flush=True)
+time.sleep(60)
+"""
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR2])
+def test_a_rank_passes_the_first_signal_on_and_ends_by_the_second(number, tmp_path):
+    command = [sys.executable, "-c", RANK, str(tmp_path)]
+    with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE) as rank:
+        assert rank.stdout.readline() == b"ready\n"
+        if number == signal.SIGTERM:
+            # Even if the supervisor requested the stop before, this is the rank's first signal.
+            RunFolder(tmp_path).stop_request.touch()
+        rank.send_signal(number)
+        assert wait_for(RunFolder(tmp_path).stop_request.exists, 10)
+        with pytest.raises(subprocess.TimeoutExpired):
+            rank.wait(timeout=0.3)
+        rank.send_signal(number)
+        assert rank.wait(timeout=30) == -number
+
+
+def test_vllm_ignores_a_schedulers_notice_and_ends_on_term(tmp_path):
+    start = Start("vllm", ["sleep", "60"], tmp_path / "log")
+    with Reaper() as reaper, Child(start, reaper) as child:
+        os.kill(child.group or 0, signal.SIGUSR2)
+        os.kill(child.group or 0, signal.SIGTERM)
+        assert wait_for(lambda: child.returncode == -signal.SIGTERM, 10)
+
+
+def test_a_signal_after_the_time_limit_is_the_first_one():
+    stop = StopRequest()
+    stop.waits = stop.asked = True  # rl/supervisor/time_limit.py asked
+    stop(signal.SIGTERM)
+    assert stop.number == signal.SIGTERM
+    with pytest.raises(KeyboardInterrupt):
+        stop(signal.SIGUSR2)
+
+
+@pytest.fixture
+def handled():
+    """Return signal.signal, whose changes are undone."""
+    numbers = (signal.SIGUSR2, signal.SIGHUP)
+    before = [signal.getsignal(number) for number in numbers]
+    yield signal.signal
+    for number, handler in zip(numbers, before, strict=True):
+        signal.signal(number, handler)
+
+
+@pytest.mark.parametrize("has_handler", [True, False])
+def test_an_earlier_handler_gets_the_signal_after_the_run_has_saved(has_handler, handled):
+    heard: list[int] = []
+    handler = (lambda number, _: heard.append(number)) if has_handler else signal.SIG_DFL
+    handled(signal.SIGUSR2, handler)
+    handled(signal.SIGHUP, signal.SIG_IGN)  # as nohup does; it stays ignored
+    with stopped_by_signals() as stop:
+        stop.waits = True
+        signal.raise_signal(signal.SIGHUP)
+        signal.raise_signal(signal.SIGUSR2)
+    assert (stop.asked, stop.number, heard) == (True, signal.SIGUSR2, [])
+    stopped = Stopped(stop.number)
+    stopped.raise_signal_again()  # without a handler the signal would end this process
+    assert heard == [signal.SIGUSR2] * has_handler
+    assert stopped.code == 0
+
+
+@pytest.mark.parametrize("waits", [False, True], ids=["nothing to save yet", "the second"])
+def test_a_run_that_a_signal_ends_at_once_names_the_signal(waits):
+    def run():
+        with stopped_by_signals() as stop:
+            stop.waits = waits
+            for _ in range(2):
+                signal.raise_signal(signal.SIGUSR2)
+
+    with pytest.raises(Stopped) as stopped:
+        run()
+    for error in (stopped.value, pickle.loads(pickle.dumps(stopped.value))):
+        assert (error.number, error.code) == (signal.SIGUSR2, 130)
+    with pytest.raises(KeyboardInterrupt), stopped_by_signals():  # not so Ctrl-C
+        raise KeyboardInterrupt

@@ -1,9 +1,13 @@
-"""The files of a run: private sockets at any depth, checkpoints, and what a new start deletes."""
+"""The files of a run: sockets, checkpoints, what a new start deletes, and one process at a time."""
 
 import errno
 import json
+import os
+import signal
 import socket
 import stat
+import subprocess
+import sys
 import tempfile
 import uuid
 from pathlib import Path
@@ -11,6 +15,8 @@ from pathlib import Path
 import pytest
 
 from rl.runtime.folder import RunFolder, UnusableFile, drop_steps_from, naming_damage
+from rl.runtime.lock import FolderInUse, FolderUnusable, ensure_free, locked
+from tests.support.launching import ROOT
 
 
 @pytest.mark.parametrize("run", ["run", "x" * 90, "link/run"], ids=["short", "deep", "linked"])
@@ -89,7 +95,7 @@ def test_clean_up_follows_no_links_and_deletes_files_and_incomplete_checkpoints(
     for folder in (run_folder.path, precious.parent):
         folder.mkdir()
     precious.touch()
-    for name in ("status", "failures", "sockets"):
+    for name in ("status", "failures", "endpoints", "sockets"):
         (run_folder.path / name).symlink_to(precious.parent)
     run_folder.clear_process_files()
     assert precious.exists()
@@ -172,3 +178,59 @@ def test_some_files_are_results_and_some_make_a_folder_a_run(tmp_path):
         (run_folder.path / name).parent.mkdir(parents=True)
         (run_folder.path / name).write_text(content)
         assert (run_folder.has_results(), run_folder.is_run) == (has_results, is_run), name
+
+
+HOLDER = """
+import subprocess, sys, time
+from pathlib import Path
+from rl.runtime.folder import RunFolder
+from rl.runtime.lock import locked
+with locked(RunFolder(Path(sys.argv[1]))):
+    child = subprocess.Popen(["sleep", "30"])
+    print(child.pid, flush=True)
+    time.sleep(30)
+"""
+
+
+def test_a_folder_in_use_names_its_holder_and_is_free_once_that_is_killed(tmp_path):
+    run_folder = RunFolder(tmp_path / "live")
+    run_folder.path.mkdir()
+    run_folder.lock.write_text("99999999\n")  # the process of an earlier start
+    command = [sys.executable, "-c", HOLDER, str(run_folder)]
+    with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True) as holder:
+        child = int(holder.stdout.readline())
+        before = {path: path.read_bytes() for path in run_folder.path.iterdir()}
+        for enter in (lambda: ensure_free(run_folder), locked(run_folder).__enter__):
+            with pytest.raises(FolderInUse, match=rf"live is used by process {holder.pid}: "):
+                enter()
+        assert {path: path.read_bytes() for path in run_folder.path.iterdir()} == before
+        holder.kill()
+        holder.wait()
+        ensure_free(run_folder)  # although its child survives
+        with locked(run_folder):
+            pass
+        os.kill(child, signal.SIGKILL)
+
+
+def test_folders_of_a_run_that_never_started_are_deleted(tmp_path):
+    for before in ([], ["outputs/other"], ["outputs/run"]):
+        for folder in before:
+            (tmp_path / folder).mkdir(parents=True)
+        run_folder = RunFolder(tmp_path / "outputs" / "run")
+        ensure_free(run_folder)
+        assert run_folder.path.exists() == ("outputs/run" in before)
+        with pytest.raises(LookupError), locked(run_folder, delete_on=LookupError):
+            raise LookupError
+        assert run_folder.path.exists() == ("outputs/run" in before)
+        assert (tmp_path / "outputs").exists() == bool(before)
+    with pytest.raises(KeyError), locked(RunFolder(tmp_path / "failed"), delete_on=ValueError):
+        raise KeyError  # the folder of a failed run is kept
+    assert (tmp_path / "failed").exists()
+
+
+def test_a_folder_that_cannot_be_written_is_named_with_the_remedy(tmp_path):
+    (tmp_path / "file").touch()
+    run_folder = RunFolder(tmp_path / "file" / "outputs" / "run")
+    ensure_free(run_folder)
+    with pytest.raises(FolderUnusable, match=r"run cannot be written \(Not a directory\)"):
+        locked(run_folder).__enter__()

@@ -158,26 +158,19 @@ def test_a_stop_request_after_the_first_batch_lets_the_run_save(watched, tmp_pat
     assert run_folder.stop_request.exists()
 
 
-class NamedHost:
-    """A host of a cluster that starts nothing."""
-
-    devices, lost = (), None
-
-    def __init__(self, address: str) -> None:
-        self.address, self.started = address, {}
-
-    def start(self, start: Start) -> SimpleNamespace:
-        self.started[start.name] = start
-        return SimpleNamespace(group=None, returncode=None)
-
-    def free_port(self) -> int:
-        return 4000 + len(self.address)
+def host_that_starts_nothing(address: str) -> Any:
+    host = SimpleNamespace(address=address, devices=(), lost=None, started={})
+    host.start = lambda start: (
+        host.started.update({start.name: start}) or SimpleNamespace(group=None, returncode=None)
+    )
+    host.free_port = lambda: 4000 + len(address)
+    return host
 
 
 def test_on_several_hosts_every_process_starts_where_it_belongs_and_finds_rank_0(tmp_path):
     few = ("trainer.ranks=3", "inference.replicas=2", "model.warm_start=null")
     run = Run.of(composed(f"output_dir={tmp_path}", "run_name=r", "cluster=ray", *few))
-    here, one, two = (NamedHost(name) for name in ("here", "first", "the-other"))
+    here, one, two = (host_that_starts_nothing(name) for name in ("here", "first", "the-other"))
     run_folder = RunFolder(tmp_path / "r")
     run_folder.private.make()
     (tmp_path / "config.json").write_text("{}")

@@ -82,24 +82,21 @@ def test_an_adapter_that_vllm_cannot_load_into_a_mixture_is_refused_before_the_s
         resolved(*experts, on=CPU).size_memory(mixture)
 
 
-@pytest.mark.parametrize(
-    ("overrides", "needs_vllm", "uses_nccl"),
-    [
+def test_this_machine_must_suit_the_run(resolved, monkeypatch):
+    monkeypatch.setattr(module, "device_problem", lambda host, **needs: f"{host.devices} {needs}")
+    monkeypatch.setattr(module, "this_host", lambda: GPUS[0])
+    for overrides, needs_vllm, uses_nccl in (
         (["sync=shm"], True, False),
         (["sync=nccl"], True, True),  # between the trainer and vLLM
         (["sync=shm", "inference.tensor_parallel_size=2"], True, True),
         ([*SFT, "trainer.ranks=1"], False, False),
         ([*SFT, "trainer.ranks=2"], False, True),
-    ],
-)
-def test_this_machine_must_suit_the_run(overrides, needs_vllm, uses_nccl, resolved, monkeypatch):
-    monkeypatch.setattr(module, "device_problem", lambda host, **needs: f"{host.devices} {needs}")
-    monkeypatch.setattr(module, "this_host", lambda: GPUS[0])
-    with pytest.raises(ConfigError) as caught:
-        resolved(*overrides)
-    needs = {"needs_vllm": needs_vllm, "uses_nccl": uses_nccl}
-    assert caught.value.problems == [f"{GPUS[0].devices} {needs}"]
-    resolved(*overrides, on=GPUS)  # described machines are not checked
+    ):
+        with pytest.raises(ConfigError) as caught:
+            resolved(*overrides)
+        needs = {"needs_vllm": needs_vllm, "uses_nccl": uses_nccl}
+        assert caught.value.problems == [f"{GPUS[0].devices} {needs}"]
+        resolved(*overrides, on=GPUS)  # described machines are not checked
 
 
 def test_a_run_reserves_the_gpus_and_the_cores_that_it_asks_of_ray(resolved):

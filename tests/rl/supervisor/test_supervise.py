@@ -17,17 +17,22 @@ from tokenizers import Tokenizer, models
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from rl.config.learned import Learned
-from rl.config.schema import ConfigError, Run
+from rl.config.schema import ConfigError, Run, seconds_of
 from rl.dry_call.learn import run_with_facts
+from rl.model.shape import read_sizes
 from rl.runtime.code_copies import changed_code
 from rl.runtime.commit import commit_of
 from rl.runtime.failure import OutOfTime, RunFailed
 from rl.runtime.files import json_line
 from rl.runtime.folder import RunFolder
 from rl.runtime.lock import locked
+from rl.runtime.metrics import MetricsFile
 from rl.runtime.status import Status
-from rl.runtime.stop_request import Stopped
+from rl.runtime.stop_request import Stopped, StopRequest
+from rl.supervisor import time_limit
+from rl.supervisor.resolve import resolve
 from rl.supervisor.supervise import _end_run, _is_complete, _Launch, supervise
+from rl.supervisor.time_limit import TimeLimit, seconds_to_save
 from tests.support.composing import REPO, composed
 from tests.support.launching import train
 from tests.support.tiny_policy import model_folder
@@ -61,8 +66,8 @@ def test_a_second_supervisor_leaves_a_running_run_alone(tmp_path):
     assert result.returncode == 2
 
 
-@pytest.mark.parametrize("end", ["max_steps=2", 'stop_when="step > 0"'])
-def test_a_finished_run_starts_nothing_when_resumed_and_loses_only_its_sockets(end, tmp_path):
+def test_a_finished_run_starts_nothing_when_resumed_and_loses_only_its_sockets(tmp_path):
+    end = 'stop_when="step > 0"'
     run_folder = a_run(tmp_path / "whole", end)
     (run_folder.checkpoints / "step_000002").mkdir(parents=True)
     Status(run_folder, "trainer.rank0").set("done")
@@ -70,17 +75,17 @@ def test_a_finished_run_starts_nothing_when_resumed_and_loses_only_its_sockets(e
     again = ("run_name=whole", "resume=true", "model.dtype=bfloat16", end)
     result = train(*again, output_dir=tmp_path)
     assert (result.returncode, result.stderr) == (0, "")
-    key = end.partition("=")[0]
-    assert f"whole has reached {end.replace(chr(34), '')}: " in result.stdout
-    assert f"change {key} to continue" in result.stdout
+    assert "whole has reached stop_when=step > 0: " in result.stdout
+    assert "change stop_when to continue" in result.stdout
     assert "whole: 2 steps" in result.stdout
     run_folder.lock.unlink()
     assert not run_folder.private.path.exists()
     assert contents(run_folder.path) == before
 
 
-def test_a_run_is_complete_only_if_a_checkpoint_has_the_step_that_fulfils_stop_when(tmp_path):
-    run_folder = a_run(tmp_path / "whole", 'stop_when="step > 0"')
+@pytest.mark.parametrize("end", ["max_steps=2", 'stop_when="step > 0"'])
+def test_a_run_is_complete_only_if_a_checkpoint_has_its_last_step(end, tmp_path):
+    run_folder = a_run(tmp_path / "whole", end)
     Status(run_folder, "trainer.rank0").set("done")
     for num_saved in (1, 2):
         run_folder.checkpoint(num_saved).mkdir(parents=True)
@@ -115,11 +120,10 @@ def test_the_end_of_a_run_is_said_and_returned(
     assert f"r: {num_steps} steps" in shown
 
 
-@pytest.mark.parametrize("program", ["train.py", "evaluate.py"])
-def test_a_model_that_cannot_be_fetched_leaves_no_files(program, tmp_path, monkeypatch):
+def test_a_model_that_cannot_be_fetched_leaves_no_files(tmp_path, monkeypatch):
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     arguments = ["run_name=r", "model=hf", "model.path=nobody/nothing"]
-    result = train(*arguments, output_dir=tmp_path, program=program)
+    result = train(*arguments, output_dir=tmp_path, program="evaluate.py")
     assert result.stderr.startswith("this run cannot start:\n- cannot get nobody/nothing")
     assert "starting" not in result.stdout
     assert result.returncode == 2
@@ -262,15 +266,6 @@ def test_the_files_that_env_and_sampler_read_are_hashed_for_a_resume(tmp_path, m
     assert set(changed_code(launch.run_folder)) == {"prompt.txt", "lines.jsonl"}
 
 
-def test_a_cache_that_cannot_be_written_is_named(tmp_path, refused, monkeypatch):
-    (tmp_path / "file").touch()
-    monkeypatch.setenv("OFFBYONE_CACHE", str(tmp_path / "file"))
-    assert refused("run_name=r") == (
-        f"the cache of warm starts, {tmp_path}/file/warm, is not writable (Not a directory): "
-        "set the environment variable OFFBYONE_CACHE to a writable folder"
-    )
-
-
 @pytest.mark.parametrize("damage", DAMAGES)
 def test_an_unusable_model_is_refused_before_anything_starts(damage, tmp_path, refused):
     model = saved_model(tmp_path / "model")
@@ -286,3 +281,92 @@ def test_a_teacher_with_fewer_logits_than_the_policy_is_refused(tmp_path, refuse
     AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(teacher)).save_pretrained(teacher)
     problem = refused(*OWN, "loss=distill", "reference=model", f"reference.path={teacher}")
     assert f"reference.path={teacher} has 200 logits, so it cannot score 64 tokens of" in problem
+
+
+HOUR = 3600
+
+
+def test_a_duration_is_read_as_it_is_written():
+    durations = {"3h30m": 3.5 * HOUR, "1d 2h": 26 * HOUR, "1.5h": 5400, "1h1m1s": 3661, "600": 600}
+    for written, seconds in {**durations, 5400: 5400, 0.5: 0.5}.items():
+        assert seconds_of(written) == seconds
+    for written in ("", "m", "30m3h", "3 hours", "1:30", "-5m", "0", "nan"):
+        with pytest.raises(ValueError, match="is not a duration"):
+            seconds_of(written)
+
+
+def test_the_time_to_save_is_that_of_the_slowest():
+    for steps, checkpoints, step, checkpoint in (
+        ([90.0, 8.0, *[4.0] * 19], [40.0, *[1e-6] * 20], 8, 40),  # the first of 21 is left out
+        ([4.0], [0.02], 4, 0.02),
+        ([4.0, 4.0], [1e-6, 1e-6], 4, 30),  # the first checkpoint is assumed to take 30 s
+    ):
+        pairs = zip(steps, checkpoints, strict=True)
+        rows = [{"time/step": each, "time/checkpoint": saving} for each, saving in pairs]
+        assert seconds_to_save(rows) == pytest.approx(1.25 * (step + checkpoint) + 5)
+
+
+@pytest.mark.parametrize(
+    ("max_time", "parameters", "latest"),  # the last second at which no end is requested
+    [
+        ("1h", 4_000_000_000, 4600 - 415),  # 64 GB take 320 s: 1.25 * (8 + 320) + 5 s
+        ("10m", 4_000_000_000, 1600 - 202.5),  # at most a quarter of max_time: 150 s
+        ("1h", 1_000_000, 4600 - 52.5),  # at least 30 s
+    ],
+)
+def test_a_large_checkpoint_is_assumed_to_take_long(max_time, parameters, latest, tmp_path, clock):
+    folder, stop = RunFolder(tmp_path), StopRequest()
+    limit = TimeLimit(max_time, folder)
+    limit.expect_checkpoint(parameters)
+    MetricsFile(folder).append(0, {"time/step": 8.0, "time/checkpoint": 1e-6})
+    for now, asked in ((latest - 1, False), (latest + 1, True)):
+        clock.now = now
+        limit.request_stop_if_due(stop)
+        assert stop.asked == asked
+
+
+@pytest.mark.parametrize("adapter", ["none", "lora"])
+def test_only_a_run_that_trains_all_weights_expects_a_large_checkpoint(adapter, tmp_path):
+    model, expected = model_folder(tmp_path / "model"), []
+    run_folder = RunFolder(tmp_path / "model" / "config.json" / "r")
+    limit = SimpleNamespace(expect_checkpoint=expected.append)
+    resolved = resolve(composed("run_name=r", "model.warm_start=null", f"adapter={adapter}"))
+    with pytest.raises(NotADirectoryError):  # so nothing starts
+        _Launch(run_folder, None, None, limit, None).execute(resolved, model)
+    assert expected == ([read_sizes(model).parameters] if adapter == "none" else [])
+
+
+@pytest.fixture
+def clock(monkeypatch):
+    """A time that passes as the test says."""
+    clock = SimpleNamespace(now=1000.0)
+    monkeypatch.setattr(time_limit.time, "time", lambda: clock.now)
+    return clock
+
+
+def test_the_end_is_requested_when_the_remaining_time_is_needed_to_save(tmp_path, clock):
+    folder, stop = RunFolder(tmp_path), StopRequest()
+    before = MetricsFile(folder)
+    clock.now = 500.0
+    before.append(0, {"time/step": 1e6})  # by the start before this one
+    clock.now = 1000.0
+    limit = TimeLimit("10m", folder)
+    before.append(1, {"time/step": 8.0, "time/checkpoint": 12.0})  # 30 s with margins
+    clock.now = 1569.0
+    limit.request_stop_if_due(stop)
+    assert (limit.is_over, stop.asked) == (False, False)
+    assert limit._rows == [{"time/step": 8.0, "time/checkpoint": 12.0}]  # no other metric is kept
+    clock.now = 1571.0
+    limit.request_stop_if_due(stop)
+    assert (limit.is_over, stop.asked, stop.number) == (True, True, None)
+
+
+def test_without_a_finished_step_the_run_fails_when_the_time_is_over(tmp_path, clock):
+    folder, stop = RunFolder(tmp_path), StopRequest()
+    limit = TimeLimit(60, folder)
+    clock.now = 1059.0
+    limit.request_stop_if_due(stop)
+    assert not stop.asked
+    clock.now = 1061.0
+    with pytest.raises(RunFailed, match="max_time=60 was over before the first step"):
+        limit.request_stop_if_due(stop)

@@ -10,7 +10,7 @@ from rich.console import Console
 
 from rl.runtime.folder import RunFolder
 from rl.runtime.metrics import MetricsFile
-from rl.runtime.status import ProcessStatus, Status
+from rl.runtime.status import Status
 from rl.runtime.warning_lines import noting_warnings
 from rl.terminal.screen import Screen, final_summary
 
@@ -18,17 +18,13 @@ from rl.terminal.screen import Screen, final_summary
 STEP = {
     "train/reward": 0.25,
     "train/loss": -0.0123,
-    "train/entropy": 1.5,
     "train/grad_norm": 0.4,
-    "train/learning_rate": 3e-4,
     "train/tokens": 1000,
     "rollout/tokens_per_s": 12345.0,
     "rollout/mean_length": 9.31,
-    "rollout/truncated": 0.004,
     "staleness/mean": 0.5,
     "staleness/max": 1,
     "mismatch/mean_abs": 0.00123,
-    "mismatch/max_abs": 0.03,
     "time/wait": 1.0,
     "time/update": 3.0,
     "time/step": 4.0,
@@ -72,19 +68,6 @@ def test_a_log_file_gets_the_start_the_first_steps_and_the_last(tmp_path):
     assert early[-1].startswith("  8/100 steps")
     (warm_start,) = log_of(tmp_path, 60, [STEP] * 60, is_main=False)
     assert warm_start.startswith("60/60 steps")
-
-
-def test_a_phase_is_printed_once_and_a_later_step_two_seconds_after_the_last(tmp_path):
-    screen, printed = Screen(RunFolder(tmp_path), 100), []
-    for number, doing in ((0, "loading: 1 of 2"), (1, "loading: 1 of 2"), (0, "loading: 2 of 2")):
-        screen.view.statuses = {f"trainer.rank{number}": ProcessStatus(doing, 0.0, 1)}
-        printed += [line.partition(" ")[2] for line in screen.lines(0.0, last=False)]
-    assert printed == ["trainer.rank0: loading: 1 of 2"]
-    screen.view.started, printed = 0.0, []
-    for step, now in enumerate((0.0, 0.0, 0.0, 0.0, 0.0, 1.9, 2.0, 3.9, 4.0)):
-        screen.view.add({"step": step, "time": now})
-        printed += [line.split("/")[0].strip() for line in screen.lines(now, last=False)]
-    assert printed == ["1", "2", "3", "4", "5", "7", "9"]
 
 
 def test_a_resumed_run_starts_at_its_checkpoint_not_at_the_steps_it_repeats(tmp_path):
