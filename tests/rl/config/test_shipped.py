@@ -59,7 +59,7 @@ COMPANIONS = {
 }
 # For evaluate.py alone (test_evaluation.py), and for sweeps alone (test_until.py).
 NOT_TRAINED = {"client=messages", "until=decided"}
-# For optimize_prompt.py alone (test_prompt_optimization.py).
+# For optimize_prompt.py alone (tests/lab/prompts/test_optimize.py).
 SEARCHES = {f"experiment={path.stem}" for path in CONF.glob("experiment/optimize-*.yaml")}
 CHOICES = sorted(
     {f"{p.parent.name}={p.stem}" for p in CONF.glob("*/*.yaml")} - NOT_TRAINED - SEARCHES
