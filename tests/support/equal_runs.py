@@ -76,11 +76,10 @@ class Run:
         return self.output / self.name
 
     def start(self) -> Process:
-        # The processes of a run import the packages that its interpreter has installed.
-        own = self.tree / ".venv" / "bin" / "python"
-        python = str(own) if own.exists() else sys.executable
-        command = [python, "train.py", f"run_name={self.name}", f"output_dir={self.output}"]
-        beside = {"PYTHONPATH": str(Path(__file__).parent), "OMP_NUM_THREADS": "1"}
+        command = [sys.executable, "train.py", f"run_name={self.name}"]
+        command += [f"output_dir={self.output}"]
+        # With the checkout on PYTHONPATH, all processes of a run import its code.
+        beside = {"PYTHONPATH": f"{Path(__file__).parent}:{self.tree}", "OMP_NUM_THREADS": "1"}
         beside |= {"HF_HUB_OFFLINE": "1", "CUDA_VISIBLE_DEVICES": ""}
         beside |= {"OFFBYONE_CACHE": str(self.output / "cache")}
         command += [*EVERY, *(o.replace("OUTPUT", str(self.output)) for o in self.overrides)]
