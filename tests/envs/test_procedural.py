@@ -133,7 +133,9 @@ async def test_each_turn_of_sorting_gives_half_of_the_reward():
         (["an,dob,kit", "AN DOB FE KIT"], [0, 0], [0, 0]),
         ([], [], []),
     ):
-        _, found = await play(make(AlphabetSort), LISTS, answers)
+        episode, found = await play(make(AlphabetSort), LISTS, answers)
+        asked = [message["content"] for message in episode.messages[::2]]
+        assert asked == ["sort: dob an kit", "add: fe"][: len(answers) + 1]
         assert found["exact"] == [turn / 2 for turn in exact]
         assert found["similarity"] == pytest.approx([turn / 2 for turn in similarity])
 

@@ -60,12 +60,14 @@ async def test_an_episode_of_a_mixture_ends_with_its_last_turn_and_not_before(
 ):
     env = ScriptedEnv(replies, max_turns=2)
     env.system_prompt = "Brief."
+    env.score = lambda episode: {"good": [0.25] * episode.turns}
     played = PlayedEpisode(Mixture(envs={"scripted": env}, weights={"scripted": 1.0}), ASKED)
     for _ in range(turns - 1):
         assert await played.take_turn(assistant("one"), cut_off=False) == [user("again")]
         assert played.episode.stop_reason is None
     assert await played.take_turn(assistant("two"), cut_off=cut_off) is None
     assert (played.episode.stop_reason, played.episode.turns) == (reason, turns)
+    assert await played.rewards() == {"good": 0.25 * turns}  # the sum
     contents = [message["content"] for message in played.episode.messages]
     assert contents == ["Brief.", "hi", *["one", "again"] * (turns - 1), "two"]
 

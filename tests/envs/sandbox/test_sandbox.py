@@ -15,6 +15,7 @@ from envs.maths.grading import Grader
 from envs.maths.math_python import MathPython
 from envs.mixture import Mixture
 from envs.sandbox import sandbox
+from envs.sandbox.confinement import ALLOWED, MACHINES
 from envs.sandbox.sandbox import PROJECT, Limits
 from tests.support.hostile import LATE, SNIPPETS
 from tests.support.sandboxes import OPTIONS, close, interpreters, make, said, settled
@@ -204,6 +205,20 @@ for attempt in [*attempts, apply_seccomp]:
 """
     assert python(code).splitlines() == ["b'untouched'"] + ["refused"] * 7
     assert file.read_text() == "untouched"
+
+
+@pytest.mark.parametrize("machine", MACHINES)
+def test_system_calls_have_the_numbers_of_the_kernel(machine):
+    headers = {"x86_64": "x86_64-linux-gnu/asm/unistd_64.h", "aarch64": "asm-generic/unistd.h"}
+    header = Path("/usr/include") / headers[machine]
+    if not header.exists():
+        pytest.skip("needs the kernel's headers (linux-libc-dev)")
+    column, _, partly = MACHINES[machine]
+    rows = [row.split() for row in ALLOWED.split(",")]
+    ours = {row[0]: int(row[column]) for row in rows if row[column] != "-"} | partly
+    kernels = dict(re.findall(r"#define __NR(?:3264)?_(\w+)\s+(\d+)", header.read_text()))
+    kernels["newfstatat"] = kernels.get("newfstatat", kernels.get("fstatat"))
+    assert {name: int(kernels[name]) for name in ours} == ours
 
 
 MATHS = {"name": "maths", "instruction": "", "reward_weights": {}}

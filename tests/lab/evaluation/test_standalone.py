@@ -59,6 +59,7 @@ def test_a_message_of_any_shape_is_written_and_printed(tmp_path):
         *(assistant("x") | {"tool_calls": calls} for calls in ("calls", [None, 7, {}])),
         assistant("x") | {"tool_calls": [{"function": {"name": ["x"], "arguments": {1: {2}}}}]},
     ):
+        (tmp_path / "rollouts.html").unlink(missing_ok=True)
         odd = played(rollout(0.5, message, error="\ud800"), env="\ud800")
         assert written(tmp_path, odd)["runs"][0]["table"]["columns"]["reward"] == [0.5]
         assert "1 x " in table(odd)
@@ -80,6 +81,13 @@ def table(*examples, threshold=1.0):
     console = Console(file=StringIO(), width=110)
     console.print(result_lines(summarise(examples, threshold), threshold, "outputs/x"))
     return console.file.getvalue()
+
+
+def test_other_examples_are_advised_if_nine_of_ten_groups_have_equal_rewards():
+    for reward, differing, advice in ((0.0, 1, "easier"), (1.0, 1, "harder"), (0.0, 2, "no")):
+        pairs = [(reward, reward)] * (10 - differing) + [(0.0, 1.0)] * differing
+        lines = table(*(played(*map(rollout, pair)) for pair in pairs))
+        assert re.findall(r"(\w+) examples or larger", lines) == [advice] * (2 - differing)
 
 
 def row(length):

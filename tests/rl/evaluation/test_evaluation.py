@@ -138,6 +138,16 @@ def test_every_rank_waits_for_the_same_evaluation_and_gets_the_same(tmp_path):
     assert (slow[1], other) == (40.0, ({}, 3.0))  # version 1 is not due
 
 
+def test_tokens_of_another_version_end_the_run(tmp_path):
+    class Pushed(ScriptedClient):
+        def _next(self, prompt, max_tokens, version):
+            return super()._next(prompt, max_tokens, version + self.given % 2)
+
+    evaluator = Trainer(tmp_path, Pushed("good"), every=1, last=1).evaluator
+    with pytest.raises(AssertionError, match=r"version 0 has tokens of \{0, 1\}"):
+        run_virtually(evaluator._evaluate(0))
+
+
 def test_the_ranks_get_no_metrics_of_a_failed_evaluation(tmp_path):
     trainer = Trainer(tmp_path, ScriptedClient(RuntimeError("gone")), every=1, last=2)
 

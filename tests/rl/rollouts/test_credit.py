@@ -225,14 +225,15 @@ def test_penalties_see_the_group_after_truncation_and_lower_the_rewards():
     shaping = HalfOfTheBest(normalise_each=False, length_penalty=0.0)
     rollouts = [rollout(3.0), rollout(8.0, stop=CUT[0]), rollout(None)]
     options = {"shaping": shaping, "cut": truncation.zero_reward}
-    made = credits(rollouts, lambda group: [r or 0.0 for r in group.rewards], **options)
+    made = credits(rollouts, lambda group: [np.float32(r or 0) for r in group.rewards], **options)
     assert [c.reward for c in made] == [1.5, -1.5, None]
     assert [c.advantages for c in made] == [(1.5,), (-1.5,), (0.0,)]
+    assert {type(c.advantages[0]) for c in made} == {float}  # JSON would hold numpy's as texts
 
 
 def by_token(group):
     return [
-        [] if reward is None else [reward + i for i in range(length)]
+        [] if reward is None else np.float32([reward + i for i in range(length)])
         for reward, length in zip(group.rewards, group.lengths, strict=True)
     ]
 

@@ -17,11 +17,14 @@ from envs.protocol import Environment
 from rl.inference.live_version import LiveVersion
 from rl.rollouts.buffer import FifoBuffer
 from rl.rollouts.difficulty_buffer import DifficultyBuffer
+from rl.rollouts.difficulty_order import DifficultyOrder
 from rl.rollouts.dispatcher import Dispatcher, DispatcherState
 from rl.rollouts.example_order import SequentialOrder, ShuffledOrder
+from rl.rollouts.sampling_limits import FailureLimits
 from rl.runtime.failure import RunFailed
 from rl.sampling.player import Player
 from rl.wire import NoMoreBatches
+from tests.rl.rollouts.test_example_order import KNOBS
 from tests.support.orders import begun
 from tests.support.remembering import AboveEarlier, GrowingReversal
 from tests.support.rollouts import group_credit, rollout
@@ -208,7 +211,7 @@ def test_one_scored_rollout_in_some_groups_or_one_group_in_64_keeps_the_run_aliv
 
 
 def test_64_rejected_groups_in_a_row_end_the_run_with_their_reasons():
-    """The limit is 8 batches of at least 8 groups; a batch of this test has 3."""
+    """The limit is 8 batches of at least 8 groups; a batch of this world has 3."""
     world = picky(lambda index: (1.0, 1.0) if index % 4 else (0.0, 0.0))
     with pytest.raises(NoMoreBatches) as end:
         world.run(1)
@@ -217,6 +220,9 @@ def test_64_rejected_groups_in_a_row_end_the_run_with_their_reasons():
     assert "48 too_easy): the task may be too easy or hard for this policy" in str(end.value)
     assert not end.value.stopped
     assert len(world.rejected) == 64
+    limits = FailureLimits(group_size=1, groups_per_step=20)
+    ends = [limits.record_decision(accepted=False, counts={}) for _ in range(8 * 20)]
+    assert (ends.count(None), limits._errors.maxlen) == (8 * 20 - 1, 20)
 
 
 def test_after_a_stop_no_batch_follows_and_no_group_is_rejected_or_lost():
@@ -312,6 +318,13 @@ def test_a_resumed_run_plays_what_the_uninterrupted_run_plays(order):
     first = {example.messages[0]["content"] for example in growing().examples("train")}
     assert len(played - first) > 2  # examples that the play itself has added
     assert (versions, resumed_versions) == (list(range(13)), list(range(5, 13)))
+
+
+def test_an_order_with_statistics_sees_the_grown_pool_when_it_resumes():
+    *_, state = train(growing(), DifficultyOrder(**KNOBS), 0, 5)
+    assert state.order["sizes"] > [3]
+    batches, *_ = train(growing(), DifficultyOrder(**KNOBS), 5, 8, state)
+    assert len(batches) == 3
 
 
 def test_a_mixture_remembers_for_each_of_its_environments_and_a_state_needs_load():

@@ -119,17 +119,18 @@ def test_the_mean_reward_of_a_group_decides_the_level_of_its_example():
 
 
 @pytest.mark.parametrize(
-    ("weights", "expected"),  # easy, normal, hard
+    ("seed", "weights", "expected"),  # weights of easy, normal, hard
     [
-        ((0.1, 0.8, 0.1), "cdbaBaecAdBABAaeBdBAddbedBBecAadBeAbcadeBebcdeAebeBdAbbAabAc"),
-        ((1.0, 5.0, 3.0), "cdbaBadeAbBABAcdBdAAbdcccAAacAbeBdAacbdaBecbdeAabcBdAecAdeAc"),
-        ((0.1, 0.0, 0.0), "cdbaBaaaAdBABAdeBeBBeeeeeBBeeBeeBeAebbbcBabbbbAbbbAbBbbBbbBb"),
+        (0, (0.1, 0.8, 0.1), "cdbaBaecAdBABAaeBdBAddbedBBecAadBeAbcadeBebcdeAebeBdAbbAabAc"),
+        (3, (1.0, 5.0, 3.0), "cdAbaedbdBBcBaedaebdBABdcccAedeeBcabdeecBBeBaABAdebBaAdcbeaA"),
+        (4, (0.1, 0.0, 0.0), "beeeAeAeeeeAeeeeAAeBeBBeeeeeeeBeAeABAedBdBdBdBdBBdBBbbBbbbBb"),
     ],
 )
-def test_a_level_is_drawn_by_its_weight_and_then_what_was_drawn_longest_ago(weights, expected):
+def test_a_level_is_drawn_by_its_weight_then_what_was_drawn_longest_ago(seed, weights, expected):
     """A naive model, which knew only levels and last draws, has drawn these examples, too."""
     names = ("easy_weight", "normal_weight", "hard_weight")
-    order = difficulty(pools(5, 2, weights=(2.0, 1.0)), **dict(zip(names, weights, strict=True)))
+    given = pools(5, 2, weights=(2.0, 1.0))
+    order = difficulty(given, seed, **dict(zip(names, weights, strict=True)))
     drawn = [("abcde", "AB")[pool][position] for pool, position in continued(order, 0, 60)]
     assert "".join(drawn) == expected
 

@@ -178,6 +178,9 @@ def test_each_tool_call_has_an_id_and_its_mistake():
     found = [(call["id"], call.get("error")) for call in calls]
     missing, unclosed = "the tool call has no name", "the tool call is not closed"
     assert found == [("call_0", None), ("call_1", missing), ("call_2", unclosed)]
+    nested = tiny_tokenizer().encode(f"<tool_call>{'[' * 50_000}</tool_call>")
+    (call,) = chat.message(prompt, Completion(nested, [], [], cut_off=False))["tool_calls"]
+    assert call["error"].startswith("the turn cannot be parsed; it may be nested too deep (Rec")
 
 
 def test_a_completion_of_an_unknown_format_is_read_as_text(model):

@@ -5,6 +5,7 @@ ask the policy for every turn, also of several roles.
 """
 
 import asyncio
+import contextvars
 import json
 import logging
 import math
@@ -589,6 +590,20 @@ def test_the_clock_runs_while_no_turn_waits_and_only_within_its_blocks():
         return clock.left, tool.left
 
     assert run_virtually(left()) == pytest.approx((10.0 - 2.0 - 4.0 - 1.0, 5.0 - 4.0))
+
+
+def test_a_turn_that_another_task_asks_for_pauses_the_clock_of_its_own_episode():
+    class Restarting(ScriptedClient):
+        async def generate(self, *args, **options):
+            with WAITING.get()():
+                await asyncio.sleep(100)  # for longer than sampler.rollout_timeout
+            return await super().generate(*args, **options)
+
+    async def talk(self, episode, speak):
+        await asyncio.create_task(speak(list(HI), None), context=contextvars.Context())
+
+    (rollout,) = play(holding(talk), Restarting("good"))
+    assert (rollout.error, rollout.turns) == ("", 1)
 
 
 def test_the_time_of_the_server_is_that_of_all_requests_without_their_waits(monkeypatch):
