@@ -56,7 +56,7 @@ def test_every_link_and_every_file_that_a_page_names_exists(page: Path) -> None:
     links = [link for link in re.findall(r"\]\(([^)#]+)", text) if "://" not in link]
     assert not [link for link in links if not (page.parent / link).exists()]
     folders = "rl|lab|losses|envs|conf|tests|docs|models|examples"
-    named = re.findall(rf"(?<![\w/.-])((?:{folders})/[\w/-]+\.(?:py|yaml|md))", text)
+    named = re.findall(rf"(?<![\w/.:-])((?:{folders})/[\w/-]+\.(?:py|yaml|md))", text)
     written_by_the_reader = {"conf/env/shout.yaml"}
     missing = [path for path in named if not (REPO / path).exists() and "/my_" not in path]
     printed_whole = page.name in ("a-new-idea.md", "everyday.md")

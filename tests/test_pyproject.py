@@ -41,15 +41,6 @@ def test_every_pin_has_hashes_that_each_install_requires_and_both_locks_accept_t
     assert all("--require-hashes -r" in one for one in installs)
 
 
-def test_no_page_or_message_installs_extras_by_the_name_of_another_distribution():
-    assert PROJECT["name"] == "offbyone-rl"
-    named = re.compile(r"pip install \S*offbyone\[")
-    folders = ("rl", "lab", "envs", "losses", "offbyone", "conf", "docs")
-    files = [path for folder in folders for path in (REPO / folder).rglob("*.*")]
-    texts = {p: p.read_text() for p in files if p.suffix in (".py", ".md", ".yaml")}
-    assert not [path for path, text in texts.items() if named.search(text)]
-
-
 def test_the_source_archive_contains_every_file_that_the_wheel_copies():
     manifest = (REPO / "MANIFEST.in").read_text().split()
     setup = (REPO / "setup.py").read_text()

@@ -106,6 +106,21 @@ def test_an_exception_of_its_code_costs_the_rollout():
 
 
 @classic_only
+def test_tools_are_in_the_prompt_and_answered_by_the_library():
+    call = '<tool_call>\n{"name": "look_up", "arguments": {"name": "%s"}}\n</tool_call>'
+    texts = (call % "bob", call % "ann", "q")
+    answers = [TOKENIZER.encode(f"{text}<|im_end|>") for text in texts]
+    (rollout,), client = play(bridge("letter-tools"), *answers, max_seq_len=4096, max_tokens=200)
+    first, second, third = (TOKENIZER.decode(ids) for ids, *_ in client.requests)
+    assert '"look_up"' in first
+    assert "whose letter" in first
+    assert "<tool_response>\n'bob'\n</tool_response>" in second
+    assert "<tool_response>\nq\n</tool_response>" in third
+    assert (rollout.reward, rollout.error, rollout.tool_calls) == (1.0, "", 2)
+    assert len(rollout.rows) == 1
+
+
+@classic_only
 def test_rewards_that_compare_a_group_are_refused():
     with pytest.raises(ValueError, match="compare the rollouts of a group"):
         bridge(GAME, args={"grouped": True}).examples("train")

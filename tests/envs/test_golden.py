@@ -14,8 +14,7 @@ from envs.wiki.facts import invent_name, made_up_corpus, shipped_corpus
 from envs.wiki.index import WikiIndex
 from rl.config.build import build
 from tests.support.composing import REPO, changed, chosen
-from tests.support.golden import golden
-from tests.support.outcomes import outcome
+from tests.support.golden import golden, outcome
 
 FILE = REPO / "tests" / "support" / "data.jsonl"
 TRIALS = {"turns": 2, "copied": 0.5, "uneven": 0.4, "copy_tasks": 0.5, "min_length": 2}

@@ -17,8 +17,7 @@ from rl.runtime.devices import Host
 from rl.runtime.folder import RunFolder
 from tests.support.composing import composed
 from tests.support.finished_runs import made_arm, made_sweep
-from tests.support.golden import golden
-from tests.support.outcomes import outcome, without
+from tests.support.golden import golden, outcome, without
 from tests.support.viewed_run import copy_run
 
 

@@ -1,10 +1,12 @@
 """Compare what a test computed with a file of tests/golden, which `--write-golden` writes."""
 
+import asyncio
+import inspect
 import json
 import math
 import os
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from itertools import zip_longest
 from pathlib import Path
 from typing import Any
@@ -58,3 +60,17 @@ def _pretty(value: Any) -> str:
     rounded = json.loads(text, parse_float=lambda digits: float(f"{float(digits):.6g}"))
     lines = json.dumps(rounded, indent=1, ensure_ascii=False)
     return re.sub(r'\[\n[^\[\]{}"]*\]', lambda numbers: " ".join(numbers[0].split()), lines) + "\n"
+
+
+def outcome(function: Callable[..., Any], *arguments: Any, **options: Any) -> Any:
+    """Return what a call returns (a coroutine is awaited), or the class and text of its error."""
+    try:
+        value = function(*arguments, **options)
+        return asyncio.run(value) if inspect.iscoroutine(value) else value
+    except (Exception, SystemExit) as error:  # noqa: BLE001 any error is an outcome
+        return f"{type(error).__name__}: {error}"
+
+
+def without(folder: Path, value: Any) -> Any:
+    """Return the value as JSON types, with <folder> in place of the path of a test's folder."""
+    return json.loads(json.dumps(value, default=plain).replace(str(folder), "<folder>"))

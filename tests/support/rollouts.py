@@ -1,4 +1,4 @@
-"""Make rows, rollouts, groups and their credits by hand."""
+"""Make rows, rollouts, groups and their credits by hand, and begin an example order."""
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -6,9 +6,11 @@ from typing import Any
 import numpy as np
 
 from envs.episode import Example, StopReason
+from envs.protocol import Pool
 from losses.advantages import group_mean
 from rl.records import Credit, Group, Rollout, TrainingRow
 from rl.rollouts.credit import GroupCredit, RewardShaping
+from rl.rollouts.example_order import ExampleOrder
 from rl.rollouts.truncation import keep
 
 EXAMPLE = Example(0, "e", [])
@@ -68,3 +70,9 @@ def group_credit(
     """Return the credit of a run, by default without truncation and shaping."""
     plain = RewardShaping(normalise_each=normalise_each, length_penalty=length_penalty)
     return GroupCredit(cut, shaping or plain, advantage, lambda _: weights or {}, **options)
+
+
+def begun(order: ExampleOrder, pools: Sequence[Pool], seed: int) -> ExampleOrder:
+    """Begin the order and return it."""
+    order.begin(pools, seed)
+    return order

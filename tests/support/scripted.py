@@ -71,9 +71,9 @@ def tiny_tokenizer() -> Tokenizer:
 
 
 class ScriptedClient:
-    """Return `answers[i]` as the i-th completion, then the last one, `seconds` per request."""
+    """Return `answers[i]`, a text or token ids, as the i-th completion, then the last one."""
 
-    def __init__(self, *answers: str | Exception, seconds: float = 0.0) -> None:
+    def __init__(self, *answers: str | list[int] | Exception, seconds: float = 0.0) -> None:
         self.answers, self.seconds = list(answers), seconds
         self.requests, self.scored, self.given = [], [], 0
 
@@ -94,7 +94,7 @@ class ScriptedClient:
         self.given += 1
         if isinstance(answer, Exception):
             raise answer
-        ids = [*answer.encode(), IM_END]
+        ids = [*answer.encode(), IM_END] if isinstance(answer, str) else answer
         kept = ids[:max_tokens]
         logprobs = [-token / 8 for token in kept]
         return Completion(

@@ -15,8 +15,7 @@ from envs.protocol import Pool
 from rl.rollouts.buffer import FifoBuffer
 from rl.rollouts.dispatcher import Dispatcher, DispatcherState
 from rl.rollouts.example_order import ShuffledOrder
-from tests.support.orders import begun
-from tests.support.rollouts import group_credit, rollout, row
+from tests.support.rollouts import begun, group_credit, rollout, row
 from tests.support.virtual_time import run_virtually
 
 GROUP_SIZE, GROUPS_PER_STEP = 2, 3

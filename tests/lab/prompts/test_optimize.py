@@ -24,8 +24,7 @@ from rl.config.schema import ConfigError
 from rl.runtime.failure import RunFailed
 from tests.rl.config.test_shipped import SEARCHES
 from tests.support.composing import REPO, composed
-from tests.support.golden import golden
-from tests.support.outcomes import without
+from tests.support.golden import golden, without
 from tests.support.prompted_endpoint import PromptedEndpoint
 
 START, HALF, WHOLE = "Say the word.", "Write short words backwards.", "Write the word backwards."

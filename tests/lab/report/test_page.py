@@ -27,8 +27,7 @@ from tests.support.finished_runs import (
     made_sweep,
     write_evaluation,
 )
-from tests.support.golden import golden
-from tests.support.outcomes import without
+from tests.support.golden import golden, without
 
 HOSTILE = "x\x07</script><script>alert(1)</script>"
 CLEANED = HOSTILE.replace("\x07", "")

@@ -15,8 +15,7 @@ from lab.sweeps.card import RATE, ROWS, split_jobs
 from rl.runtime.folder import RunFolder
 from rl.runtime.sweep_folder import SWEEP_VARIABLE, SweepFolder
 from tests.support.composing import check_all, composed
-from tests.support.golden import golden
-from tests.support.outcomes import without
+from tests.support.golden import golden, without
 
 ROW_NAMES = sorted(path.stem for path in ROWS.glob("*.yaml"))
 

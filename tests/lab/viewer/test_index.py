@@ -29,9 +29,8 @@ from rl.runtime.folder import RunFolder
 from rl.runtime.lock import locked
 from rl.runtime.token_files import read_rows
 from tests.support.composing import REPO
-from tests.support.golden import golden
+from tests.support.golden import golden, without
 from tests.support.launching import begin
-from tests.support.outcomes import without
 from tests.support.viewed_run import add_step, copy_run
 
 

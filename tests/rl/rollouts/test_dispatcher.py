@@ -25,9 +25,8 @@ from rl.runtime.failure import RunFailed
 from rl.sampling.player import Player
 from rl.wire import NoMoreBatches
 from tests.rl.rollouts.test_example_order import KNOBS
-from tests.support.orders import begun
 from tests.support.remembering import AboveEarlier, GrowingReversal
-from tests.support.rollouts import group_credit, rollout
+from tests.support.rollouts import begun, group_credit, rollout
 from tests.support.scripted import SAMPLER, ScriptedClient, chat_of
 from tests.support.virtual_time import run_virtually
 from tests.support.world import EXAMPLES, GROUPS_PER_STEP, World

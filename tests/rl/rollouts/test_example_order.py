@@ -10,8 +10,7 @@ from envs.episode import Example
 from envs.protocol import Pool
 from rl.rollouts.difficulty_order import DifficultyOrder
 from rl.rollouts.example_order import ExampleOrder, SequentialOrder, ShuffledOrder
-from tests.support.orders import begun
-from tests.support.rollouts import graded
+from tests.support.rollouts import begun, graded
 
 KNOBS = {
     **{"easy_threshold": 0.8, "hard_threshold": 0.2},
