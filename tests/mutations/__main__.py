@@ -73,7 +73,11 @@ def outcome_of(mutation: Mutation, root: Path) -> tuple[str, str]:
     command += ["no:cacheprovider", "-m", "not server and not gpu", *mutation.tests]
     environment = os.environ | {"PYTHONDONTWRITEBYTECODE": "1"}
     try:
-        ended = subprocess.run(command, cwd=root, env=environment, capture_output=True, text=True)
+        ended = subprocess.run(  # pytest's limit for a test does not end an import that hangs
+            command, cwd=root, env=environment, timeout=900, capture_output=True, text=True
+        )
+    except subprocess.TimeoutExpired:
+        return "NO ANSWER", "still running after 900 s"
     finally:
         path.write_text(before)
     failed = [line for line in ended.stdout.splitlines() if line.startswith(("FAILED", "ERROR"))]

@@ -116,6 +116,8 @@ def test_a_difference_by_hand():
     assert cosine == f"{8 / (14 * 26) ** 0.5:.4f}"
     assert norm == f"{(26 / 14) ** 0.5:.4g}"
     assert shares == ["25.0 %"] * 4
+    base[0] = float("nan")
+    assert difference(base, arm) == ["not finite", *"-----"]
 
 
 @pytest.mark.parametrize(

@@ -15,13 +15,14 @@ from gepa.proposer.base import CandidateProposal, SubsampleEvaluation
 from envs.episode import Episode, Example
 from envs.reverse_text import ReverseText
 from lab.prompts import outputs
-from lab.prompts.describe import Attempt
+from lab.prompts.describe import Attempt, describe_rollout
 from lab.prompts.optimize import optimize_prompt
 from lab.prompts.outputs import Candidate
 from lab.prompts.search import COMPONENT, Search
 from lab.prompts.settings import check_search
 from rl.config.schema import ConfigError
 from rl.runtime.failure import RunFailed
+from rl.runtime.folder import RunFolder
 from tests.rl.config.test_shipped import SEARCHES
 from tests.support.composing import REPO, composed
 from tests.support.golden import golden, without
@@ -199,6 +200,15 @@ def searching() -> Search:
     return Search(None, None, None, None, None, None, None)
 
 
+def test_the_teacher_reads_all_turns_the_thoughts_and_whether_a_rollout_was_cut_off():
+    first = {"role": "assistant", "content": "Ola?", "reasoning_content": "Let me see."}
+    turns, record = [first, {"role": "user", "content": "yes"}], {"stop_reason": "max_tokens"}
+    told = describe_rollout(Attempt(EXAMPLE, turns, {**record, "reward": 0.5}), ["thinking"])
+    assert told["completion"] == "assistant: Ola?\nuser: yes"
+    assert told["thinking"] == "Let me see."
+    assert told["error"] == "the rollout was cut off: max_tokens"
+
+
 def evaluated(rewards: list[float | None]) -> SubsampleEvaluation:
     attempts = [Attempt(EXAMPLE, [], {"reward": reward}) for reward in rewards]
     return SubsampleEvaluation(scores=[0.5] * len(rewards), outputs=attempts)
@@ -257,3 +267,13 @@ def test_a_prompt_that_is_no_better_replaces_none_and_gains_nothing_from_rollout
     assert outputs.compared_means(found) == pytest.approx([2 / 3, 2 / 3, 2.5 / 3])
     assert outputs.index_of_best(found) == 2
     assert outputs.index_of_best(found[:2]) == 0
+
+
+def test_the_printed_commands_evaluate_and_train_the_policy_of_the_search_with_its_prompt(tmp_path):
+    given = ["experiment=e", "env.system_prompt=Hm.", "+env@env.envs.x=gsm8k", "adapter_path=a"]
+    choices = {"env": "mixture", "model": "qwen3-0.6b", "client": "renderer"}
+    evaluate, train = outputs.next_commands(RunFolder(tmp_path), given, choices, 50)
+    kept = "env=mixture model=qwen3-0.6b +env@env.envs.x=gsm8k"
+    prompt = f"env.system_prompt={tmp_path}/system_prompt.txt"
+    assert evaluate == f"python evaluate.py {kept} adapter_path=a {prompt} num_examples=500"
+    assert train == f"python train.py {kept} {prompt}"

@@ -207,6 +207,8 @@ advantage: as JSON ({1: 0.5} becomes {'1': 0.5}): return only numbers, texts, li
         def __call__(self, group): return [0.0] * 16
         def state(self): return {1: 0.5}
         def load(self, state): ...
+correction: returned a Tensor of shape [1]: return Correction(weights,
+    def mine(tokens): return Correction(tokens.anchor[:1], {})
 batch_credit: called with groups with the rewards [], raised ZeroDivisionError: division by
     def mine(groups):
         count = 1 / sum(len(g.credits) for g in groups)
@@ -225,6 +227,9 @@ buffer: drew the group 0 in two batches: as MixedBuffer does, use rl.rollouts.bu
         def state(self): return {}
         def load(self, state): ...
         def undo_draw(self): ...
+buffer: drew the group 0 in two batches: as MixedBuffer does, use rl.rollouts.buffer.replayed
+    class mine(Repeating):
+        def again(self, group): return replayed(group, 1)
 env: cannot be called (too many positional arguments): its parameters must be the episode
     class mine(Environment):
         def examples(self, split): return []
@@ -249,14 +254,16 @@ logger: cannot be imported: Module
 IMPORTS = """
 from dataclasses import replace
 from envs.protocol import Environment
+from losses.correction import Correction
 from losses.tokens import TokenLoss
-from rl.rollouts.buffer import FifoBuffer
+from rl.rollouts.buffer import FifoBuffer, replayed
 from rl.sampling.strategy import Independent, Strategy
 
 class Repeating(FifoBuffer):
+    def again(self, group): return group
     def num_new(self, count): return count - 1
     def draw(self, step, count, max_staleness, running):
-        if not step: self.first = self._groups[0]
+        if not step: self.first = self.again(self._groups[0])
         new = super().draw(step, count - 1, max_staleness, running)
         return new and [*new, self.first] if step else new
 """

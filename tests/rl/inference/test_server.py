@@ -312,6 +312,9 @@ def test_commands_and_environments(tmp_path, monkeypatch):
     for name in ("OMP_NUM_THREADS", "VLLM_PLUGINS", "TORCHINDUCTOR_CACHE_DIR"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("OFFBYONE_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    monkeypatch.setattr("rl.inference.server.visible_cpus", lambda: range(6))
+    monkeypatch.setattr("rl.inference.server.core_of", lambda cpu: cpu // 2)
     folder, found = RunFolder(tmp_path), {}
     folder.set_model(tiny_model(tmp_path))
     cases = yaml.safe_load((stored.FOLDER / "inference" / "cases.yaml").read_text())

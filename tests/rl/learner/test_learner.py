@@ -2,19 +2,22 @@
 
 import json
 from dataclasses import replace
+from datetime import timedelta
 from functools import partial
 from pathlib import Path
 
 import numpy as np
+import psutil
 import pytest
 import torch
+from torch.distributed import rendezvous
 
 from losses.aggregation import token_mean
 from rl.config.schedules import split_schedules
 from rl.dry_call.learn import run_with_facts
 from rl.learner.collectives import gather_bytes
 from rl.learner.learner import Learner, load_for_training
-from rl.learner.ranks import Ranks
+from rl.learner.ranks import Ranks, init_method
 from rl.rollouts.plan import plan_batch
 from rl.runtime.failure import RunFailed
 from rl.runtime.folder import RunFolder
@@ -198,6 +201,15 @@ def test_a_rank_that_cannot_use_its_gpu_says_why_and_does_not_train_on_the_cpu(m
         monkeypatch.setenv(name, value)
     with pytest.raises(RunFailed, match=r"GPU 1 of CUDA_VISIBLE_DEVICES=7: \w+.*PyTorch"):
         Ranks.join(None, 1.0)
+
+
+@pytest.mark.parametrize("address", ["127.0.0.1", "::1"])
+def test_the_first_rank_listens_on_master_addr_alone(address, monkeypatch):
+    monkeypatch.setenv("MASTER_ADDR", address)
+    monkeypatch.setenv("MASTER_PORT", "0")
+    store, *_ = next(rendezvous(init_method(0), 0, 2, timeout=timedelta(seconds=20)))
+    sockets = psutil.Process().net_connections("inet")
+    assert {one.laddr.ip for one in sockets if one.laddr.port == store.port} == {address}
 
 
 @worlds

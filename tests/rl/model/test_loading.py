@@ -262,6 +262,13 @@ def test_weights_that_are_missing_or_not_finite_are_refused_with_their_name(fold
         load_model(tmp_path, torch.float32, 0)
 
 
+def test_a_fresh_bfloat16_model_keeps_its_rotary_frequencies_in_float32(folder, tmp_path):
+    fresh = load_model(folder, torch.bfloat16, 0)
+    fresh.save_pretrained(tmp_path)
+    for name, expected in load_model(tmp_path, torch.bfloat16, 1).named_buffers():
+        torch.testing.assert_close(fresh.get_buffer(name), expected, rtol=0, atol=0)
+
+
 def test_a_sliding_window_and_shared_heads_stay_what_they_are():
     heads = {"num_attention_heads": 4, "num_key_value_heads": 2, "sliding_window": 4}
     sizes = {"vocab_size": 32, "hidden_size": 32, "intermediate_size": 32, "num_hidden_layers": 2}

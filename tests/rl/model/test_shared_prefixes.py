@@ -221,6 +221,7 @@ NEXT = transformers.Qwen3NextConfig(
         (NEXT, "layers of the type linear_attention"),
         (transformers.GPT2Config(**GPT2 | {"attn_pdrop": 0.1}), "dropout"),
         (transformers.LlamaConfig(**SIZES, attention_dropout=0.1), "dropout"),
+        (transformers.MixtralConfig(**SIZES, router_jitter_noise=0.1), "adds noise"),
         (
             transformers.BloomConfig(
                 vocab_size=50, hidden_size=32, n_layer=2, n_head=4, hidden_dropout=0.0
@@ -228,7 +229,7 @@ NEXT = transformers.Qwen3NextConfig(
             "attention cannot be replaced",
         ),
     ],
-    ids=["linear attention", "dropout", "attention dropout", "own attention"],
+    ids=["linear attention", "dropout", "attention dropout", "jitter", "own attention"],
 )
 def test_a_model_that_cannot_share_exactly_computes_plain_rows_and_says_why(caplog, config, reason):
     torch.manual_seed(0)

@@ -15,6 +15,7 @@ from contextlib import ExitStack, nullcontext
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import Mock
 
 import msgspec
 import numpy as np
@@ -23,7 +24,7 @@ import pytest
 from rl.config.build import build
 from rl.config.schema import Run
 from rl.records import MicroBatch, RankBatch, columns_of
-from rl.runtime.endpoint import Endpoint, read_restart_request
+from rl.runtime.endpoint import WAIT_VARIABLE, Endpoint, read_restart_request
 from rl.runtime.failure import RunFailed
 from rl.runtime.folder import RunFolder
 from rl.runtime.metrics import MetricsFile, read_metrics
@@ -269,9 +270,9 @@ def test_a_run_that_misses_its_last_evaluation_has_saved_and_is_not_done(rehears
 
 @pytest.mark.parametrize(
     ("condition", "num_steps"),
-    [("eval/reward >= 0.6", 3), ("eval/reward > 0.95", 4), ("train/skipped > 0", 4)],
+    [("eval/reward >= 0.6", 3), ("eval/reward > 0.95", 4), ("train/skiped > 0", 4)],
 )
-def test_stop_when_ends_the_run_as_soon_as_it_is_fulfilled(condition, num_steps, rehearsal, folder):
+def test_stop_when_ends_the_run_when_fulfilled(condition, num_steps, rehearsal, folder, caplog):
     run = rehearsal(max_steps=4, evaluation={**EVALUATION, "every": 1}, stop_when=condition)
     run.answers["evaluation"] = lambda call: answer({"eval/reward": 0.3 * call.version})
     run.train()
@@ -282,6 +283,7 @@ def test_stop_when_ends_the_run_as_soon_as_it_is_fulfilled(condition, num_steps,
     assert run.saved == [num_steps]
     doing = read_statuses(folder)["trainer.rank0"].doing
     assert doing == ("done" if num_steps == 4 else f"done: stop_when={condition} is fulfilled")
+    assert caplog.text.count("did you mean train/skipped?") == ("skiped" in condition)
 
 
 PHASES = ("add", "update", "push", "probe", "_publish", "_log", "_save")
@@ -352,6 +354,18 @@ def test_no_line_is_lost_between_a_step_and_its_checkpoint(rehearsal, monkeypatc
     assert [line["step"] for line in run.rows] == [0, 1]
     # The time is that of the checkpoint of the step before.
     assert ["time/checkpoint" in line for line in run.rows] == [False, True]
+
+
+def test_a_rank_waits_for_vllm_on_its_gpu_and_requests_end_before_collectives(folder, monkeypatch):
+    for name, value in {"RANK": "0", "WORLD_SIZE": "1", WAIT_VARIABLE: "1"}.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setattr(loop.Ranks, "join", join := Mock(side_effect=RunFailed("no other rank")))
+    Run.of(composed("inference.startup_timeout=0.01", "trainer.wait_timeout=7")).save(folder.config)
+    for said in ("not every vLLM has started", "no other rank"):
+        with pytest.raises(RunFailed, match=said):
+            loop.TrainingRun(folder)
+        monkeypatch.delenv(WAIT_VARIABLE, raising=False)
+    join.assert_called_once_with(folder.private.rendezvous, 14.0)
 
 
 SLOW_S = 1.0  # of the first rank, which alone talks to vLLM
