@@ -72,11 +72,11 @@ def worker(number: int, calls: Connection) -> None:
 class Workers:
     """The processes of one replica, and the routes of vLLM that would reach them."""
 
-    def __init__(self, number: int) -> None:
+    def __init__(self, number: int, run: Any) -> None:
         spawn, pairs = get_context("spawn"), [get_context("spawn").Pipe() for _ in range(number)]
         self.calls = [ours for ours, _ in pairs]
         self.processes = [
-            spawn.Process(target=worker, args=(i, theirs), daemon=True)
+            spawn.Process(target=run, args=(i, theirs), daemon=True)
             for i, (_, theirs) in enumerate(pairs)
         ]
         for process, (_, theirs) in zip(self.processes, pairs, strict=True):
@@ -110,8 +110,8 @@ class Workers:
 
 
 @contextmanager
-def replica(number: int) -> Iterator[Any]:
-    workers = Workers(number)
+def replica(number: int, run: Any = worker) -> Iterator[Any]:  # tests/gpu have another `run`
+    workers = Workers(number, run)
     yield workers
     for process in workers.processes:
         process.kill()
