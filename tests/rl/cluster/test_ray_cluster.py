@@ -14,7 +14,8 @@ from rl.cluster.ray_cluster import RayCluster
 from rl.runtime.child import Reaper
 from rl.runtime.failure import RunFailed
 from rl.runtime.folder import RunFolder
-from tests.rl.runtime.test_child import Family, alive, wait_until
+from tests.rl.runtime.test_child import Family, alive
+from tests.support.launching import wait_for
 
 ray = pytest.importorskip("ray", reason="Ray is not installed: make cluster")
 DEMAND = Demand(replicas=1, devices_per_replica=2, ranks=2)
@@ -92,12 +93,12 @@ def test_a_killed_supervisor_leaves_no_process_on_any_node(ray_cluster, folder):
     supervisor = subprocess.Popen(command, cwd=Path(__file__).parents[3])
     families = [Family(folder.path / "vllm"), Family(folder.path / "rank")]
     try:
-        assert wait_until(lambda: all(f.pids.exists() for f in families), 60)
+        assert wait_for(lambda: all(f.pids.exists() for f in families), 60)
     finally:
         supervisor.kill()
         supervisor.wait()
     pids = [pid for family in families for pid in family()]
-    assert wait_until(lambda: not any(alive(pid) for pid in pids), ENDED_S)
+    assert wait_for(lambda: not any(alive(pid) for pid in pids), ENDED_S)
 
 
 def test_every_process_has_a_host_with_its_gpus_and_its_end_is_seen(hosts, folder, tmp_path):
@@ -109,7 +110,7 @@ def test_every_process_has_a_host_with_its_gpus_and_its_end_is_seen(hosts, folde
     log = tmp_path / "part.log"
     code = "echo $GREETING; pwd; nice; exit 3"
     part = replica.start(Start("part", ["sh", "-c", code], log, {"GREETING": "hello"}))
-    assert wait_until(lambda: part.returncode is not None)
+    assert wait_for(lambda: part.returncode is not None, 5)
     assert part.returncode == 3
     # The same priority as this process; Ray's own processes have a lower one.
     assert part.tail().split("\n") == ["hello", os.getcwd(), f"{os.nice(0)}"]
@@ -117,7 +118,7 @@ def test_every_process_has_a_host_with_its_gpus_and_its_end_is_seen(hosts, folde
     assert all(alive(pid) for pid in family())
     other.kill()
     assert not any(alive(pid) for pid in family())
-    assert wait_until(lambda: other.returncode == -signal.SIGTERM)
+    assert wait_for(lambda: other.returncode == -signal.SIGTERM, 5)
 
 
 # This test comes last, because it loses a host.
@@ -128,8 +129,8 @@ def test_a_lost_node_and_our_killed_process_end_only_the_processes_there(
     family, part = start_family(lost, tmp_path)
     family_elsewhere, part_elsewhere = start_family(other, tmp_path)
     psutil.Process(family()[0]).parent().kill()
-    assert wait_until(lambda: part.returncode is not None, ENDED_S)
-    assert wait_until(lambda: not any(alive(pid) for pid in family()), ENDED_S)
+    assert wait_for(lambda: part.returncode is not None, ENDED_S)
+    assert wait_for(lambda: not any(alive(pid) for pid in family()), ENDED_S)
     assert f"the host {lost.address} is lost" in part.tail()
     with pytest.raises(HostLost):
         lost.start(Start("part", ["true"], tmp_path / "part.log"))
@@ -137,5 +138,5 @@ def test_a_lost_node_and_our_killed_process_end_only_the_processes_there(
     assert all(alive(pid) for pid in family_elsewhere())
     node = next(n for n in ray_cluster.list_all_nodes() if n.node_ip_address == other.address)
     ray_cluster.remove_node(node, allow_graceful=False)
-    assert wait_until(lambda: not any(alive(pid) for pid in family_elsewhere()), ENDED_S)
-    assert wait_until(lambda: part_elsewhere.returncode is not None, ENDED_S)
+    assert wait_for(lambda: not any(alive(pid) for pid in family_elsewhere()), ENDED_S)
+    assert wait_for(lambda: part_elsewhere.returncode is not None, ENDED_S)
