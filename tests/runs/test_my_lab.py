@@ -128,6 +128,8 @@ def test_an_interrupted_run_trained_with_everything_of_the_folder_and_can_be_res
     assert {len(message.get("tool_calls") or []) for message in messages} == {0, 1}
     assert first["rollout/forks"] == second["rollout/forks"] == 0
     assert first["mismatch/sampled_mean_abs"] < 0.02
+    state = json.loads((max(saved.parent.iterdir()) / "state.json").read_text())["rollouts"]
+    assert len(state["order"]["variances"]) >= 8  # two batches of four groups
     # The printed command resumes the run.
     (line,) = [line for line in result.screen.splitlines() if "resume=true" in line]
     result = lab.run(line.strip().removeprefix("go on").lstrip(": "), "mine")

@@ -17,6 +17,7 @@ from lab.cli.launch import as_plain_dict
 from rl.config.check import check, check_learned
 from rl.config.endpoints import FILE
 from rl.config.learned import Learned
+from rl.config.schedules import split_schedules
 from rl.config.schema import ConfigError
 from rl.dry_call.learn import learn
 
@@ -87,7 +88,7 @@ def changed(config: dict[str, Any], changes: Changes) -> dict[str, Any]:
 def check_all(config: dict[str, Any]) -> None:
     """Check a configuration as train.py does, with the dry call in this process."""
     check(config)
-    check_learned(config, learn(config))
+    check_learned(split_schedules(config), learn(config))
 
 
 def only_problem(config: dict[str, Any]) -> str:

@@ -95,7 +95,7 @@ def test_a_job_that_exits_does_not_end_a_sequential_sweep(app):
     assert arm["errors"] == ["ended with status 3"]
 
 
-def test_each_job_records_how_often_the_sweep_had_grown_before(tmp_path):
+def test_each_job_records_how_often_the_sweep_had_grown_and_only_the_latest_count(tmp_path):
     sweep = SweepFolder(tmp_path)
     old = [[f"seed={seed}"] for seed in range(3)]
     assert record_jobs(sweep, old) == [0, 1, 2]
@@ -105,6 +105,8 @@ def test_each_job_records_how_often_the_sweep_had_grown_before(tmp_path):
     record_jobs(sweep, [["seed=7"], ["seed=1"]])
     grown = {number: record.grown for number, record in sweep.records().items()}
     assert grown == {0: 0, 1: 0, 2: 0, 3: 1, 4: 1, 5: 2}
+    sweep.write_info({"jobs": [1, 5]})
+    assert list(overview.read_jobs(sweep).records) == [1, 5]
 
 
 @pytest.mark.parametrize("content", ["max_steps: [", "{}"])
@@ -150,8 +152,11 @@ def test_parallel_jobs_have_their_own_cores_and_print_their_ends(app):
     assert {line.partition(" on ")[2] for line in app.calls()} == shares
     assert f"; 2 in parallel (cores of each: {half}, " in output
     assert output.count(" done job ") == output.count(" failed job ") == 2
+    assert ", training reward 0.500; " in output
+    assert "; 2 done, 2 failed\n" in output
     assert "printed by a job" not in output
     folder = SweepFolder(app.folder / "outputs" / "x")
+    assert overview.read_jobs(folder).num_slots == 2
     # The program's command, not the launcher's, because it resumes a single run.
     assert folder.log_of(0).read_text() == "printed by a job app.py\n"
     assert folder.log_of(2).read_text().endswith("the run failed:\nvLLM is gone\nand more\n")
@@ -332,9 +337,11 @@ def test_a_running_job_counts_by_the_steps_that_are_left(num_slots, max_steps, j
     RunFolder(tmp_path).metrics.write_text('{"step": 59}\n')
     done = JobRecord([], state=DONE, started=100.0, ended=160.0)
     running = JobRecord([], state=RUNNING, folder=str(tmp_path), max_steps=max_steps)
-    records = {0: done, 1: running, 2: JobRecord([], state=WAITING)}
-    left = overview.RecordedJobs(records, 50.0, num_slots).seconds_left
-    assert left == pytest.approx(60 * jobs)
+    stopped = JobRecord([], state=WAITING, ended=60.0)  # since the start at 50
+    records = {0: done, 1: running, 2: JobRecord([], state=WAITING), 3: stopped}
+    recorded = overview.RecordedJobs(records, 50.0, num_slots)
+    assert recorded.seconds_left == pytest.approx(60 * jobs)
+    assert recorded.progress().startswith("1 done, 1 running, 2 waiting, about ")
 
 
 def test_a_record_that_cannot_be_read_is_left_out(tmp_path):

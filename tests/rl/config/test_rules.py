@@ -107,6 +107,9 @@ REFUSED: dict[str, Changes] = yaml.safe_load("""
 "env is a single environment: use reference=model, or env=mixture": {with: both, env: =arithmetic}
 "reference.teachers.arithmetic=endpoint returns logprobs at temperature 1, but sampler.temp":
   {with: both, sampler.temperature: 0.7}
+"reference=endpoint returns logprobs at temperature 1, but sampler.temperature={":
+  {with: endpoint, loss: =distill,
+   sampler.temperature: {_target_: rl.schedule.linear, start: 1.0, end: 0.6, steps: 9}}
 "critic.head_start=20 leaves no steps of max_steps=20 for the policy: set":
   {with: ppo, critic.head_start: 20, max_steps: 20}
 "is biased: add sampler.top_k=128 or less, or accept the bias with":

@@ -73,6 +73,7 @@ def test_a_placement_that_does_not_fit_is_refused_with_the_arithmetic():
         ((1,), {"group": 2}, r"_size=2 needs 2 GPUs, 2 on one .* GPUs \(1\) suffice for only 0"),
         ((2, 2), {"group": 4}, "needs 4 GPUs, 4 on one host"),
         ((2,), {"train": [0], "sample": [1], "ranks": 2}, "2 GPUs, but only 1 of 2 are for train"),
+        ((8,), {"ranks": 7, "replicas": 2}, r"replicas=2 .* needs 2 .* \(1\) suffice for only 1"),
     ):
         with pytest.raises(ConfigError, match=sentence):
             plan(*sizes, **said)

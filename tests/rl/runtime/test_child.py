@@ -16,6 +16,7 @@ from rl.runtime.child import (
     Reaper,
     Start,
     group_alive,
+    last_lines,
     python_module,
 )
 from rl.runtime.folder import RunFolder
@@ -89,6 +90,12 @@ def test_a_child_has_its_own_group_its_environment_and_a_log_that_later_starts_c
             assert child.group != os.getpgrp()
             assert wait_for(lambda child=child: child.returncode == 3, 5)
     assert (tmp_path / "log").read_text() == "out first\nerr\nout second\nerr\n"
+
+
+def test_the_end_of_a_log_has_twenty_lines_and_the_last_state_of_a_progress_bar(tmp_path):
+    lines = [*(f"line {number}" for number in range(24)), "10%\r50%"]
+    (tmp_path / "log").write_bytes("\r\n".join([*lines, "", ""]).encode())
+    assert last_lines(tmp_path / "log").split("\n") == [*lines[5:24], "50%"]
 
 
 @pytest.mark.parametrize("ends_on_term", [True, False])

@@ -5,6 +5,7 @@ import os
 import socket
 import subprocess
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -98,6 +99,7 @@ def failing(folder, error: BaseException, process: str = "rollouts") -> None:
 
 
 RAISED_AT = failing.__code__.co_firstlineno + 2
+IN_LIBRARY = ThreadPoolExecutor().submit(json.loads, 3).exception()  # in no frame of ours
 ESCAPES = "it said \x1b[31mred\x1b]0;title\x07\x00 and\ttab\nline \x9b2J."
 
 
@@ -107,6 +109,7 @@ ESCAPES = "it said \x1b[31mred\x1b]0;title\x07\x00 and\ttab\nline \x9b2J."
         (RunFailed("none could be scored"), "none could be scored"),
         (ValueError("raise max_seq_len"), "raise max_seq_len"),
         (KeyError("x"), f"KeyError: 'x' (test_process_files.py:{RAISED_AT})"),
+        (IN_LIBRARY, f"TypeError: {IN_LIBRARY} (test_process_files.py:{RAISED_AT})"),
         (ExceptionGroup("outer", [ExceptionGroup("inner", [OSError("no")])]), "OSError: no"),
         (RunFailed(ESCAPES), "it said red and\ttab\nline 2J."),
     ],

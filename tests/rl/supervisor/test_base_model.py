@@ -95,6 +95,12 @@ def test_a_teacher_that_cannot_be_reached_is_refused_before_anything_starts(monk
     assert fetch_references(ray) == []
 
 
+def test_a_damaged_record_of_the_model_is_named(run_folder):
+    (run_folder.path / "model.txt").write_text("/models/half")
+    with pytest.raises(ConfigError, match=r"model\.txt is damaged"):
+        model_of(run_folder, pytest.fail)
+
+
 def test_a_killed_start_leaves_the_old_record_of_the_model(run_folder, model, monkeypatch):
     def killed(*_):
         raise KeyboardInterrupt
