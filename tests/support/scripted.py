@@ -23,7 +23,7 @@ from rl.sampling.player import Player
 from rl.sampling.renderer_chat import RendererChat
 from rl.sampling.sampler import PolicySampler
 from rl.sampling.strategy import Independent, Strategy
-from tests.support.virtual_time import run_virtually
+from tests.support.world import run_virtually
 
 IM_END = 258  # a byte's token is the byte, then <|endoftext|> <|im_start|> <|im_end|>
 PREFIX = len("Xuser\nhiX\nXassistant\n")  # tokens of the prompt HI, X a special token

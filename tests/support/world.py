@@ -1,12 +1,15 @@
-"""Simulate an engine and a trainer with random durations around the dispatcher.
+"""Run asyncio code with a simulated clock, so that minutes take milliseconds.
 
-The simulation counts groups itself and asserts every guarantee at each event.
+`World` simulates an engine and a trainer with random durations around the dispatcher. It counts
+groups itself and asserts every guarantee at each event.
 """
 
 import asyncio
+import selectors
+from collections.abc import Coroutine
 from dataclasses import replace
 from random import Random
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -16,10 +19,39 @@ from rl.rollouts.buffer import FifoBuffer
 from rl.rollouts.dispatcher import Dispatcher, DispatcherState
 from rl.rollouts.example_order import ShuffledOrder
 from tests.support.rollouts import begun, group_credit, rollout, row
-from tests.support.virtual_time import run_virtually
 
+T = TypeVar("T")
 GROUP_SIZE, GROUPS_PER_STEP = 2, 3
 EXAMPLES = [Example(id=i, env="scripted", messages=[]) for i in range(10)]
+
+
+class _Jump(selectors.DefaultSelector):
+    """Advance the clock to the next timer instead of waiting."""
+
+    now = 0.0
+
+    def select(self, timeout: float | None = None) -> list[Any]:
+        ready = super().select(0)
+        if timeout is None and not ready:
+            raise AssertionError("deadlock: all tasks wait, and no timer is set")
+        if not ready:
+            self.now += timeout or 0.0
+        return ready
+
+
+class _VirtualLoop(asyncio.SelectorEventLoop):
+    def __init__(self) -> None:
+        self._jump = _Jump()
+        super().__init__(self._jump)
+
+    def time(self) -> float:
+        return self._jump.now
+
+
+def run_virtually(main: Coroutine[Any, Any, T]) -> T:
+    """Return what `main` returns; a deadlock is an AssertionError."""
+    with asyncio.Runner(loop_factory=_VirtualLoop) as runner:
+        return runner.run(main)
 
 
 class World:

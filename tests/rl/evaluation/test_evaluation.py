@@ -25,7 +25,7 @@ from rl.sampling.player import Player
 from rl.sampling.strategies import Extremes
 from tests.support.composing import composed
 from tests.support.scripted import HI, SAMPLER, ScriptedClient, ScriptedEnv, chat_of
-from tests.support.virtual_time import run_virtually
+from tests.support.world import run_virtually
 
 KNOBS = {"num_examples": 3, "rollouts_per_example": 2, "temperature": 0.25, "pass_threshold": 2.0}
 

@@ -28,8 +28,7 @@ from tests.rl.rollouts.test_example_order import KNOBS
 from tests.support.remembering import AboveEarlier, GrowingReversal
 from tests.support.rollouts import begun, group_credit, rollout
 from tests.support.scripted import SAMPLER, ScriptedClient, chat_of
-from tests.support.virtual_time import run_virtually
-from tests.support.world import EXAMPLES, GROUPS_PER_STEP, World
+from tests.support.world import EXAMPLES, GROUPS_PER_STEP, World, run_virtually
 
 
 @pytest.mark.parametrize("rejects", [0.0, 0.4])

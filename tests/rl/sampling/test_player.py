@@ -52,7 +52,7 @@ from tests.support.scripted import (
     tiny_tokenizer,
     trained,
 )
-from tests.support.virtual_time import run_virtually
+from tests.support.world import run_virtually
 
 EXAMPLE = Example(3, "scripted", list(HI))
 
