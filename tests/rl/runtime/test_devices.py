@@ -89,6 +89,8 @@ def test_partitions_of_a_gpu_are_named_by_their_uuid(nvidia_smi, monkeypatch):
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", listed)
         assert visible_gpus() == [listed]
     assert min_gpu_memory(["MIG-a1"]) == 40 * 10**9
+    nvidia_smi(H100.replace("Disabled", "Enabled"), SPLIT)  # a machine with one GPU, divided
+    assert this_host().driver == "580.65.06"
 
 
 def test_cuda_ignores_an_unknown_entry_and_all_after_it(nvidia_smi, monkeypatch):
