@@ -217,8 +217,7 @@ def add_conf_folder(arguments: list[str]) -> list[str]:
 def _share_code_with_children() -> None:
     """Put ROOT into PYTHONPATH if child processes would import another copy of this project."""
     # Python puts the script's folder first in the sys.path of this process, but not of children.
-    finders = [finder for finder in sys.meta_path if finder is not PathFinder]
-    specs = [PathFinder.find_spec("rl", sys.path[1:]), *(f.find_spec("rl", None) for f in finders)]
+    specs = (f.find_spec("rl", sys.path[1:] if f is PathFinder else None) for f in sys.meta_path)
     found = next(filter(None, specs), None)
     if found is None or Path(str(found.origin)).parents[1].resolve() != ROOT.resolve():
         before = os.environ.get("PYTHONPATH")

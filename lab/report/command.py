@@ -47,6 +47,8 @@ def main(arguments: list[str]) -> int:
             raise ValueError(f"out={page}: give a file name that ends in .html")
         if page.stem in RESERVED_STEMS:
             raise ValueError(f"out={page} would overwrite {page.stem}.json: choose another name")
+        if "out" not in options and not paths[0].is_dir():
+            raise ValueError(f"{paths[0]} is not a folder: give the folder of a sweep or of a run")
         if not judged.isdecimal() or int(judged) < 1:
             raise ValueError(
                 f"judged={judged}: give the number of evaluations to average, 1 or more"

@@ -48,8 +48,7 @@ class ScriptedRun:
         output = self.folder.path.parent
         given = [*self.settings, f"inference.replicas={self.case.replicas}", *overrides]
         given += [*self.engine(), *self.case.fault.overrides]
-        environment = {"PYTHONPATH": f"{ROOT / 'tests' / 'support'}:{ROOT}"}
-        environment |= {"OFFBYONE_CACHE": str(output.parent / "cache")}
+        environment = {"OFFBYONE_CACHE": str(output.parent / "cache")}
         environment |= {"REPAIRED": "1"} if self.is_repaired else {}
         self.process = Run(ROOT, "run", given, output, environment).start()
         return self.process

@@ -66,6 +66,7 @@ def test_the_page_loads_nothing_and_all_files_have_escaped_names(sweep):
     ("arguments", "status", "problem"),
     [
         (["nowhere", "out=x.html"], 1, ""),
+        (["nowhere", "."], 2, "nowhere is not a folder: give the folder of a sweep or of a run"),
         (["x=y"], 2, "x=y: the key x does not exist; choose from baseline, judged, out"),
         ([".", "judged=0"], 2, "judged=0: give the number"),
         ([".", "out=a/sweep.html"], 2, "would overwrite sweep.json: choose another name"),

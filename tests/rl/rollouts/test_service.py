@@ -1,4 +1,4 @@
-"""The rollouts process: what it makes of the configuration, and its service.
+"""The rollouts process: the objects that it builds from the configuration, and its service.
 
 The service answers every rank alike, records tokens, and ends the process after an error.
 """

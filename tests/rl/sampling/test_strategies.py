@@ -479,7 +479,7 @@ def telling(hint) -> ScriptedEnv:
 
 
 class Sharing(ScriptedEnv):
-    """The teacher sees a sibling's success, or what was wrong with the answer (SDPO)."""
+    """The hint is a good answer of the same group, or the answer itself and its reward (SDPO)."""
 
     def teacher_messages(self, example, messages, episode=None, group=()):
         siblings = [e.text for e in group if e is not episode and e.reward == 2.0]
